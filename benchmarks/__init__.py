@@ -1,1 +1,1 @@
-"""Measurements behind the figures in the docs; everything a ratio to a baseline of the same run."""
+"""Measurements behind the figures in the docs; each is a ratio to a baseline of the same run."""

@@ -1,6 +1,4 @@
-"""``make bench``: measures workloads side by side with what the parts allow; a table, JSON and a
-picture.
-"""
+"""``make bench``: measures workloads next to baselines, and writes a table, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from benchmarks.workloads import WORKLOADS, chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when everything was measured; missed targets are told, not failed."""
+    """Return 0 when everything was measured; missed targets are reported, but don't fail."""
     options = _options(arguments)
     if options.list:
         for workload in WORKLOADS:
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 traceback.print_exc()
                 failed[workload.name] = f"{type(err).__name__}: {err}"
             result = Result(plan.scale, plan.rounds, where, measured, scores(measured), failed)
-            # After each, so that what was measured in hours survives whatever happens then.
+            # Written after each workload, so that hours of measurements survive a later failure.
             write(result, stem.with_suffix(".json"), options.results / LAST.name)
     return _show(result, stem)
 

@@ -1,9 +1,8 @@
-"""``python -m benchmarks.airflow_tasks``: what the tasks of a small run take in real Airflow, from
-their start to success.
+"""``python -m benchmarks.airflow_tasks``: measures the tasks of a small run in real Airflow.
 
-A stack of its own: scheduler, API server, a Connect server, a fork server. Each task's seconds are
-those that Airflow tells: its supervisor, its task runner and the parse of the DAG's file are part
-of them, the scheduler's turn before it isn't.
+It uses its own stack: scheduler, API server, a Connect server, a fork server. Each task's seconds
+are those that Airflow reports, from start to success. They include its supervisor, its task runner
+and the parse of the DAG's file, but not the scheduler's time before that.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ schedule: null
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Copy a table, then bring it changes, round by round."""
+    """Copy a table, then change it round by round, with a run after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.airflow_tasks", description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--changes", type=int, default=10_000)

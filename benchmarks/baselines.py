@@ -1,5 +1,5 @@
-"""What the parts allow: programs of PostgreSQL's that read the same data to nowhere, and the naive
-way.
+"""The baselines: PostgreSQL's own programs that read the same data and discard it, and a naive
+program.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Baseline:
         raise NotImplementedError(f"{self.name} copies nothing")
 
     def settle(self) -> None:
-        """What isn't measured: get ready for the next round."""
+        """Get ready for the next round; this isn't measured."""
 
     def verify(self) -> None:
-        """Nothing to compare: what was read went nowhere."""
+        """Compare nothing, because the data was discarded."""
 
     def close(self) -> None:
         pass
 
     def psql(self, statement: str) -> None:
-        """Have psql take a statement's answer to nowhere."""
+        """Run a statement with psql and discard its result."""
         run_quietly(
             [
                 str(self.place.server.bin / "psql"),
@@ -68,7 +68,7 @@ class Baseline:
 
 
 class CopyOfPeek(Baseline):
-    """Decoding alone: all that the slot has, read through the SQL function."""
+    """Decoding alone: reads everything in the slot through the SQL function."""
 
     name = PEEK
 
@@ -81,8 +81,9 @@ class CopyOfPeek(Baseline):
 
 
 class RecvLogical(Baseline):
-    """The raw drain: the walsender streams all that the slot has to nowhere; a copy of the slot, so
-    that it stays.
+    """The raw drain: the walsender streams everything in the slot, which is discarded.
+
+    It reads a slot copy, so that the slot stays.
     """
 
     name = RECVLOGICAL
@@ -131,7 +132,7 @@ class CopyTables(Baseline):
 
 
 class Naive(Baseline):
-    """benchmarks.naive in a process that stays, so that its JVM is warm too."""
+    """benchmarks.naive in a process that stays alive, so that its JVM is warm, too."""
 
     name = NAIVE
     SLOT = "bench_naive"
@@ -176,12 +177,12 @@ class Naive(Baseline):
         return {"rows": self._ask("copy")}
 
     def target(self, table: str) -> str:
-        """The folder of its one target."""
+        """Return the folder of its one target."""
         return str(self.place.folder / "naive" / table)
 
     def verify(self) -> None:
-        """Raises RuntimeError where the target doesn't hold what the source does: fast and wrong
-        would be no baseline.
+        """Raise RuntimeError where the target differs from the source: a wrong result is no
+        baseline.
         """
         compare_with_source(self.name, self.place, {self.table: self.target(self.table)})
 

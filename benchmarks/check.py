@@ -1,16 +1,19 @@
-"""``make bench-check``: what got worse than the stored reference.
+"""``make bench-check``: compares the last result with the stored reference.
 
-A ratio is worse beyond the measured noise, where it can be guarded: what it is a multiple of lasts,
-and the reference's rounds agree. Anything that has a target is worse once it misses a must,
-measured before or not; of a must that the reference itself misses it is told, unless it is missed
-by more. Shares grow when all else gets faster, and other seconds and megabytes are the machine's
-affair. What the last run didn't measure is told, and excused; but for workloads of which something
-must be reached (targets.py), unless ``--partial`` says that they were left out on purpose.
+A ratio is worse when it exceeds the reference by more than the measured noise, provided that it can
+be guarded: its divisor lasts long enough, and the reference's rounds agree. Anything with a target
+is also worse once it misses a must, whether it was measured before or not. A must that the
+reference misses, too, is reported, but fails only when it is missed by more. Shares grow when
+everything else gets faster, and other seconds and megabytes depend on the machine, so these aren't
+compared.
 
-``--accept`` stores the last result in the reference, and its picture, with the day, the commit and
-the versions it is of; what is in it of workloads that weren't measured stays, with its own. Scores
-are those of all that it holds then. What can't be guarded by it, since its rounds lie too far
-apart, is told: measure that again.
+Scores that the last run didn't measure are reported, but don't fail. The exception are workloads
+with a target (targets.py), unless ``--partial`` says that they were left out on purpose.
+
+``--accept`` stores the last result in the reference, and its picture, with its day, commit and
+versions. Workloads that weren't measured keep their earlier values, with their own provenance.
+Scores are computed from everything in the reference. Scores that can't be guarded, since their
+rounds are too far apart, are listed: measure them again.
 """
 
 from __future__ import annotations
@@ -33,33 +36,33 @@ from benchmarks.scores import COMPARISONS, scores
 from benchmarks.targets import TARGETS, target_of
 from benchmarks.workloads import BASELINES, IDLE, WORKLOADS
 
-# A few rounds show less noise than there is; rounds that lie further apart guard nothing.
+# A few rounds show less noise than there is. Rounds that are further apart guard nothing.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.25
-# Seconds of what a ratio is a multiple of: what is shorter is mostly the clock's grain, which is
+# The minimum seconds of a ratio's divisor: shorter ones are mostly the clock's resolution, which is
 # 0.01 s of CPU, and chance.
 LEAST_SECONDS, LEAST_CPU_S = 0.5, 0.2
 WORSE, BETTER, SAME, MISSING, NEW = "worse", "better", "same", "not measured", "new"
 MISSED, KNOWN, UNGUARDED = "must missed", "must missed, as before", "not guarded"
 FAILING = (WORSE, MISSED)
-# Units of what is compared with the reference.
+# Units of the scores that are compared with the reference.
 RELATIVE = ("×",)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One score: what it is in the reference, and now; None where it wasn't measured."""
+    """One score in the reference, and now; None where it wasn't measured."""
 
     before: Score | None
     now: Score | None
 
     @property
     def name(self) -> str:
-        """The score's."""
+        """The score's name."""
         return self._either.name
 
     @property
     def unit(self) -> str:
-        """The score's."""
+        """The score's unit."""
         return self._either.unit
 
     @property
@@ -70,8 +73,8 @@ class Finding:
 
     @property
     def noise(self) -> float:
-        """By what part it may differ by chance. Of what was measured once nobody knows: the
-        most.
+        """The share by which it may differ by chance; the maximum when it was measured only
+        once.
         """
         if self.before is None or 1 in (len(self.before.rounds), len(self.before.against)):
             return MOST_NOISE
@@ -81,7 +84,7 @@ class Finding:
 
     @property
     def too_short(self) -> str | None:
-        """Why it can't be guarded however often it's measured, if so."""
+        """Why it can't be guarded however often it is measured; None if it can."""
         least = LEAST_CPU_S if "CPU of the source" in self.name else LEAST_SECONDS
         against = [
             statistics.median(one.against) for one in (self.before, self.now) if one and one.against
@@ -92,7 +95,7 @@ class Finding:
 
     @property
     def unguarded(self) -> str | None:
-        """Why a ratio isn't held against the reference's, if so."""
+        """Why a ratio isn't compared with the reference's; None if it is."""
         if self.unit in RELATIVE and self.before and self.before.noise > MOST_NOISE:
             return (
                 self.too_short or f"its rounds lie up to {self.before.noise:.0%} off their median"
@@ -101,8 +104,8 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """A must that isn't reached any more has no noise; worse or better are ratios only beyond
-        it.
+        """The verdict: a missed must has no noise, while a ratio is worse or better only beyond its
+        noise.
         """
         if self.now is None:
             return MISSING
@@ -140,8 +143,10 @@ def _beyond(value: float, limit: float) -> bool:
 
 
 def findings(reference: Result, last: Result) -> list[Finding]:
-    """What got worse and what didn't; memory, of which scores are the most of all workloads, over
-    those that both have.
+    """Return the findings on all scores.
+
+    Memory scores are the maximum over all workloads, so they are compared over workloads in both
+    results.
     """
     both = {one.workload for one in reference.measurements} & {
         one.workload for one in last.measurements
@@ -151,8 +156,8 @@ def findings(reference: Result, last: Result) -> list[Finding]:
         for result in (reference, last)
     )
     in_both = {score.name: score for score in now}
-    # What is in both is the same score either way, but for memory: then all that is in the last
-    # result is judged too.
+    # For workloads in both results, a score is the same in both ways, except for memory. Then
+    # everything in the last result is judged, too.
     more = [score for score in scores(last.measurements) if score != in_both.get(score.name)]
     compared = compare(_with(before, scores(reference.measurements)), _with(now, more))
     return compared + [Finding(None, score) for score in more if score.name in in_both]
@@ -164,8 +169,9 @@ def _with(found: Sequence[Score], others: Sequence[Score]) -> list[Score]:
 
 
 def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
-    """Scores of ours beside those of the reference: ratios, and whatever has a target, in the
-    reference or not.
+    """Compare our scores with those of the reference: ratios, and everything that has a target.
+
+    Scores with a target are included even when the reference lacks them.
     """
     found = {score.name: score for score in last}
     known = {score.name for score in reference}
@@ -178,12 +184,12 @@ def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
 
 
 def _is_of_baseline(name: str) -> bool:
-    """Whether a ratio is of two baselines, which nobody here can make worse."""
+    """Return whether a ratio is of two baselines, on which our code has no influence."""
     return name.split(" ÷ ", maxsplit=1)[0].rsplit("/", 1)[-1] in BASELINES
 
 
 def comparable(reference: Result, last: Result) -> str | None:
-    """Why two results can't be compared, if so."""
+    """Return why two results can't be compared; None if they can."""
     if reference.scale != last.scale:
         return (
             f"the reference was measured at scale {reference.scale:g}, the last result at"
@@ -199,8 +205,9 @@ def comparable(reference: Result, last: Result) -> str | None:
 
 
 def accept(reference: Result | None, last: Result) -> Result:
-    """The new reference: what was measured last, and what the old one has beside it, if the two can
-    be compared.
+    """Return the new reference: the last result, plus the old reference's other workloads.
+
+    The old ones are kept only if the two results can be compared.
     """
     kept = (
         reference
@@ -214,8 +221,8 @@ def accept(reference: Result | None, last: Result) -> Result:
     return replace(
         last,
         measurements=measurements,
-        # Anew: the most memory is of all workloads, and some compare two, which may come from
-        # different runs.
+        # Computed again: the maximum memory is over all workloads, and some scores compare two
+        # workloads that may come from different runs.
         scores=scores(measurements),
         failed={},
         provenance=kept.provenance | dict.fromkeys(measured, last.machine),
@@ -223,15 +230,13 @@ def accept(reference: Result | None, last: Result) -> Result:
 
 
 def too_noisy(reference: Result) -> list[Score]:
-    """What a reference can't guard since its rounds lie too far apart: better measured again."""
+    """Return the scores that a reference can't guard since their rounds are too far apart."""
     itself = compare(reference.scores, reference.scores)
     return [one.before for one in itself if one.before and one.unguarded and not one.too_short]
 
 
 def judged_workloads() -> list[str]:
-    """The names of all workloads of which something must be reached: measurements that targets
-    judge, or comparisons of them.
-    """
+    """Return the names of all workloads with a target, for a measurement or a comparison of it."""
     names = {name for target in TARGETS for name in _judged_by(target.scores)}
     return [one.name for one in WORKLOADS if one.name in names]
 
@@ -248,16 +253,14 @@ def _judged_by(pattern: str) -> list[str]:
 
 
 def left_out(last: Result) -> list[str]:
-    """Workloads of which something must be reached that weren't measured; those that failed are
-    told as failed.
-    """
+    """Return workloads with a target that weren't measured; failed ones are reported as failed."""
     tried = {one.workload for one in last.measurements} | last.failed.keys()
     return [name for name in judged_workloads() if name not in tried]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when nothing got worse, failed or was left out, 1 when something did, 2 when there is
-    nothing to compare.
+    """Return 0 when nothing got worse, failed or was left out, 1 when something did, 2 without a
+    comparison.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)
     parser.add_argument(
@@ -327,7 +330,7 @@ def _print(found: Sequence[Finding]) -> None:
         noise = f"±{one.noise:.0%}" if guarded else ""
         target = target_of(one.name)
         limits = target.limits if target else ""
-        # Also where it's the must that decided, which alone would let much more pass.
+        # Added also where the must decided, because the must alone would allow much more.
         verdict = (
             one.verdict
             if one.verdict == MISSING or not one.unguarded

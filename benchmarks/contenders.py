@@ -1,4 +1,4 @@
-"""Those who take part: each catches up with a backlog, or copies the tables, in the way it has."""
+"""The contenders: each catches up with a backlog, or copies the tables, in its own way."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from benchmarks.workloads import COPY, FRESH, NAIVE, NATIVE, PEEK, RECVLOGICAL, 
 
 
 class Contender(Protocol):
-    """Somebody who takes part."""
+    """A program that takes part in a workload."""
 
     name: str
     baseline: bool
 
     def trees(self) -> list[int]:
-        """Process ids of standing processes that work for it."""
+        """Return the process ids of long-lived processes that work for it."""
 
     def prepare(self) -> None:
         """Start from the tables as they are."""
 
     def apply(self) -> dict[str, float] | None:
-        """Catch up with the slot; what the result notes of it."""
+        """Catch up with the slot; returns notes for the result."""
 
     def copy(self) -> dict[str, float] | None:
         """Copy the tables, again if need be."""
 
     def settle(self) -> None:
-        """What isn't measured: get ready for the next round."""
+        """Get ready for the next round; this isn't measured."""
 
     def verify(self) -> None:
-        """Raise RuntimeError when it isn't where the source is after what it did last, where it
-        keeps anything; isn't measured.
+        """Raise RuntimeError when its copy differs from the source after its last action.
+
+        It does nothing for a contender that keeps no data, and isn't measured.
         """
 
     def close(self) -> None:
-        """Leave no slot behind."""
+        """Clean up, leaving no slot."""
 
 
 BASELINES = {
@@ -51,7 +52,7 @@ BASELINES = {
 
 
 def make(name: str, place: Place, variants: tuple[Variant, ...]) -> list[Contender]:
-    """The contenders of one name: of ours one for each variant."""
+    """Return the contenders of one name; ours has one for each variant."""
     if name in BASELINES:
         return [BASELINES[name](place)]
     assert name in (WARM, TASKS, FRESH)

@@ -1,4 +1,5 @@
-"""Row messages that one core decodes, casts included, beside pypgoutput on the same bytes.
+"""Measures how many row messages one core decodes, casts included, next to pypgoutput on the same
+bytes.
 
 The table is ``orders(id bigint primary key, customer_id int, status text, amount numeric(12,2),
 note text, updated_at timestamptz)``; half of the messages are inserts, 40% updates, 10% deletes.
@@ -26,8 +27,8 @@ from waldelta.types.type_map import target_type
 
 BATCH = 50_000
 RELATION, RELATIONS = 16400, 200
-# A peer, not a dependency: its decoder is fetched when the benchmark runs, and needs the standard
-# library alone.
+# A peer, not a dependency: its decoder is downloaded when the benchmark runs, and needs only the
+# standard library.
 PEER_PIN, PEER_PART = "pypgoutput==0.0.3", 10
 ORDERS = [
     PgType(20, -1, "bigint"),
@@ -40,12 +41,12 @@ ORDERS = [
 
 
 def value(text: str | None) -> bytes:
-    """One value of a tuple."""
+    """Return one value of a tuple."""
     return b"n" if text is None else b"t" + struct.pack("!I", len(text)) + text.encode()
 
 
 def message(n: int, relation_id: int = RELATION) -> bytes:
-    """The n-th change."""
+    """Return the n-th change."""
     key = value(str(n))
     relation = struct.pack("!I", relation_id)
     if n % 10 == 9:
@@ -63,7 +64,7 @@ def message(n: int, relation_id: int = RELATION) -> bytes:
 
 
 def decode(batch: pa.Array) -> int:
-    """Decode one batch, every column of it; gives the number of typed values."""
+    """Decode one batch with every column; returns the number of typed values."""
     rows = decode_rows(batch, len(ORDERS))
     typed = [target_type(kind).from_text(rows.new[k])[0] for k, kind in enumerate(ORDERS)]
     old = target_type(ORDERS[0]).from_text(rows.old[0])[0]
@@ -71,10 +72,10 @@ def decode(batch: pa.Array) -> int:
 
 
 def decode_workload(workload: Decode, messages: int, rounds: int) -> list[Measurement]:
-    """Decode so many messages of one relation, of many relations in turn, and a part of them by the
-    peer.
+    """Decode this many messages of one relation, of many relations in turn, and a part of them by
+    the peer.
 
-    Seconds of the peer are those that all messages would have taken it, without casts.
+    The peer's seconds are extrapolated to all messages, without casts.
     """
     data = pa.array([message(n) for n in range(messages)], pa.binary())
     batches = [data.slice(first, BATCH) for first in range(0, messages, BATCH)]
@@ -93,7 +94,7 @@ def decode_workload(workload: Decode, messages: int, rounds: int) -> list[Measur
 
 
 def _rounds(action: Callable[[], object], factor: float, rounds: int) -> list[Round]:
-    action()  # warms up
+    action()  # Warms up.
     found = []
     for _ in range(rounds):
         began = time.process_time()
@@ -104,7 +105,7 @@ def _rounds(action: Callable[[], object], factor: float, rounds: int) -> list[Ro
 
 
 def _many_relations(messages: int) -> Callable[[], object]:
-    """Decodes as many messages of many relations, one after the other, as a batch holds them."""
+    """Return an action that decodes as many messages of many relations, mixed as in a batch."""
     ids = [RELATION + n * 7919 % RELATIONS for n in range(messages)]
     data = [message(n, relation_id) for n, relation_id in enumerate(ids)]
     rows = pa.table({"relation_id": pa.array(ids, pa.int64()), "data": pa.array(data, pa.binary())})

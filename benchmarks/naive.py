@@ -1,14 +1,14 @@
-"""The naive way from PostgreSQL to Delta, as a first try would be written: a baseline.
+"""A naive program from PostgreSQL to Delta, written like a first try: a baseline.
 
 psycopg fetches what the slot has, a Python loop decodes message by message and keeps the last state
-of each key, ``createDataFrame`` hands the rows to the JVM, MERGE applies them, and then the slot
-moves. It's fair: it runs in a warm session of its own with the settings that our jobs have, peeks
-before it moves the slot, casts values with C code where Python has it, and merges once. It leaves
-out what makes such a program long: keys that change, values that aren't sent (unchanged TOAST),
-TRUNCATE, and being right after a crash.
+of each key, ``createDataFrame`` passes the rows to the JVM, MERGE applies them, and then the slot
+moves. The comparison is fair: it runs in its own warm session with our jobs' settings, peeks before
+it moves the slot, casts values with C code where Python has it, and merges once. It leaves out what
+makes such a program long: keys that change, values that aren't sent (unchanged TOAST), TRUNCATE,
+and correctness after a crash.
 
-Run: python -m benchmarks.naive CONNINFO SLOT PUBLICATION TABLE TARGET; each line "copy" or "apply"
-on standard input does one and answers "done" and the number of rows or messages.
+Run: python -m benchmarks.naive CONNINFO SLOT PUBLICATION TABLE TARGET. Each line "copy" or "apply"
+on standard input runs that action, and the answer is "done" with the number of rows or messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FETCH_ROWS = 100_000
-# By oid: what makes a Python value of PostgreSQL's text, and the type in Spark.
+# By oid: the function from PostgreSQL's text to a Python value, and the type in Spark.
 CASTS: dict[int, tuple[Callable[[str], object], str]] = {
     20: (int, "bigint"),
     23: (int, "int"),
@@ -43,7 +43,7 @@ select lsn::text, data
 
 
 class Relation:
-    """A Relation message's columns: their names, casts and which of them are the key."""
+    """The columns of a Relation message: names, casts and which of them are the key."""
 
     def __init__(self, data: bytes) -> None:
         at = data.index(b"\0", 5) + 1
@@ -63,7 +63,7 @@ class Relation:
             at = end + 9
 
     def values(self, data: bytes, at: int) -> list[object]:
-        """The values of the tuple that starts there."""
+        """Return the values of the tuple that starts at an offset."""
         (count,) = struct.unpack_from("!H", data, at)
         at += 2
         found: list[object] = []
@@ -80,7 +80,7 @@ class Relation:
 
 
 def last_states(messages: Iterator[bytes]) -> list[tuple]:
-    """Of each key the last change: its kind (I, U, D), then the values."""
+    """Return the last change of each key: its kind (I, U, D), then the values."""
     relations: dict[bytes, Relation] = {}
     states: dict[tuple, tuple] = {}
     for data in messages:
@@ -95,7 +95,7 @@ def last_states(messages: Iterator[bytes]) -> list[tuple]:
 
 
 class NaiveJob:
-    """One table from one slot into one target."""
+    """Replicates one table from one slot into one target."""
 
     def __init__(self, spark: SparkSession, source: psycopg.Connection, *names: str) -> None:
         self.spark, self.source = spark, source
@@ -146,7 +146,7 @@ class NaiveJob:
 
 
 def main(conninfo: str, *names: str) -> None:
-    """Do what standard input says until it ends."""
+    """Run the commands from standard input until it ends."""
     from waldelta.spark import spark_session
 
     spark = spark_session("local[*]", name="naive")

@@ -24,8 +24,8 @@ Notes = dict[str, float]
 
 
 class Waldelta:
-    """Ours: one pipeline; ``warm`` as one job, ``tasks`` as a job for each stage, ``fresh`` with a
-    JVM of its own.
+    """Our pipeline: ``warm`` as one job, ``tasks`` as a job per stage, ``fresh`` with its own
+    JVM.
     """
 
     baseline = False
@@ -72,25 +72,26 @@ class Waldelta:
         return notes | self._bill() | {"temporary_mb": self._temporary_mb() - before}
 
     def settle(self) -> None:
-        """What isn't measured: get ready for the next round."""
+        """Get ready for the next round; this isn't measured."""
 
     def begin_anew(self) -> None:
-        """As before the first copy: nothing in the lake, so that the next one is an initial one
-        again, as everybody else's is.
+        """Return to the state before the first copy: an empty lake.
+
+        The next copy is an initial one again, as for all other contenders.
         """
         self.job("teardown")
         shutil.rmtree(local_path(self._root))
         self.job("setup")
 
     def target(self, table: str) -> str:
-        """The folder of a table's target."""
+        """Return the folder of a table's target."""
         return str(local_path(target_uri(self._root, *table.split("."))))
 
     def verify(self, where: str = "true") -> None:
-        """Raises RuntimeError where a target doesn't hold what the source does, of rows that meet
-        the condition.
+        """Raise RuntimeError where a target differs from the source in rows that meet the
+        condition.
 
-        Its own checks compare nothing with the source.
+        The pipeline's own checks compare nothing with the source.
         """
         targets = {table: self.target(table) for table in self.place.source.tables}
         compare_with_source(self.name, self.place, targets, where)
@@ -107,8 +108,8 @@ class Waldelta:
         }
 
     def _tasks(self) -> Notes:
-        """A job for each stage, as Airflow's tasks ask for them; what it takes Airflow to start a
-        task isn't in it.
+        """Run a job for each stage, as Airflow's tasks do; the time in which Airflow starts a task
+        isn't included.
         """
         run_id, seconds = f"tasks-{time.time_ns()}", {}
         result: dict = {}
@@ -119,12 +120,12 @@ class Waldelta:
         return notes_of_tasks(seconds, result)
 
     def _bill(self) -> Notes:
-        """What the run itself says that it cost the source."""
+        """Return what the run itself reports as its cost to the source."""
         source = json.loads(self.result.read_text())["source"]
         return {"server_s": source["server_seconds"], "spilled_mb": source["spilled_bytes"] / 1e6}
 
     def job(self, *arguments: str) -> dict:
-        """Run the command line; its result. Raises RuntimeError when it fails."""
+        """Run the command line; returns its result. Raises RuntimeError when it fails."""
         given = [*arguments, str(self.file), "--result", str(self.result)]
         self.result.unlink(missing_ok=True)
         environment = self.environment()
@@ -142,7 +143,7 @@ class Waldelta:
         return json.loads(self.result.read_text()) if self.result.exists() else {}
 
     def environment(self) -> dict[str, str]:
-        """What a job's process is given."""
+        """Return the environment of a job's process."""
         return {**os.environ, "AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
 
     def _temporary_mb(self) -> float:
@@ -154,8 +155,10 @@ class Waldelta:
 
 
 def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
-    """Seconds of a job's stages; of all ``seconds`` since its process started, those until
-    everything was applied.
+    """Return the seconds of a job's stages.
+
+    ``seconds`` is the time since its process started; then the time until everything was applied is
+    included.
     """
     notes = {name: stage["seconds"] for name, stage in result.get("stages", {}).items()}
     if seconds is not None:
@@ -164,8 +167,9 @@ def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
 
 
 def notes_of_tasks(seconds: Notes, result: dict) -> Notes:
-    """Seconds of each task; of the check alone, whose task reports too, the stage's in the run's
-    result.
+    """Return the seconds of each task.
+
+    The check's seconds are the stage's, from the run's result, because its task reports, too.
     """
     applied, check = seconds["land"] + seconds["apply"], result["stages"]["check"]["seconds"]
     return seconds | {"applied": applied, "check": check, "tables": len(result["tables"])}

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.pages``: CPU and wall seconds of each page of the Airflow plugin over a
-long history.
+"""``python -m benchmarks.pages``: CPU and wall seconds of the Airflow plugin's pages over a long
+history.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from waldelta.lake.ledger.table import LedgerTable
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
-# A page's CPU, as others may keep its process waiting.
+# The maximum CPU seconds of a page; its wall time also depends on other processes.
 AT_MOST_S = 1.0
 EVERY = timedelta(minutes=5)
 _PART = 500
@@ -54,10 +54,10 @@ _KINDS = (
 
 
 def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
-    """A pipeline's ledger as ``runs`` runs over ``tables`` tables leave it, each table changed by
-    every third run.
+    """Write a pipeline's ledger after ``runs`` runs over ``tables`` tables.
 
-    Written by the ledger's own writer, many rows a commit, and compacted by it as it goes.
+    Every third run changes a table. The ledger's own writer writes it, many rows per commit, and
+    compacts it on the way.
     """
     names = [f"public.table_{n:03}" for n in range(tables)]
     ledger = Ledger(root)
@@ -81,8 +81,9 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
 
 
 def compare(root: str, tables: int, nights: int, end: datetime) -> None:
-    """What as many nightly reconciliations of all tables found: all equal, but for one table that
-    isn't.
+    """Write the results of this many nightly reconciliations of all tables.
+
+    All tables are equal except for one.
     """
     for night in range(nights, 0, -1):
         at = end - timedelta(days=night)
@@ -95,8 +96,9 @@ def compare(root: str, tables: int, nights: int, end: datetime) -> None:
 
 
 def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
-    """So many rows in quarantine, of all tables, as gates leave them; half as many were discarded,
-    each table's at once.
+    """Write this many rows in quarantine, from all tables, as gates would.
+
+    Half as many rows were also discarded, each table's at once.
     """
     held = [_aside(f"public.table_{n % tables:03}", n, end) for n in range(rows)]
     gone = [
@@ -133,7 +135,7 @@ def _aside(table_name: str, n: int, at: datetime) -> IncompleteRow:
 
 
 def run_id(at: datetime) -> str:
-    """As Airflow names scheduled runs."""
+    """Return a run id in the form of Airflow's scheduled runs."""
     return f"scheduled__{at.isoformat()}"
 
 
@@ -242,8 +244,9 @@ def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a history, ask for each page a few times, and print what the best of them took; 1 when
-    one took over ``AT_MOST_S``.
+    """Write a history, request each page a few times, and print the best times.
+
+    Returns 1 when a page took over ``AT_MOST_S``.
     """
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tables", type=int, default=100)

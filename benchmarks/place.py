@@ -1,4 +1,4 @@
-"""Where a workload takes place: a database of its own on the source, filled and published."""
+"""The place of a workload: its own database on the source, filled and published."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ class Place:
         )
 
     def flushed(self) -> str:
-        """How far the server's WAL goes."""
+        """Return the server's flushed WAL position."""
         return self.sql("select pg_current_wal_flush_lsn()::text")[0][0]
 
 
 @contextmanager
 def place(stack: Stack, source: Source, name: str, rows: int) -> Iterator[Place]:
-    """A database with the source's tables, filled and published."""
-    database_name = f"bench_{name.replace('-', '_')}"  # a workload may be called like a word of SQL
+    """Create a database with the source's tables, filled and published."""
+    # A workload's name may be a keyword of SQL, so it gets a prefix.
+    database_name = f"bench_{name.replace('-', '_')}"
     with database(stack.source, database_name) as conninfo:
         made = Place(stack, source, database_name, conninfo)
         made.sql(source.create)

@@ -1,4 +1,4 @@
-"""The result as a picture: for each workload, how many times the raw baseline everybody took."""
+"""Draws the result: for each workload, each contender's multiple of the raw baseline."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _OURS, _RAW = "#55a868", "#b8b8b8"
 
 
 def draw(result: Result, path: Path) -> bool:
-    """Write the picture as PNG; False when nothing was measured beside a baseline."""
+    """Write the picture as PNG; False when nothing was measured next to a baseline."""
     import matplotlib as mpl
 
-    mpl.use("agg")  # no screen is needed
+    mpl.use("agg")  # This backend needs no screen.
     import matplotlib.pyplot as plt
 
     groups = _groups(result)
@@ -44,7 +44,7 @@ def draw(result: Result, path: Path) -> bool:
 
 
 def _groups(result: Result) -> dict[str, list[tuple[Measurement, float]]]:
-    """By workload and backlog, those who took part with their multiples of the raw baseline."""
+    """Return the contenders by workload and backlog, with their multiples of the raw baseline."""
     groups: dict[str, list[tuple[Measurement, float]]] = {}
     for one in result.measurements:
         raw = raw_baseline(one.workload, one.backlog, result.measurements)

@@ -31,7 +31,7 @@ _CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Copy a table of so many rows, compare it, plant differences, compare and repair it."""
+    """Copy a table of this many rows, compare it, add differences, compare and repair it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reconcile", description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     rows: int = parser.parse_args(arguments).rows

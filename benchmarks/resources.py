@@ -1,4 +1,4 @@
-"""CPU seconds and peak memory by the role of a process, sampled while something is measured."""
+"""CPU seconds and peak memory by process role, sampled during a measurement."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import psutil
 from waldelta.background import run_concurrently
 
 INTERVAL_S = 0.1
-# Backends of the source that work for whoever is measured; the subscriber's; Spark; what the job,
-# or a baseline, runs itself; Spark's Python workers; of these the ones that read the source.
+# The source's backends that work for the contender; the subscriber's backends; Spark; what the job
+# or a baseline itself runs; Spark's Python workers; those of them that read the source.
 ROLES = ("source", "subscriber", "jvm", "client", "workers", "reader")
 
 _WORKER = re.compile("-m (pyspark.daemon|waldelta.changes.python_daemon)")
-# Processes that a server has whoever it works for.
+# Processes that a server has independently of its clients.
 _AUXILIARY = re.compile(
     r"postgres: .*(checkpointer|background writer|walwriter|archiver|logger|io"
     r" worker|autovacuum|launcher)"
@@ -29,10 +29,10 @@ _AUXILIARY = re.compile(
 
 @dataclass
 class Usage:
-    """By role: CPU seconds of all its processes, and the most memory that one of them held (MB,
-    without shared memory).
+    """CPU seconds of all processes by role, and the peak memory of one process (MB, without shared
+    memory).
 
-    Memory isn't added up: processes forked from one another have most of it in common.
+    Memory isn't added up, because forked processes share most of it.
     """
 
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -40,24 +40,26 @@ class Usage:
 
 
 def role_of(name: str, command: str) -> str:
-    """What a process that isn't PostgreSQL's is; a worker may turn out to be a reader."""
+    """Return the role of a process that isn't PostgreSQL's; a worker may turn out to be a
+    reader.
+    """
     if name == "java":
         return "jvm"
     return "workers" if _WORKER.search(command) else "client"
 
 
 def is_auxiliary(title: str) -> bool:
-    """Whether one of PostgreSQL's processes is there whatever is measured."""
+    """Return whether a PostgreSQL process exists whatever is measured."""
     return _AUXILIARY.search(title) is not None
 
 
 @contextmanager
 def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) -> Iterator[Usage]:
-    """Watch servers, given by role and process id of the postmaster, and trees of processes with
-    this one's new children.
+    """Watch servers, given by role and the postmaster's process id, and trees of processes.
 
-    The figures are there after the block. What a process does in its last tenth of a second isn't
-    seen, but with PostgreSQL's backends, whose server adds up what those that ended used.
+    This process's new children are included. The figures are complete after the block. What a
+    process does in its last tenth of a second isn't seen, except for PostgreSQL's backends, because
+    their server adds up the CPU of those that ended.
     """
     usage = Usage()
     sampler = _Sampler(servers, trees, source_port)
@@ -84,8 +86,9 @@ def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) 
 
 
 class _Processes:
-    """All processes by their parents; looking costs the measured ones CPU, so each process is asked
-    only once.
+    """All processes by their parents.
+
+    Reading them takes CPU from the measured ones, so each process is read only once.
     """
 
     def __init__(self) -> None:
@@ -94,7 +97,7 @@ class _Processes:
         self.look()
 
     def look(self) -> None:
-        """See who came and who went. One whose parent went stays where it was."""
+        """Update the list of processes. One whose parent ended keeps its place."""
         pids = set(psutil.pids())
         for gone in self._known.keys() - pids:
             del self._known[gone]
@@ -110,7 +113,7 @@ class _Processes:
         return self._children[pid]
 
     def tree(self, pid: int, without: Set[int] = frozenset()) -> Iterator[psutil.Process]:
-        """A process and its descendants, but no subtree whose root is among ``without``."""
+        """Yield a process and its descendants, but no subtree whose root is in ``without``."""
         if pid in self._known:
             yield self._known[pid][0]
         for child in self._children[pid]:
@@ -119,7 +122,7 @@ class _Processes:
 
 
 class _Sampler:
-    """What was last seen of each process, and the largest by role."""
+    """The last sample of each process, and the maximum memory by role."""
 
     def __init__(self, servers: Mapping[str, int], trees: Sequence[int], source_port: int) -> None:
         self._servers, self._trees, self._port = servers, trees, source_port
@@ -133,7 +136,7 @@ class _Sampler:
         self.peak: dict[str, float] = {}
 
     def take(self) -> None:
-        """Look once."""
+        """Take one sample."""
         found = self._processes
         found.look()
         clients = [
@@ -146,8 +149,8 @@ class _Sampler:
                 role = self._role(process)
                 times = process.cpu_times()
                 self.cpu[process.pid] = times.user + times.system
-                # A worker that has read goes on to other tasks: what a merge needs isn't what
-                # reading needs.
+                # A worker that has read continues with other tasks: memory for a merge isn't memory
+                # for reading.
                 reads = role != "reader" or self._reads_source(process)
                 self._note_memory(role if reads else "workers", process)
         for role, pid in self._servers.items():
@@ -162,11 +165,11 @@ class _Sampler:
         self.peak[role] = max(self.peak.get(role, 0.0), _private_mb(process))
 
     def server_cpu_s(self, role: str, postmaster: int) -> float:
-        """CPU seconds of a server's backends, those that have ended and those that lived when last
-        looked at.
+        """Return CPU seconds of a server's backends, both those that have ended and those alive at
+        the last sample.
 
-        One that ends between the two would be in neither, or in both: then it's asked again, unless
-        some end all the time.
+        A backend that ends between the two reads would be in neither, or in both. Then both are
+        read again, unless backends end all the time.
         """
         total = 0.0
         for _ in range(100):
@@ -192,7 +195,7 @@ class _Sampler:
 
     def _role(self, process: psutil.Process) -> str:
         name = process.name()
-        # A process may become another program: what starts Java is a shell at first.
+        # A process may become another program: a process that starts Java is first a shell.
         if process.pid not in self.roles or self._names[process.pid] != name:
             self._names[process.pid] = name
             self.roles[process.pid] = role_of(name, " ".join(process.cmdline()))
@@ -205,12 +208,12 @@ class _Sampler:
 
 
 def _private_mb(process: psutil.Process) -> float:
-    """Resident memory without what is shared: a backend's share of shared_buffers is nobody's."""
+    """Return resident memory without shared memory: shared_buffers belong to no single backend."""
     memory = process.memory_info()
     return (memory.rss - getattr(memory, "shared", 0)) / 1e6
 
 
 def _ended_cpu_s(postmaster: int) -> float:
-    """CPU seconds of a server's backends that have ended."""
+    """Return the CPU seconds of a server's backends that have ended."""
     times = psutil.Process(postmaster).cpu_times()
     return times.children_user + times.children_system

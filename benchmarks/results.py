@@ -1,4 +1,4 @@
-"""What measurements yield, and the file that keeps them."""
+"""The results of measurements, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ Provenance = dict[str, str | int | None]
 
 @dataclass(frozen=True)
 class Round:
-    """One time that something was measured: seconds, CPU seconds and peak MB by role, and what else
-    was seen.
-    """
+    """One round of a measurement: seconds, CPU seconds and peak MB by role, and notes."""
 
     seconds: float
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -33,8 +31,9 @@ class Round:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All rounds of one contender at one backlog; ``changes`` are those of a round, or rows of a
-    copy.
+    """All rounds of one contender at one backlog.
+
+    ``changes`` are those of a round, or rows of a copy.
     """
 
     workload: str
@@ -46,21 +45,20 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """What scores and targets call it."""
+        """The name in scores and targets."""
         return "/".join(part for part in (self.workload, self.backlog, self.contender) if part)
 
     def median(self, read: Callable[[Round], float]) -> float:
-        """The median over the rounds of one of their figures."""
+        """Return the median of one figure over the rounds."""
         return statistics.median(read(one) for one in self.rounds)
 
 
 @dataclass(frozen=True)
 class Score:
-    """One figure to judge, less is better: a ratio (×) of the same run, or seconds or megabytes;
-    one number a round.
+    """One figure to judge, less is better, with one number per round.
 
-    ``against`` has of a ratio the seconds that it is a multiple of, a number for each round that
-    these were measured in.
+    It is a ratio (×) within the same run, or seconds or megabytes. For a ratio, ``against`` has the
+    divisor's seconds, a number for each round in which it was measured.
     """
 
     name: str
@@ -70,28 +68,28 @@ class Score:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def noise(self) -> float:
-        """How far the rounds lie from their median, as a part of it."""
+        """How far the rounds are from their median, as a share of it."""
         return (
             max(abs(one - self.median) for one in self.rounds) / self.median if self.median else 0.0
         )
 
     @property
     def spread(self) -> float:
-        """How far the rounds lie from each other, likewise."""
+        """How far the rounds are from each other, as a share of the median."""
         return (max(self.rounds) - min(self.rounds)) / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run of the benchmark; ``failed`` says by workload what went wrong.
+    """One run of the benchmark; ``failed`` has the errors by workload.
 
-    A reference is put together from several: ``provenance`` has by workload the ``machine`` of the
-    run that measured it.
+    A reference is combined from several runs: ``provenance`` has, by workload, the ``machine`` of
+    the run that measured it.
     """
 
     scale: float
@@ -104,7 +102,7 @@ class Result:
 
 
 def machine(postgresql: str | None) -> Provenance:
-    """What figures depend on: the machine, the code, the versions, and the day."""
+    """Return what figures depend on: the machine, the code, the versions, and the day."""
     return {
         "cores": os.cpu_count(),
         "machine": platform.machine(),
@@ -119,7 +117,9 @@ def machine(postgresql: str | None) -> Provenance:
 
 
 def _commit() -> str | None:
-    """The checkout's, with -dirty when it was changed since; None where git doesn't know."""
+    """Return the checkout's commit, with -dirty when it was changed since; None when git doesn't
+    know it.
+    """
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(
@@ -141,7 +141,7 @@ def write(result: Result, *paths: Path) -> None:
 
 
 def _lines(value: object) -> str:
-    """A list with an entry a line, so that differences show which of them are others."""
+    """Format a list with one entry per line, so that diffs show which entries changed."""
     if not value or not isinstance(value, list):
         return json.dumps(value)
     return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n]"

@@ -1,6 +1,4 @@
-"""How each kind of workload is measured: what is written, in which order those who take part run,
-round by round.
-"""
+"""How each kind of workload is measured: what is written, and in which order the contenders run."""
 
 from __future__ import annotations
 
@@ -35,24 +33,24 @@ from benchmarks.workloads import (
     scaled,
 )
 
-# Of a backlog: written and applied once before the rounds that count, so that servers and JVM are
-# warm.
+# The share of a backlog that is written and applied before the measured rounds, so that servers and
+# JVM are warm.
 WARM_UP = 0.2
 WARM_UP_ROUND = -1
-# The naive way takes longer than all others together.
+# The naive program takes longer than all other contenders together, so it runs once.
 ONCE = (NAIVE,)
 Report = Callable[[Measurement], None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command line chose."""
+    """The options of the command line."""
 
     scale: float = 1.0
     rounds: int = 3
 
     def numbers(self) -> range:
-        """The rounds, with the one that warms up in front."""
+        """Return the rounds, with the warm-up round first."""
         return range(WARM_UP_ROUND, self.rounds)
 
 
@@ -77,7 +75,9 @@ def run(stack: Stack, workload: Workload, plan: Plan) -> list[Measurement]:
 
 
 def _as_changes(workload: Tables, plan: Plan) -> Changes:
-    """So many tables as this scale leaves; their rows and changes stay."""
+    """Return the workload with the number of tables at this scale; rows and changes per table
+    stay.
+    """
     source = sources.many(scaled(workload.tables, plan.scale, 1))
     backlog = Backlog(
         workload.changes * len(source.tables), sources.each_of(source, workload.changes)
@@ -108,13 +108,15 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
                 part = WARM_UP if number == WARM_UP_ROUND and workload.scalable else 1
                 changes = scaled(backlog.changes, scale * part)
                 write_backlog(there, replace(backlog, changes=changes))
-                # In turn, so that nobody always finds what another has warmed up.
+                # In alternating order, so that no contender always profits from caches that another
+                # one has filled.
                 for contender in contenders[:: -1 if number % 2 else 1]:
                     if contender.name not in ONCE or number <= 0:
                         measured = stack.measure(contender.apply, contender.trees)
                         contender.settle()
                         found.add(number, backlog.name, contender, changes, measured)
-                # Not right behind it, so that nobody finds in caches what this has read.
+                # Not directly after the contender, so that no other one finds in caches what this
+                # has read.
                 for contender in contenders if number == 0 else []:
                     if contender.name in ONCE:
                         contender.verify()
@@ -163,7 +165,7 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
             for contender in contenders[:: -1 if number % 2 else 1]:
                 if contender.name not in ONCE or number <= 0:
                     measured = stack.measure(contender.copy, contender.trees)
-                    # At once: the native subscriber empties its tables then.
+                    # Verified at once, because the native subscriber truncates its tables next.
                     if number == (0 if contender.name in ONCE else plan.rounds - 1):
                         contender.verify()
                     contender.settle()
@@ -173,7 +175,7 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
     return found.measurements()
 
 
-# What an Airflow worker imports and asks before it starts anything.
+# The imports and queries of an Airflow worker before it starts anything.
 LOOK = """
 import sys
 from waldelta.stages.land.idle_check import check_idle
@@ -202,8 +204,9 @@ NEIGHBOURS = "create table neighbours(id bigint, note text)"
 
 
 def write_unpublished(there: Place) -> None:
-    """WAL of a table that isn't published, some 16 MB of it: what a look at a slot has to go past
-    in a database with neighbours.
+    """Write about 16 MB of WAL of an unpublished table.
+
+    An idle check of a slot must read past it in a database with other tables.
     """
     there.sql(
         "insert into neighbours select g, repeat(md5(g::text), 30) from generate_series(1, 16000) g"
@@ -215,7 +218,9 @@ def _look(ours: Waldelta) -> None:
 
 
 def _drift(stack: Stack, workload: Drift, plan: Plan) -> list[Measurement]:
-    """Each round a new copy, then the publication's other filter and the run that repairs."""
+    """Each round makes a new copy, then applies the publication's other filter with the repairing
+    run.
+    """
     rows, moving = scaled(workload.rows, plan.scale), scaled(workload.moving, plan.scale)
     filters = (f"id <= {rows - moving}", f"id > {moving}")
     found = _Rounds(workload.name)
@@ -252,7 +257,7 @@ class _Named:
 
 
 class _Rounds:
-    """The rounds of a workload, as they come; those that warm up aren't kept."""
+    """The rounds of a workload, as they come; warm-up rounds aren't kept."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload
@@ -275,7 +280,7 @@ class _Rounds:
             self._found.setdefault((backlog, name), empty).rounds.append(measured)
 
     def measurements(self) -> list[Measurement]:
-        """By backlog, in the order in which they came first."""
+        """Return the measurements by backlog, in the order in which they came first."""
         backlogs: Sequence[str] = list(dict.fromkeys(backlog for backlog, _ in self._found))
         return sorted(self._found.values(), key=lambda one: backlogs.index(one.backlog))
 

@@ -1,5 +1,5 @@
-"""From measurements to scores: each of ours against each baseline beside it, some of ours against
-each other.
+"""Computes scores from measurements: ours against each baseline next to it, and some of ours
+against each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MEMORY = {
 class Comparison:
     """Two measurements of ours, by name, or (``per_change``) their costs per change.
 
-    What different runs measured is compared as multiples of a baseline of the same run each: of the
-    contender ``beside``.
+    Measurements of different runs are compared as multiples of a baseline of the same run each:
+    that of the contender ``beside``.
     """
 
     name: str
@@ -109,7 +109,7 @@ COMPARISONS = (
 
 
 def scores(measurements: Sequence[Measurement]) -> list[Score]:
-    """All that can be computed from these; less is better in each."""
+    """Return all scores of these measurements; less is better in each."""
     found = [
         *_against_baselines(measurements),
         *_among_ours(measurements),
@@ -121,11 +121,11 @@ def scores(measurements: Sequence[Measurement]) -> list[Score]:
 def ratio(
     name: str, of: list[float], to: list[float], changes: tuple[int, int] = (1, 1)
 ) -> Score | None:
-    """Round by round where both have the same rounds, otherwise each round against the other's
-    median; None against nothing.
+    """Return the ratio of two measurements; None against nothing.
 
-    Of what costs per change are compared by, ``changes`` are how many either side's seconds are
-    for.
+    It is computed round by round where both have the same number of rounds, otherwise against the
+    other's median. For costs per change, ``changes`` has the number of changes for either side's
+    seconds.
     """
     if not of or not to or not all(to):
         return None
@@ -164,8 +164,9 @@ def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | 
 def raw_baseline(
     workload: str, backlog: str, measurements: Sequence[Measurement]
 ) -> Measurement | None:
-    """What others of the same backlog are shown as multiples of: the one there that comes first
-    among all baselines.
+    """Return the baseline that others of the same backlog are shown as multiples of.
+
+    It is the first one measured there, in the order of all baselines.
     """
     found = [
         m for m in measurements if m.baseline and (m.workload, m.backlog) == (workload, backlog)
@@ -190,7 +191,7 @@ def _among_ours(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
             continue
         these, those = (_beside(one, by_name, comparison.beside, read) for one in (of, to))
         if found := ratio(comparison.name, these, those, changes):
-            # Not multiples: whether they lasted long enough to be told apart is asked of seconds.
+            # These aren't multiples, so whether they lasted long enough is decided by seconds.
             yield replace(found, against=_figures(to, read))
 
 
@@ -200,8 +201,9 @@ def _beside(
     contender: str,
     read: Callable[[Round], float],
 ) -> list[float]:
-    """What a measurement is as multiples of this contender's of the same run; nothing where that
-    wasn't measured.
+    """Return a measurement as multiples of this contender's in the same run.
+
+    It is empty where that contender wasn't measured.
     """
     other = by_name.get(replace(one, contender=contender).name)
     found = ratio("", _figures(one, read), _figures(other, read)) if other else None
@@ -209,7 +211,7 @@ def _beside(
 
 
 def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
-    """Seconds where the figure itself is what counts, and the most memory that any of ours took."""
+    """Yield seconds where the figure itself counts, and the peak memory of all of ours."""
     ours = [measurement for measurement in measurements if not measurement.baseline]
     for one in ours:
         if one.workload == "idle":
@@ -239,7 +241,7 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
 
 
 def _unchecked(one: Round) -> float:
-    """Seconds without what comes behind the copy: nobody else checks anything."""
+    """Return the seconds without the stages after the copy: no other contender checks anything."""
     return one.seconds - one.notes.get("check", 0.0) - one.notes.get("report", 0.0)
 
 

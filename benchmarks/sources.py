@@ -1,12 +1,12 @@
-"""What the workloads are made of: the tables of a source, and the statements that write backlogs to
+"""The material of workloads: the tables of a source, and the statements that write backlogs to
 them.
 
-Statements are templates of ``str.format``: ``rows`` are the table's rows before, ``changes`` those
-of the backlog, ``transactions`` how many of 100 changes that makes, less one, ``newest`` which rows
-alone it may touch, if not all.
+Statements are templates of ``str.format``. ``rows`` is the number of rows in the table before,
+``changes`` that of the backlog's changes. ``transactions`` is the number of transactions of 100
+changes, less one. ``newest`` limits the rows that it may touch, if not all.
 
-Mixed backlogs update and delete rows that were there before (``_DRAWN``), and a row that they
-delete they don't update.
+Mixed backlogs update and delete rows that existed before (``_DRAWN``), and don't update a row that
+they delete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """Tables and the rows they hold before any change."""
+    """Tables, and their rows before any change."""
 
     create: str
     fill: str
@@ -24,7 +24,7 @@ class Source:
     via_root: bool = False
 
     def statements(self, rows: int) -> tuple[str, ...]:
-        """What makes and fills it."""
+        """Return the statements that create and fill it."""
         return self.create, self.fill.format(rows=rows), "analyze"
 
 
@@ -39,7 +39,7 @@ ORDERS = Source(
     f"insert into orders select g, {_VALUES} from generate_series(1, {{rows}}) g",
     ("public.orders",),
 )
-# Every update brings its whole old row, so that a filter in Spark may be on any column.
+# Every update includes its complete old row, so that a filter in Spark may use any column.
 FULL_ORDERS = Source(
     f"{ORDERS.create}; alter table orders replica identity full", ORDERS.fill, ORDERS.tables
 )
@@ -52,7 +52,7 @@ UUID_ORDERS = Source(
 
 
 def partitioned(leaves: int) -> Source:
-    """The same table in so many hash partitions, published as one."""
+    """Return the same table in this many hash partitions, published as one."""
     create = f"""
         create table orders({_COLUMNS}) partition by hash (id);
         do $$ begin for n in 0..{leaves - 1} loop
@@ -63,8 +63,9 @@ def partitioned(leaves: int) -> Source:
 
 
 def many(tables: int, large: int = 0) -> Source:
-    """So many small tables, orders_1 and so on; the first ones may be ``large``, then all others
-    have 1,000 rows.
+    """Return this many small tables, orders_1 and so on.
+
+    With ``large``, that many first tables are large, and all others have 1,000 rows.
     """
     names = tuple(f"public.orders_{n}" for n in range(1, tables + 1))
     create = ";".join(f"create table {name}({_COLUMNS})" for name in names)
@@ -90,7 +91,7 @@ WIDE = Source(
     " generate_series(1, {rows}) g",
     ("public.orders",),
 )
-# A value of 1 MB, stored as it is: compression would hide what it costs to carry.
+# A value of 1 MB, stored uncompressed: compression would hide its cost.
 _BODY = "repeat(md5(g::text), 32768)"
 DOCUMENTS = Source(
     "create table documents(id bigint primary key, title text, body text);"
@@ -100,11 +101,11 @@ DOCUMENTS = Source(
 )
 
 
-# Rows that a backlog is to touch, from those that are there: half as many as it has changes, or all
-# if there are fewer, in no order. The first, a tenth of the changes, are deleted; the others
-# updated, in groups of 40, again from the first group on if these don't suffice. Drawn from the
-# table, not reckoned, so that no row is hit that an earlier backlog deleted. No slot sees a
-# temporary table.
+# The rows that a backlog will touch: half as many as it has changes, or all if there are fewer, in
+# random order. The first ones, a tenth of the changes, are deleted. The others are updated, in
+# groups of 40, again from the first group on if these don't suffice. They are drawn from the table,
+# not computed, so that no row is hit that an earlier backlog deleted. No slot sees a temporary
+# table.
 _DRAWN = """
     perform set_config('work_mem', '512MB', true);
     drop table if exists drawn;
@@ -120,8 +121,9 @@ _SCATTERED = "hashint8extended(id, base)"
 
 
 def newest(changes: int) -> str:
-    """What ``newest`` is of a backlog of so many changes that touches the newest rows alone: as
-    many as it touches.
+    """Return ``newest`` for a backlog of this many changes that touches only the newest rows.
+
+    It touches as many rows as this.
     """
     return f"order by id desc limit {changes // 2}"
 
@@ -134,12 +136,12 @@ def _mixed(
     key: str = "base + {}",
     scattered: str = _SCATTERED,
 ) -> str:
-    """Half inserts, 40% updates, 10% deletes, a hundred at a time; ``key`` is that of the new row
-    of a number.
+    """Return half inserts, 40% updates, 10% deletes, a hundred at a time.
 
-    A server writes down every 15 seconds which transactions are running, by which a slot knows
-    where the next call has to begin. What is written here in seconds is a backlog of minutes, so it
-    is written down as often within one, twenty times.
+    ``key`` is the key of the new row of a number. A server logs every 15 seconds which transactions
+    are running, and a slot uses that to know where the next call must begin. This writes in seconds
+    a backlog that takes minutes in practice, so it logs them as often within one backlog, twenty
+    times.
     """
     return f"""
 do $$
@@ -167,8 +169,8 @@ ONE_TRANSACTION = _mixed(_VALUES, _PAID, "")
 WIDE_MIXED = _mixed(
     ", ".join(_WIDE_VALUES[kind] for _, kind in _WIDE), "c1 = 'paid', c4 = c4 + 1", "commit;"
 )
-# Keys without any order, old and new: where the others are 1, 2, 3. With each backlog there are
-# more rows, so none comes twice.
+# Keys without any order, old and new, where other workloads' keys are 1, 2, 3. Each backlog adds
+# rows, so none comes twice.
 UUID_MIXED = _mixed(
     _VALUES,
     _PAID,
@@ -186,7 +188,7 @@ begin
         commit;
     end loop;
 end $$"""
-# A thousand keys, over and over again.
+# Updates a thousand keys repeatedly.
 HOT_UPDATES = """
 do $$
 begin
@@ -196,7 +198,7 @@ begin
         commit;
     end loop;
 end $$"""
-# Each change a transaction of its own.
+# Each change is a transaction of its own.
 TINY = f"""
 do $$
 declare
@@ -215,8 +217,8 @@ begin{_DRAWN.format(scattered=_SCATTERED)}
         commit;
     end loop;
 end $$"""
-# Half inserts of a long value, 40% updates that leave it as it is (PostgreSQL doesn't send it
-# then), 10% that change it, both of rows that were there before, in turn.
+# Half inserts of a long value, 40% updates that keep it (PostgreSQL doesn't send it then), 10% that
+# change it. Both kinds of updates go through the rows that existed before, in turn.
 LONG_VALUES = f"""
 do $$
 declare base bigint := (select max(id) from documents);
@@ -233,7 +235,7 @@ end $$"""
 
 
 def each_of(source: Source, changes: int) -> str:
-    """So many changes in each of the tables, a transaction for each."""
+    """Return this many changes in each of the tables, one transaction per table."""
     one = """
         do $$ declare base bigint := (select max(id) from {table}); begin
             insert into {table} select base + g, {values} from generate_series(1, {inserts}) g;
@@ -248,8 +250,9 @@ def each_of(source: Source, changes: int) -> str:
 
 
 def busy(tables: int) -> str:
-    """Mixed changes of so many tables, a hundred at a time of the next table each, so that their
-    transactions take turns.
+    """Return mixed changes of this many tables, a hundred at a time of the next table each.
+
+    So their transactions alternate.
     """
     return f"""
 do $$

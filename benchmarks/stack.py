@@ -1,4 +1,4 @@
-"""What runs while measuring: the source, the native subscriber's server, a warm Spark Connect
+"""The servers of a measurement: the source, the native subscriber's server, a warm Spark Connect
 server with a fork server.
 """
 
@@ -26,9 +26,9 @@ from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta_airflow.launchers.child_process import end_group
 
-# Vacuum runs when the benchmark says so; the rest is what a server has by default.
+# Vacuum runs when the benchmark starts it; all other settings are defaults.
 SOURCE = {"autovacuum": "off", "max_slot_wal_keep_size": "-1"}
-# A subscription that is switched on starts at once, and says soon what it has applied.
+# An enabled subscription starts at once, and reports soon what it has applied.
 SUBSCRIBER = {"wal_retrieve_retry_interval": "100ms", "wal_writer_delay": "10ms"}
 START_TIMEOUT_S = 120
 
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class Stack:
-    """Servers in a folder that goes away; each but the source starts when it is first needed.
+    """Servers in a temporary folder; each but the source starts when it is first needed.
 
-    A ``source`` that is given runs already, and stays.
+    A given ``source`` is running already, and isn't stopped.
     """
 
     def __init__(self, source: EmbeddedPostgres | None = None) -> None:
@@ -77,7 +77,7 @@ class Stack:
         return spark
 
     def sql(self, statement: str, dbname: str = "postgres") -> list[tuple]:
-        """Run statements on the source; the rows, if any."""
+        """Run statements on the source; returns the rows, if any."""
         with psycopg.connect(self.source.conninfo(dbname), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -85,8 +85,8 @@ class Stack:
     def measure(
         self, action: Callable[[], dict[str, float] | None], trees: Callable[[], list[int]]
     ) -> Round:
-        """Time an action and watch the source, the subscriber if there is one, and these trees of
-        processes.
+        """Time an action and watch the source, the subscriber if there is one, and these process
+        trees.
         """
         servers = {"source": postmaster(self.source)}
         if "subscriber" in self.__dict__:
@@ -99,8 +99,8 @@ class Stack:
 
 
 class WarmSpark:
-    """Spark as in production: a Connect server that lives on, and a fork server that has imported
-    what jobs need.
+    """Spark as in production: a long-lived Connect server, and a fork server with the jobs' imports
+    loaded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,12 +145,12 @@ class WarmSpark:
 
 
 def postmaster(server: EmbeddedPostgres) -> int:
-    """The process id of a running server."""
+    """Return the process id of a running server."""
     return int((server.data / "postmaster.pid").read_text().split()[0])
 
 
 def run_quietly(command: list[str]) -> None:
-    """Run a client to its end; raises RuntimeError with what it says when it fails."""
+    """Run a client to its end; raises RuntimeError with its message when it fails."""
     done = subprocess.run(
         command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -160,7 +160,7 @@ def run_quietly(command: list[str]) -> None:
 
 @contextmanager
 def database(server: EmbeddedPostgres, name: str) -> Iterator[str]:
-    """A database of its own, gone afterwards; its connection string."""
+    """Create a database for the block, and drop it afterwards; yields its connection string."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute(f"create database {name}".encode())
     try:

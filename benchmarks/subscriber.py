@@ -1,4 +1,4 @@
-"""PostgreSQL's own subscription as a baseline, in a server of its own."""
+"""PostgreSQL's own subscription as a baseline, in its own server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S = 3600
 
 
 class Subscriber(Baseline):
-    """PostgreSQL's own subscription, in a server of its own."""
+    """PostgreSQL's own subscription, in its own server."""
 
     name = NATIVE
 
@@ -32,8 +32,8 @@ class Subscriber(Baseline):
         self.settle()
 
     def copy(self) -> dict[str, float] | None:
-        # The slot is named after the workload; from one cluster to another, so creating it waits
-        # for nobody.
+        # The slot is named after the workload. It is on another cluster, so creating it doesn't
+        # wait for this transaction.
         self._run(
             f"create subscription {self.place.name} connection '{self.place.conninfo}' publication"
             f" {PUBLICATION}"
@@ -50,7 +50,7 @@ class Subscriber(Baseline):
         self._wait(self.place.conninfo, f"select confirmed_flush_lsn >= '{end}' from {self._slot}")
 
     def settle(self) -> None:
-        """Pause while the next backlog is written; or empty the tables for the next copy."""
+        """Pause while the next backlog is written, or truncate the tables for the next copy."""
         if self._streams:
             self._run(f"alter subscription {self.place.name} disable")
             self._wait(self.place.conninfo, f"select not active from {self._slot}")
@@ -62,7 +62,7 @@ class Subscriber(Baseline):
             self._subscribed = False
 
     def verify(self) -> None:
-        """Raises RuntimeError where the subscriber doesn't hold what the source does."""
+        """Raise RuntimeError where the subscriber's tables differ from the source's."""
         for table in self.place.source.tables:
             query = f"select count(*), sum(hashtextextended(t::text, 0)) from {table} t"
             with psycopg.connect(self._conninfo) as connection:
@@ -90,7 +90,9 @@ class Subscriber(Baseline):
 
     @staticmethod
     def _wait(conninfo: str, query: str) -> None:
-        """Ask until the answer is yes; over one connection, since making them costs the source."""
+        """Poll until the condition is true, over one connection, since new connections cost the
+        source CPU.
+        """
         retry = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda done: not done),
             stop=tenacity.stop_after_delay(WAIT_S),

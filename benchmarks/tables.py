@@ -1,4 +1,4 @@
-"""The result as tables for a terminal: what was measured, then what was to be reached."""
+"""Prints the result as tables for a terminal: the measurements, then the targets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ NO_AIRFLOW = (
 
 
 def measured_table(result: Result) -> Table:
-    """One row for each contender: seconds, multiples of the baselines, CPU and memory by role,
-    targets.
+    """Return one row for each contender.
+
+    It has seconds, multiples of the baselines, CPU and memory by role, and targets.
     """
     table = Table(title=f"scale {result.scale:g}, medians of {result.rounds} rounds (least–most)")
     numbers = ("seconds", "× raw", "× peek", "× native", "× naive")
@@ -48,8 +49,8 @@ def measured_table(result: Result) -> Table:
     return table
 
 
-# What a million changes cost the source: headings, and what a round says. The first is seen by the
-# operating system.
+# The columns of the source's costs per million changes, and how to read them from a round. The
+# first is measured by the operating system.
 _SOURCE_COSTS: dict[str, Callable[[Round], float | None]] = {
     "CPU s": lambda one: one.cpu_s.get("source"),
     "server s as the run tells it": lambda one: one.notes.get("server_s"),
@@ -59,7 +60,7 @@ _SOURCE_COSTS: dict[str, Callable[[Round], float | None]] = {
 
 
 def source_table(result: Result) -> Table:
-    """What ours cost the source per 1,000,000 changes: medians of the rounds."""
+    """Return what our pipeline cost the source per 1,000,000 changes: medians of the rounds."""
     table = Table(title="the source's bill for 1,000,000 changes")
     for heading in ("workload", "", *_SOURCE_COSTS):
         table.add_column(heading, justify="right" if heading in _SOURCE_COSTS else "left")
@@ -76,7 +77,7 @@ def source_table(result: Result) -> Table:
 
 
 def targets_table(result: Result) -> Table:
-    """Every target that was measured, and what was reached."""
+    """Return every target that was measured, and what was reached."""
     caption = NO_AIRFLOW
     if result.scale != 1:
         caption += "; meant for scale 1: smaller runs are mostly what a run costs at any size"

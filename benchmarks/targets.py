@@ -1,5 +1,6 @@
-"""What must be reached, and what is aimed at: medians on two cores, ratios to the baseline of the
-same run.
+"""The targets: what must be reached, and what is aimed at.
+
+They are medians on two cores, and ratios to the baseline of the same run.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ class Target:
 
     @property
     def limits(self) -> str:
-        """What must be kept, as tables show it."""
+        """The limits, as tables show them."""
         return f"≤ {self.must:g}" if self.least is None else f"{self.least:g}–{self.must:g}"
 
     def verdict(self, value: float) -> str:
-        """``aim``, ``must`` or ``missed``: the best that a value reaches."""
+        """Return ``aim``, ``must`` or ``missed``: the best that a value reaches."""
         if self.excess(value) > 1:
             return "missed"
         return "aim" if self.aim is None or value <= self.aim else "must"
 
     def excess(self, value: float) -> float:
-        """How many times the limit a value is, on the side where it is farther off: more than 1
-        misses the must.
+        """Return how many times the limit a value is, on the side where it is farther off.
 
-        Nothing costs nothing: what isn't above 0 was measured or computed wrong.
+        More than 1 misses the must. Nothing costs nothing: a value that isn't above 0 was measured
+        or computed wrong.
         """
         if value <= 0:
             return math.inf
@@ -50,8 +51,9 @@ TARGETS = (
         4,
         2.5,
     ),
-    # Moves with the machine, on which pg_recvlogical may be twice as fast and all else isn't. Both
-    # limits are those above where PostgreSQL's own subscriber takes 1.7 times the drain.
+    # This score depends on the machine: pg_recvlogical may be twice as fast on one where everything
+    # else isn't. Both limits equal those above on a machine where PostgreSQL's own subscriber takes
+    # 1.7 times the drain.
     Target(
         "the same, beside PostgreSQL's own subscriber",
         "backlog-1m-*/warm ÷ native subscriber",
@@ -102,8 +104,8 @@ TARGETS = (
     ),
     Target("idle run (no Airflow)", "idle/idle: seconds", 3, 1.5),
     Target("memory of the reader (MB)", "reader's memory", 500),
-    # Of what Python's workers do besides: a bucket of 128 MB, three times over, and as much for the
-    # merge.
+    # Other memory of Python's workers: a bucket of 128 MB in memory three times, and as much for
+    # the merge.
     Target("memory of a worker that decodes, collapses or merges (MB)", "a worker's memory", 1024),
     Target("memory of the job's own process (MB)", "job's memory", 1024),
     Target("memory of the JVM (MB): its heap is less", "JVM's memory", 4096),
@@ -117,5 +119,5 @@ TARGETS = (
 
 
 def target_of(score: str) -> Target | None:
-    """The target that a score is judged by, if any."""
+    """Return the target by which a score is judged, if any."""
     return next((target for target in TARGETS if fnmatchcase(score, target.scores)), None)

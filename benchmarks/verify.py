@@ -1,8 +1,8 @@
-"""Whether a lake holds what its source does: rows and a checksum of all values, by programs that
-share no code with ours.
+"""Checks that a lake equals its source: rows and a checksum of all values, by programs that share
+no code with ours.
 
-PostgreSQL adds up its side, DuckDB's reader of Delta the other: of each row 60 bits of the MD5 of
-its values' text.
+PostgreSQL adds up its side, DuckDB's reader of Delta the other: 60 bits of the MD5 of each row's
+values as text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import duckdb
 
 from benchmarks.place import Place
 
-# By the source's types: the same text from both, given the column (of numeric unless it has
-# decimals only, as (2,2) has).
+# By the source's types: the expressions that produce the same text on both sides from a column. A
+# numeric must not be without digits before the point, as (2,2) is.
 _TEXTS = {
     "bigint": ("{}::text", "{}::text"),
     "integer": ("{}::text", "{}::text"),
@@ -39,14 +39,14 @@ _CHECKSUMS = (
 
 
 def duckdb_of_delta() -> duckdb.DuckDBPyConnection:
-    """DuckDB with its own reader of Delta, of the version that is pinned: nothing is fetched."""
+    """Return DuckDB with its own reader of Delta, in the pinned version; nothing is downloaded."""
     connection = duckdb.connect(config={"autoinstall_known_extensions": False})
     connection.load_extension(delta_extension())
     return connection
 
 
 def delta_extension() -> str:
-    """The file of that reader, as its wheel brings it."""
+    """Return the file of that reader in its wheel."""
     return str(
         files("duckdb_extension_delta")
         / "extensions"
@@ -58,8 +58,7 @@ def delta_extension() -> str:
 def compare_with_source(
     who: str, place: Place, targets: dict[str, str], where: str = "true"
 ) -> None:
-    """Compare each table, of which rows may be asked for that meet a condition, with its target's
-    folder.
+    """Compare each table, or its rows that meet a condition, with its target's folder.
 
     Raises RuntimeError where they differ.
     """
@@ -85,7 +84,7 @@ def _queries(place: Place, table: str, folder: str, where: str) -> list[str]:
         zip(_CHECKSUMS, (table, f"delta_scan('{scanned}')"), strict=True)
     ):
         texts = (_TEXTS[kind][side].format(name) for name, kind in columns)
-        # Nulls are told from empty texts, and each value's end from the next one's start.
+        # Nulls are distinguished from empty texts, and each value's end from the next one's start.
         row = " || ".join(f"coalesce('+' || {text} || '|', '-')" for text in texts)
         queries.append(query.format(row=row, table=of, where=where if side == 0 else "true"))
     return queries

@@ -1,4 +1,6 @@
-"""The workloads as data: what is in the source, what is written to it, and who takes part."""
+"""The workloads as data: what is in the source, what is written to it, and which contenders take
+part.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from fnmatch import fnmatchcase
 from benchmarks import sources
 from benchmarks.sources import Source
 
-# Who takes part, in the order in which the table shows them. The first that a workload has is its
-# raw baseline.
+# The contenders, in the order in which the table shows them. The first one of a workload is its raw
+# baseline.
 RECVLOGICAL, PEEK, COPY = "pg_recvlogical", "COPY of a peek", "COPY binary"
 NATIVE, NAIVE = "native subscriber", "naive"
-# Ours: one process that does all stages on the warm server; a job for each stage there; all stages
-# in a fresh JVM.
+# Ours: one process for all stages on the warm server; a job for each stage on it; all stages in a
+# fresh JVM.
 WARM, TASKS, FRESH = "warm", "tasks", "fresh"
 OWN_SYNC, DECODER, PEER, IDLE = "warm sync", "decoder", "pypgoutput", "idle"
 BASELINES = (RECVLOGICAL, COPY, PEEK, PEER, OWN_SYNC, NATIVE, NAIVE)
@@ -25,8 +27,9 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Backlog:
-    """Changes that are written before each round; ``clustered``: updates and deletes touch the
-    newest rows alone.
+    """Changes that are written before each round.
+
+    ``clustered``: updates and deletes touch only the newest rows.
     """
 
     changes: int
@@ -37,9 +40,7 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Variant:
-    """One more pipeline on the same source: parts of its file, and the filter of a publication of
-    its own.
-    """
+    """One more pipeline on the same source: parts of its file, and its own publication's filter."""
 
     name: str = ""
     options: dict = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Workload:
-    """What every workload has: ``default`` are those of ``make bench`` without arguments."""
+    """The fields of every workload; ``default``: ``make bench`` without arguments measures it."""
 
     name: str
     about: str
@@ -59,20 +60,20 @@ class Workload:
 
 @dataclass(frozen=True)
 class Changes(Workload):
-    """A table of so many rows, then backlogs that every contender applies."""
+    """A table of this many rows, then backlogs that every contender applies."""
 
     rows: int
     backlogs: tuple[Backlog, ...]
     contenders: tuple[str, ...] = (*STREAM, WARM)
     source: Source = sources.ORDERS
     variants: tuple[Variant, ...] = (Variant(),)
-    # Rows and changes whose number is the workload's point aren't scaled.
+    # Rows and changes aren't scaled where their number is the point of the workload.
     scalable: bool = True
 
 
 @dataclass(frozen=True)
 class Tables(Workload):
-    """So many tables with few changes each; scaling takes tables away."""
+    """This many tables with few changes each; scaling removes tables."""
 
     tables: int
     rows: int
@@ -102,8 +103,9 @@ class Decode(Workload):
 
 @dataclass(frozen=True)
 class Drift(Workload):
-    """Another filter of the publication: few rows enter and as many leave, beside a copy of the
-    whole table.
+    """Another filter of the publication, compared with a copy of the whole table.
+
+    Few rows enter, and as many leave.
     """
 
     rows: int
@@ -263,9 +265,10 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def chosen(only: Sequence[str], *, everything: bool = False) -> list[Workload]:
-    """The workloads whose names match one of these patterns; without any, the default ones, or all.
+    """Return the workloads whose names match one of these patterns.
 
-    Raises ValueError that names a pattern without a match.
+    Without patterns, these are the default ones, or all. Raises ValueError with the name of a
+    pattern that has no match.
     """
     if not only:
         return [workload for workload in WORKLOADS if everything or workload.default]
@@ -281,5 +284,5 @@ def chosen(only: Sequence[str], *, everything: bool = False) -> list[Workload]:
 
 
 def scaled(number: int, scale: float, step: int = 100) -> int:
-    """A number of rows or changes at this scale, whole steps of it and one at the least."""
+    """Return a number of rows or changes at this scale, in whole steps and at least one."""
     return max(round(number * scale / step), 1) * step

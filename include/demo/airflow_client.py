@@ -1,6 +1,4 @@
-"""A small client of Airflow's REST API: what the demo and the tests do to Airflow, they do as a
-user would.
-"""
+"""A small client of Airflow's REST API, with which the demo and the tests act as a user would."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _UNFINISHED_TASK = frozenset(
 
 
 class AirflowError(RuntimeError):
-    """The API refused a request, or what was waited for did not come."""
+    """The API refused a request, or a wait timed out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +58,16 @@ class DagRun:
 
 
 class AirflowClient:
-    """The REST API of one Airflow with a user's login; the token is fetched on first use and when
-    it expires.
+    """The REST API of one Airflow with a user's login.
+
+    The token is fetched on first use and when it expires.
     """
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self.url, self.user = url.rstrip("/"), user
         self._password = password
-        # trust_env: a proxy of the environment has no business with the loopback address.
+        # Without trust_env, because a proxy of the environment must not handle the loopback
+        # address.
         self._http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -92,8 +92,9 @@ class AirflowClient:
         self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
     def request(self, method: str, path: str, **options: Any) -> Any:
-        """One request below /api/v2; gives the JSON answer, raises AirflowError with the API's own
-        words.
+        """Send a request below /api/v2; returns the JSON answer.
+
+        Raises AirflowError with the API's own message.
         """
         for attempt in (1, 2):
             if "Authorization" not in self._http.headers or attempt == 2:
@@ -112,8 +113,9 @@ class AirflowClient:
         return self.request("POST", path, json=body)
 
     def health(self) -> dict[str, Any]:
-        """State and last heartbeat of metadata database, scheduler and DAG processor; needs no
-        login.
+        """Return state and last heartbeat of metadata database, scheduler and DAG processor.
+
+        It needs no login.
         """
         answer = self._http.get("/api/v2/monitor/health", timeout=5)
         answer.raise_for_status()
@@ -125,7 +127,7 @@ class AirflowClient:
         return {str(dag["dag_id"]) for dag in self.get("/dags", limit=500)["dags"]}
 
     def import_errors(self) -> dict[str, str]:
-        """Stack trace by file name of the DAG files that can't be imported."""
+        """Return, by file name, the stack trace of DAG files that can't be imported."""
         found = self.get("/importErrors", limit=500)["import_errors"]
         return {str(error["filename"]): str(error["stack_trace"]) for error in found}
 
@@ -154,8 +156,9 @@ class AirflowClient:
     def trigger(
         self, dag_id: str, conf: Mapping[str, Any] | None = None, run_id: str | None = None
     ) -> str:
-        """Start a manual run with these params; gives its run id. The DAG must not be paused to get
-        anywhere.
+        """Start a manual run with these params; returns its run id.
+
+        A run of a paused DAG doesn't begin.
         """
         body: dict[str, Any] = {"logical_date": None, "conf": dict(conf or {})}
         if run_id is not None:
@@ -163,7 +166,7 @@ class AirflowClient:
         return str(self.post(f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
     def run(self, dag_id: str, run_id: str) -> DagRun:
-        """A run with the states of its tasks."""
+        """Return a run with the states of its tasks."""
         run = self.get(f"/dags/{dag_id}/dagRuns/{run_id}")
         tasks = self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=500)[
             "task_instances"
@@ -171,8 +174,9 @@ class AirflowClient:
         return _dag_run(run, tuple(sorted(map(_task_run, tasks), key=_by_start)))
 
     def runs(self, dag_id: str, **params: Any) -> list[DagRun]:
-        """The DAG's runs, newest first, without their tasks; ``params`` as the API takes them
-        (state, run_type, …).
+        """Return the DAG's runs, newest first, without their tasks.
+
+        ``params`` are those of the API (state, run_type, …).
         """
         found = self.get(
             f"/dags/{dag_id}/dagRuns", **{"order_by": "-run_after", "limit": 200} | params
@@ -186,8 +190,8 @@ class AirflowClient:
         timeout_s: float = 600,
         on_poll: Callable[[DagRun], None] | None = None,
     ) -> DagRun:
-        """Wait until the run has finished, whatever its outcome; ``on_poll`` sees every look
-        at it.
+        """Wait until the run has finished, whatever its outcome; ``on_poll`` gets every polled
+        state.
         """
         latest: list[DagRun] = []
 
@@ -211,16 +215,17 @@ class AirflowClient:
         timeout_s: float = 600,
         on_poll: Callable[[DagRun], None] | None = None,
     ) -> DagRun:
-        """Trigger a run and wait for it; raises AirflowError with the failed tasks' log when it
-        does not succeed.
+        """Trigger a run and wait for it.
+
+        Raises AirflowError with the failed tasks' log when it does not succeed.
         """
         return self._succeeded(self.wait(dag_id, self.trigger(dag_id, conf), timeout_s, on_poll))
 
     def wait_for_scheduled(
         self, dag_id: str, timeout_s: float = 600, on_poll: Callable[[DagRun], None] | None = None
     ) -> DagRun:
-        """Wait for the end of the newest run that the scheduler has created; raises AirflowError as
-        run_to_end does.
+        """Wait for the end of the newest run that the scheduler has created; raises as run_to_end()
+        does.
         """
         created: list[DagRun] = []
 
@@ -241,7 +246,7 @@ class AirflowClient:
     def log(
         self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1
     ) -> str:
-        """A task's log as text, one event a line, with every field that it carries."""
+        """Return a task's log as text, one event per line, with all of its fields."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         headers = {"Accept": "application/json"}
         params = {"full_content": "true", "map_index": map_index}
@@ -253,15 +258,16 @@ class AirflowClient:
         return self.get(path, deserialize=False)["value"]
 
     def rendered_fields(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
-        """The task's template fields as the UI shows them."""
+        """Return the task's template fields as the UI shows them."""
         return dict(
             self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")["rendered_fields"]
         )
 
     def backfill(self, dag_id: str, start: datetime, end: datetime, **options: Any) -> int:
-        """Create a backfill over [start, end]; ``options`` as the API takes them
-        (reprocess_behavior, max_active_runs, dag_run_conf, …). Gives its id; the runs are those of
-        run_type backfill.
+        """Create a backfill over [start, end]; returns its id.
+
+        ``options`` are those of the API (reprocess_behavior, max_active_runs, dag_run_conf, …). Its
+        runs have run_type backfill.
         """
         body = {
             "dag_id": dag_id,
@@ -274,8 +280,9 @@ class AirflowClient:
     # Assets, connections, pools
 
     def asset_events(self, **params: Any) -> list[dict[str, Any]]:
-        """Asset events, newest first; filters as the API takes them: source_dag_id, source_run_id,
-        source_task_id, …
+        """Return asset events, newest first.
+
+        Filters are those of the API: source_dag_id, source_run_id, source_task_id, …
         """
         return list(
             self.get("/assets/events", **{"order_by": "-timestamp", "limit": 500} | params)[
@@ -284,7 +291,7 @@ class AirflowClient:
         )
 
     def connection(self, conn_id: str) -> dict[str, Any] | None:
-        """A connection without its password; None when there is no such."""
+        """Return a connection without its password; None when there is none."""
         found = self.get("/connections", connection_id_pattern=conn_id, limit=200)["connections"]
         return next((c for c in found if c["connection_id"] == conn_id), None)
 
@@ -319,7 +326,7 @@ class AirflowClient:
 
 
 def unfinished(run: DagRun) -> list[str]:
-    """The tasks of a run that still have something to do."""
+    """Return the tasks of a run that aren't finished."""
     return [task.task_id for task in run.tasks if task.state in _UNFINISHED_TASK]
 
 

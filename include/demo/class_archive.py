@@ -1,8 +1,8 @@
-"""Archive the classes that Spark and Delta load, so that a fresh JVM maps them instead of reading
-and verifying 20,000.
+"""Archives the classes that Spark and Delta load, so that a new JVM maps them instead of verifying
+20,000.
 
-``python -m demo.class_archive`` is a step of ``make setup``; it takes half a minute once, and saves
-some seconds of every run that starts a JVM of its own. Where the JVM can't make or use an archive,
+``python -m demo.class_archive`` is a step of ``make setup``. It takes half a minute once, and saves
+some seconds of every run that starts its own JVM. Where the JVM can't create or use an archive,
 everything works without it.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from demo.java import java_home
 from waldelta.spark.settings import JVM_FLAGS, class_archive
 
-# What a job does, in small: whatever it loads is archived when the JVM ends.
+# A small version of what a job does: the JVM archives everything that this loads.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ gateway.proc.wait()
 
 
 def make(archive: Path | None = None) -> Path | None:
-    """Make the archive unless it is there; None when this JVM can't."""
+    """Create the archive unless it exists; None when this JVM can't."""
     archive = archive or class_archive()
     if archive is None or (impossible := archive.with_suffix(".impossible")).exists():
         return None

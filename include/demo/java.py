@@ -1,5 +1,6 @@
-"""Find the Java that Spark needs (17 or 21), or get it: ``python -m demo.java`` is a step of ``make
-setup``.
+"""Finds the Java that Spark needs (17 or 21), or installs it.
+
+``python -m demo.java`` is a step of ``make setup``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ _USUAL_PLACES = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "/opt/home
 
 
 class JavaError(RuntimeError):
-    """No Java that Spark can run on."""
+    """There is no Java that Spark can use."""
 
 
 def java_home() -> Path:
-    """The home of a Java 17 or 21: JAVA_HOME's, PATH's, else one in the usual places; raises
-    JavaError.
+    """Return the home of a Java 17 or 21.
+
+    It is JAVA_HOME's, PATH's, or one in the usual folders; raises JavaError without any.
     """
     for home in _candidates():
         if version(home) in VERSIONS:
@@ -36,7 +38,7 @@ def java_home() -> Path:
 
 
 def version(home: Path) -> int | None:
-    """The major version of the Java in this folder; None when it isn't one."""
+    """Return the major version of the Java in this folder; None when it isn't one."""
     try:
         done = subprocess.run(
             [str(home / "bin/java"), "-version"], capture_output=True, text=True, check=False
@@ -48,7 +50,7 @@ def version(home: Path) -> int | None:
 
 
 def install() -> None:
-    """Install a headless Java with apt when this is root on a Debian; otherwise nothing happens."""
+    """Install a headless Java with apt when run as root on Debian; otherwise do nothing."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -72,7 +74,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def main(environment_file: str | None = None) -> int:
-    """Find or install Java; what later steps must know is written as shell assignments."""
+    """Find or install Java, and write the variables that later steps need as shell assignments."""
     try:
         home = java_home()
     except JavaError:

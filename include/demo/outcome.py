@@ -1,4 +1,4 @@
-"""What the demo prints at its end: rows by operation, seconds by stage, differences, and where to
+"""Prints the demo's outcome: rows by operation, seconds by stage, differences, and where to
 look.
 """
 
@@ -28,7 +28,7 @@ STAGES = ("slot_has_changes", "land", "apply", "check", "report")
 
 @dataclass
 class DemoOutcome:
-    """Everything that was seen; ``runs`` are those of the CDC DAG."""
+    """The demo's results; ``runs`` are those of the CDC DAG."""
 
     loaded: Loaded
     operations: Operations
@@ -39,17 +39,17 @@ class DemoOutcome:
 
     @property
     def difference_count(self) -> int:
-        """Rows that are on one side only, over all tables."""
+        """The number of rows that are on one side only, over all tables."""
         return sum(difference.rows for difference in self.differences)
 
     @property
     def equal(self) -> bool:
-        """Whether every target equals its source; nothing compared is not equal."""
+        """Whether every target equals its source; False when nothing was compared."""
         return bool(self.differences) and self.difference_count == 0
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
-        """What the CDC runs reported, in their order, as the ledger keeps it."""
+        """The results of the CDC runs, in their order, from the ledger."""
         latest = {
             run.run_id: json.loads(run.result)
             for run in self.ledger.runs()
@@ -59,7 +59,7 @@ class DemoOutcome:
 
     @property
     def changes(self) -> int:
-        """Changes that were landed."""
+        """The number of landed changes."""
         return sum(int(result.get("changes") or 0) for result in self.results)
 
     @property
@@ -68,7 +68,7 @@ class DemoOutcome:
         return next((str(r["report"]) for r in reversed(self.results) if r.get("report")), None)
 
     def applied(self) -> dict[str, Counter[str]]:
-        """What all runs did to each target."""
+        """Return what all runs did to each target."""
         counts: dict[str, Counter[str]] = {}
         for run in self.ledger.runs():
             for target in run.targets or ():
@@ -78,7 +78,7 @@ class DemoOutcome:
         return counts
 
     def seconds_of(self, task_id: str) -> float:
-        """Seconds of a task over all CDC runs."""
+        """Return the seconds of a task over all CDC runs."""
         return sum(
             task.seconds or 0.0
             for run in self.runs

@@ -1,10 +1,10 @@
-"""The year 2013 as it happened, played into the demo's source database hour by hour.
+"""Replays the year 2013 as it happened into the demo's source database, hour by hour.
 
 One simulated hour is one transaction: flights move to another airport or past the month's end, are
-cancelled (DELETE), put on again (INSERT), depart and land (UPDATE), and the hour's weather is
-observed (INSERT). On the first of each month the fleet is looked after in a transaction over
-several tables; in August the weather is cut and partly filled again. The same flights and seed
-always make the same year.
+cancelled (DELETE), added again (INSERT), depart and land (UPDATE), and the hour's weather is
+observed (INSERT). On the first of each month, a transaction over several tables updates the fleet.
+In August, the weather is truncated and partly filled again. The same flights and seed always
+produce the same year.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from demo.replay_steps import CUT, FLEET, INDEXES, PLAN, STEPS, Step
 
 SEED = 2013
 WEATHER_CUT = datetime(2013, 8, 1, tzinfo=UTC)
-WEATHER_KEPT_FROM = 4  # after the cut, the months from April on are filled in again
+WEATHER_KEPT_FROM = 4  # After the truncate, the months from April on are filled in again.
 
 Operations = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch of simulated hours: first hour inclusive, last exclusive."""
+    """A range of simulated hours: first hour inclusive, last exclusive."""
 
     first: datetime
     last: datetime
 
     @property
     def name(self) -> str:
-        """How the slice is shown."""
+        """The displayed name."""
         return f"{self.first:%d %b} – {self.last - timedelta(hours=1):%d %b}"
 
 
@@ -54,7 +54,7 @@ class ReplayedQuarter:
 
 
 def prepare(conninfo: str, seed: int = SEED) -> None:
-    """Decide what happens to every flight and when; nothing published is touched."""
+    """Decide what happens to every flight and when; changes nothing that is published."""
     with psycopg.connect(conninfo) as connection:
         connection.execute("drop table if exists replay.plan")
         connection.execute(PLAN, {"seed": seed})
@@ -62,8 +62,9 @@ def prepare(conninfo: str, seed: int = SEED) -> None:
 
 
 def plan_slices(count: int) -> list[Slice]:
-    """The year, from the last day of 2012 on (flights of 1 January move then), cut into ``count``
-    equal slices.
+    """Divide the year into ``count`` equal slices.
+
+    It begins on the last day of 2012, because flights of 1 January move then.
     """
     first, last = datetime(2012, 12, 31, tzinfo=UTC), datetime(2014, 1, 4, tzinfo=UTC)
     hours = int((last - first) / timedelta(hours=1))
@@ -74,13 +75,14 @@ def plan_slices(count: int) -> list[Slice]:
 def replay(
     conninfo: str, part: Slice, progress: Callable[[int], None] = lambda _: None
 ) -> ReplayedQuarter:
-    """Play one slice, one transaction per simulated hour; ``progress`` gets the rows changed so
-    far, day by day.
+    """Replay one slice, one transaction per simulated hour.
+
+    ``progress`` gets the number of rows changed so far, after each day.
     """
     done = ReplayedQuarter()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("set synchronous_commit = off")
-        # A plan that fits any hour; made anew for each one, planning would cost more than the rows.
+        # One generic plan fits any hour; planning each one would cost more than changing the rows.
         connection.execute("set plan_cache_mode = force_generic_plan")
         connection.prepare_threshold = 1
         busy = _busy_hours(connection, part)
@@ -114,7 +116,7 @@ def _replay_day(
 
 
 def _flush(connection: psycopg.Connection) -> None:
-    """Have everything that was committed written out: only then a slot decodes it."""
+    """Flush all commits to disk, because a slot decodes only flushed WAL."""
     connection.execute("set synchronous_commit = on")
     connection.execute("select pg_logical_emit_message(true, 'demo', '')")
 
@@ -122,7 +124,7 @@ def _flush(connection: psycopg.Connection) -> None:
 def _events(
     hour: datetime, busy: list[set[datetime]]
 ) -> list[tuple[Step, tuple[Any, ...] | dict[str, Any]]]:
-    """The statements of an hour with their parameters."""
+    """Return the statements of an hour with their parameters."""
     events: list[tuple[Step, tuple[Any, ...] | dict[str, Any]]] = []
     if hour.year == 2013 and hour.day == 1 and hour.hour == 0:
         events += [(step, {"month": hour.month}) for step in FLEET]
@@ -133,7 +135,7 @@ def _events(
 
 
 def _busy_hours(connection: psycopg.Connection, part: Slice) -> list[set[datetime]]:
-    """For each step the hours of the slice in which it has something to do."""
+    """Return, for each step, the hours of the slice in which it changes rows."""
     busy = []
     for step in STEPS:
         rows = connection.execute(step.hours).fetchall()

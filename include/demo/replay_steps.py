@@ -1,14 +1,13 @@
-"""The SQL of the replay: the plan that decides what happens to every flight, and the statements
-that make it happen.
-"""
+"""The SQL of the replay: the plan that decides what happens to every flight, and its statements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# lottery: 0..999 per flight; the first numbers change the airport, an even one there and back. A
-# flight whose number leaves from two airports on one day stays (its new key could be taken). Where
-# "there and back" has an odd flight number, both moves are in one transaction.
+# lottery: 0..999 per flight. The first numbers change the airport, even ones there and back. A
+# flight whose number leaves from two airports on one day stays, because its new key could be taken.
+# Where a flight that goes "there and back" has an odd flight number, both moves are in one
+# transaction.
 PLAN = """
 create unlogged table replay.plan as
 with numbered as (
@@ -71,8 +70,8 @@ analyze replay.plan;
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement: what it does to which table, and the query for the hours in which it has
-    something to do.
+    """One statement: its table and operation, and the query for the hours in which it changes
+    rows.
     """
 
     table: str
@@ -106,7 +105,8 @@ where p.cancel_hour = %s
   and (f.year, f.month, f.day, f.carrier, f.flight, f.origin)
       = (p.year, p.to_month, p.to_day, p.carrier, p.flight, p.to_origin)
 """
-# A flight that is put on again has just lost its row: an even number gets one under the same key.
+# A flight that is added again has just lost its row: with an even number, it gets one with the same
+# key.
 PUT_ON_AGAIN = """
 insert into public.flights (year, month, day, sched_dep_time, sched_arr_time, carrier, flight,
   origin, dest, distance,
@@ -140,7 +140,7 @@ OBSERVE = (
     "insert into public.weather select * from replay.weather where month > 6 and time_hour = %s"
 )
 
-# In the order in which they run within an hour.
+# The steps, in their order within an hour.
 STEPS = (
     Step("flights", "update", OVER, "select distinct over_hour from replay.plan"),
     Step("flights", "update", MOVE, "select distinct move_hour from replay.plan"),
@@ -161,9 +161,9 @@ STEPS = (
     ),
 )
 
-# The first of a month: new cabins (the log is unchanged TOAST), a longer log, a column that no
-# subscriber sees, new registrations (a key change beside unchanged TOAST), airports surveyed again,
-# airlines that come and go.
+# On the first of a month: new cabins (the log is unchanged TOAST), a longer log, a change of a
+# column that isn't published, new registrations (a key change with unchanged TOAST), new surveys of
+# airports, airlines that come and go.
 CABINS = "update public.planes set seats = seats + 1 where year %% 12 = %(month)s - 1"
 OVERHAUL = """
 update public.planes

@@ -1,8 +1,9 @@
-"""``python -m demo.run_demo``: the main job on real data, from nothing, through real Airflow.
+"""``python -m demo.run_demo``: runs everything on real data, from an empty stack, with real
+Airflow.
 
-Start the embedded stack, load a year of flights as scheduled, set up, copy, then replay what really
-happened in slices with a run of the CDC DAG after each, and compare every target with the source at
-the end. Exit code 0 means equal.
+It starts the embedded stack, loads a year of flights as scheduled, and does setup and initial sync.
+Then it replays what really happened in slices, with a run of the CDC DAG after each, and finally
+compares every target with the source. Exit code 0 means equal.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ RUN_TIMEOUT_S = 900
 
 @dataclass
 class Demo:
-    """One demo on a running stack; ``flights`` asks for about so many of the year's flights
-    only.
+    """One demo on a running stack; ``flights`` limits it to about that many of the year's
+    flights.
     """
 
     stack: Stack
@@ -54,7 +55,7 @@ class Demo:
     operations: Operations = field(default_factory=Operations)
 
     def run(self) -> DemoOutcome:
-        """Play everything; raises AirflowError when a DAG run fails."""
+        """Run the whole demo; raises AirflowError when a DAG run fails."""
         loaded = self.load()
         with self.stack.client() as airflow:
             airflow.wait_for_dags((SETUP, SYNC, CDC, RECONCILE, MAINTENANCE))
@@ -68,7 +69,7 @@ class Demo:
                        Ledger(self.pipeline.target.root))  # fmt: skip
 
     def load(self) -> Loaded:
-        """Fill the source as scheduled, and decide what will happen."""
+        """Load the source as scheduled, and decide what will happen."""
         with self._stage("load the year as scheduled") as tell:
             loaded = load(self._conninfo, self.flights)
             prepare(self._conninfo)
@@ -79,7 +80,7 @@ class Demo:
         return loaded
 
     def compare(self) -> list[Difference]:
-        """Compare every target with the source's filtered rows, counts and full content."""
+        """Compare every target with the source's filtered rows: counts and full content."""
         from tests.oracles.compare import compare_target
         from waldelta.spark import open_session
 
@@ -120,17 +121,17 @@ class Demo:
         airflow.unpause(SETUP)
         airflow.unpause(SYNC)
         self._run_dag(airflow, SETUP, "set up publication and slot")
-        # Its first scheduled run finds nothing to do: from the slot's creation on, also while
-        # tables are copied.
+        # Its first scheduled run finds nothing to do. It runs from the slot's creation on, even
+        # while tables are copied.
         airflow.unpause(CDC)
         self._run_dag(airflow, SYNC, "copy the tables")
 
     def _reconcile_and_maintain(self, airflow: AirflowClient) -> None:
-        """What a pipeline in production has: compared with its source once, and maintained every
-        night.
+        """Compare with the source once, and run the nightly maintenance, as a production pipeline
+        does.
 
-        Airflow starts the night that has passed as soon as the DAG is unpaused, so that run is
-        waited for.
+        Airflow starts the run of the past night as soon as the DAG is unpaused, so this waits for
+        that run.
         """
         airflow.unpause(RECONCILE)
         self._run_dag(airflow, RECONCILE, "reconcile targets with the source")
@@ -164,7 +165,7 @@ class Demo:
 
     @contextmanager
     def _stage(self, title: str) -> Iterator[Callable[..., None]]:
-        """Show what is going on, then a line that says what came of it and how long it took."""
+        """Show progress, then a line with the result and the duration."""
         began = time.monotonic()
         last = ""
         with self.console.status(title) as status:
@@ -184,8 +185,8 @@ class Demo:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; exit code 0 when every target equals its source."""
     given = _parser().parse_args(arguments)
-    # A log file has no width; its reader's window is wider than the eighty columns rich would
-    # assume.
+    # A log file has no width, and its reader's window is wider than the eighty columns that rich
+    # would assume.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     began = time.monotonic()
     stack = Stack(

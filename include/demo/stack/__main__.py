@@ -15,7 +15,8 @@ from demo.stack import Stack, StackError
 from demo.stack.processes import ended_by_signals
 from waldelta.errors import WaldeltaError
 
-# Three lines each, as README has them: what reads the flights of the lake, in .venv/bin/python.
+# Programs of three lines each that read the flights of the lake, as in the README, for
+# .venv/bin/python.
 READERS = {
     "DuckDB": """\
 import duckdb
@@ -34,7 +35,7 @@ _INDENT = 11
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; exit code 0 when it did what was asked (status: when the stack is running)."""
+    """Run a command; exit code 0 when it succeeded (status: when the stack is running)."""
     parser = argparse.ArgumentParser(
         prog="python -m demo.stack", description="the embedded stack", allow_abbrev=False
     )
@@ -81,7 +82,7 @@ def down(folder: Path, console: Console) -> int:
 
 
 def status(folder: Path, console: Console) -> int:
-    """Say which parts are alive."""
+    """Print which parts are alive."""
     stack = Stack(folder)
     running = stack.is_running()
     for part in stack.parts:
@@ -102,7 +103,7 @@ def psql(folder: Path, console: Console, options: list[str]) -> int:
         console.print("the stack is not running: make up")
         return 1
     program, variables = stack.psql(next(iter(stack.sources)))
-    # Ctrl-C cancels psql's statement, and must not end the process that waits for it.
+    # Ctrl-C cancels psql's statement, and must not end this waiting process.
     signal.signal(signal.SIGINT, lambda *_: None)
     return subprocess.run([program, *options], env=os.environ | variables, check=False).returncode
 
@@ -119,7 +120,7 @@ def _describe(stack: Stack, console: Console) -> None:
         "stop it": "make down",
     }
     for name, text in lines.items():
-        # Brackets in programs are no markup.
+        # Brackets in programs aren't markup.
         console.print(f"{name + ':':<{_INDENT}}", text, soft_wrap=True, markup=name == "Airflow")
 
 

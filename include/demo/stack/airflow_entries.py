@@ -1,6 +1,4 @@
-"""What Airflow must know of the stack: its connections and the pool of each slot, entered through
-the REST API.
-"""
+"""Enters the stack's connections and the pool of each slot into Airflow, through the REST API."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ Report = Callable[[str], None]
 
 
 def set_connection(client: AirflowClient, report: Report, conn_id: str, **fields: Any) -> None:
-    """Create the connection, or bring it up to date: ports change from start to start.
+    """Create the connection, or update it, since ports change with each start.
 
-    One that somebody has pointed at another host is theirs and stays as it is.
+    A connection that a user has pointed at another host isn't changed.
     """
     known = client.connection(conn_id)
     if known is not None and known["host"] != fields["host"]:
@@ -32,8 +30,9 @@ def set_connection(client: AirflowClient, report: Report, conn_id: str, **fields
 def create_pools(
     client: AirflowClient, report: Report, pipelines: Path, environment: Mapping[str, str]
 ) -> None:
-    """Create the pool of every pipeline file's slot; a file that can't be read has its say in the
-    UI.
+    """Create the pool of every pipeline file's slot.
+
+    The UI reports a file that can't be read.
     """
     with environment_of(environment):
         for path in sorted(pipelines.glob("*.yml")):
@@ -49,8 +48,9 @@ def create_pools(
 
 @contextmanager
 def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables for the time of a block; they may hold secrets, and child processes inherit
-    them.
+    """Set these variables for a block.
+
+    They may contain secrets, and child processes inherit them.
     """
     before = dict(os.environ)
     os.environ.update(variables)

@@ -1,5 +1,5 @@
-"""Airflow as the embedded stack runs it: scheduler, API server, DAG processor and triggerer on a
-PostgreSQL metadata database.
+"""Airflow in the embedded stack: scheduler, API server, DAG processor and triggerer on
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ PARTS = {
     # them.
     SCHEDULER: ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
-    # No DAG of ours needs it; without one Airflow's home page is red, and DAGs that others add may
-    # wait for ever.
+    # None of our DAGs needs it. Without it, Airflow's home page shows an error, and a user's own
+    # DAGs may wait forever.
     TRIGGERER: ["triggerer", "--skip-serve-logs"],
 }
 
 
 @dataclass(frozen=True, repr=False)
 class AirflowSecrets:
-    """What an Airflow can't share with any other."""
+    """Secrets that belong to one Airflow."""
 
     password: str
     fernet_key: str
@@ -62,8 +62,9 @@ class AirflowProcesses:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The variables of Airflow's processes; everything else is in airflow.cfg, which others
-        can't read.
+        """Return the variables of Airflow's processes.
+
+        Everything else is in airflow.cfg, which other users can't read.
         """
         return {**base, "AIRFLOW_HOME": str(self.home)}
 
@@ -75,12 +76,12 @@ class AirflowProcesses:
         parser.read_dict(self.configuration())
         text = io.StringIO()
         parser.write(text)
-        # A configuration file doubles the percent signs that are meant.
+        # A configuration file needs literal percent signs doubled.
         write_private(self.home / "airflow.cfg", text.getvalue().replace("%", "%%"))
         write_private(self._passwords, json.dumps({USER: self.secrets.password}) + "\n")
 
     def migrate(self, environment: Mapping[str, str]) -> None:
-        """Bring the metadata database to this version's schema; skipped when it was done before."""
+        """Migrate the metadata database to this version's schema, unless that was done before."""
         stamp = self.home / "migrated"
         wanted = (
             f"{version('apache-airflow-core')} {self.database.rpartition('@')[2].partition('/')[2]}"
@@ -91,7 +92,7 @@ class AirflowProcesses:
         stamp.write_text(wanted)
 
     def start(self, environment: Mapping[str, str]) -> list[Part]:
-        """Start all but the scheduler, which follows once the API server ``answers``."""
+        """Start all but the scheduler, which must be started once the API server ``answers``."""
         later = {SCHEDULER} if self.triggerer else {SCHEDULER, TRIGGERER}
         return [
             self._run(name, arguments, environment)
@@ -100,20 +101,20 @@ class AirflowProcesses:
         ]
 
     def start_scheduler(self, environment: Mapping[str, str]) -> Part:
-        """Start the scheduler; all is ready when ``is_healthy``.
+        """Start the scheduler; everything is ready when ``is_healthy``.
 
-        Its tasks call the API server as soon as they start: without an answer one is killed, and
-        tried again only after its retry delay.
+        Its tasks call the API server as soon as they start. A task without an answer is killed, and
+        retried only after its retry delay.
         """
         return self._run(SCHEDULER, PARTS[SCHEDULER], environment)
 
     def answers(self) -> bool:
-        """Whether the API server does."""
+        """Return whether the API server answers."""
         return self._health() is not None
 
     def is_healthy(self, since: datetime) -> bool:
-        """Whether the API answers, and scheduler and DAG processor have sent a heartbeat since
-        then.
+        """Return whether the API answers, and scheduler and DAG processor have sent a heartbeat
+        since then.
         """
         if (health := self._health()) is None:
             return False
@@ -131,7 +132,7 @@ class AirflowProcesses:
             return None
 
     def configuration(self) -> dict[str, dict[str, str]]:
-        """Airflow's settings by section, as far as they aren't Airflow's defaults."""
+        """Return Airflow's settings by section, where they differ from Airflow's defaults."""
         return {
             "core": {
                 "executor": "LocalExecutor",
@@ -142,7 +143,8 @@ class AirflowProcesses:
                 "fernet_key": self.secrets.fernet_key,
                 "simple_auth_manager_users": f"{USER}:admin",
                 "simple_auth_manager_passwords_file": str(self._passwords),
-                # Tasks call home here; Airflow's default is port 8080 whatever the API server's is.
+                # Tasks report to this address; Airflow's default is port 8080 whatever the API
+                # server's port is.
                 "execution_api_server_url": f"{self.url}/execution/",
             },
             "database": {"sql_alchemy_conn": self.database},
@@ -158,7 +160,7 @@ class AirflowProcesses:
                 "base_log_folder": str(self.logs / "tasks"),
                 "dag_processor_child_process_log_directory": str(self.logs / "dag_processor"),
             },
-            # Half of it passes between two tasks of a run.
+            # On average, half of it passes between two tasks of a run.
             "scheduler": {"scheduler_idle_sleep_time": "0.2"},
             "dag_processor": {"refresh_interval": "10", "min_file_process_interval": "10"},
             "usage_data_collection": {"enabled": "False"},
@@ -178,7 +180,7 @@ class AirflowProcesses:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read from the beginning."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     new.touch(mode=0o600)

@@ -1,5 +1,5 @@
-"""The databases of the embedded PostgreSQL: Airflow's metadata, and one per source, each with a
-role of its own.
+"""The databases of the embedded PostgreSQL: Airflow's metadata, and one per source, each with its
+own role.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
 
-AIRFLOW = "airflow"  # database and role
+AIRFLOW = "airflow"  # The name of database and role.
 SOURCE_ROLE = "waldelta"
 
 
 def prepare(server: EmbeddedPostgres, airflow_password: str, source_password: str) -> None:
     """Create the two roles and Airflow's database unless they exist.
 
-    The pipelines' role has what the preflight asks of a least privileged one: LOGIN, REPLICATION
-    and the ownership of its databases.
+    The pipelines' role has only what the preflight requires: LOGIN, REPLICATION and the ownership
+    of its databases.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         _set_role(connection, AIRFLOW, airflow_password, "login")
@@ -36,7 +36,8 @@ def prepare_sources(server: EmbeddedPostgres, databases: Iterable[str]) -> None:
 def _set_role(connection: psycopg.Connection, name: str, password: str, attributes: str) -> None:
     known = connection.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone()
     verb = "alter" if known else "create"
-    # Hashed here, so that the password itself is in no statement that the server might log.
+    # Hashed by the client, so that the password itself is in no statement that the server might
+    # log.
     verifier = connection.pgconn.encrypt_password(
         password.encode(), name.encode(), b"scram-sha-256"
     ).decode()

@@ -1,5 +1,5 @@
-"""Child processes of the embedded stack: started in groups of their own, waited for, ended without
-a trace.
+"""Child processes of the embedded stack: starts them in their own groups, waits for them, and ends
+them completely.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import FrameType
 
 import psutil
 
-# Every process of a stack carries its folder in this variable, and so do all that it starts: that
-# is how even an orphan in another process group is found.
+# Every process of a stack has the stack's folder in this variable, and its children inherit it. So
+# even an orphan in another process group is found.
 MARK = "WALDELTA_STACK_FOLDER"
 TAIL_LINES = 30
-# A process's start time is counted from the boot, whose time moves when the clock is set right.
+# A process's start time is counted from the boot, whose time moves when the clock is corrected.
 CLOCK_DRIFT_S = 30
 
 
@@ -30,14 +30,16 @@ class StackError(RuntimeError):
 
 @dataclass
 class Part:
-    """One running process of the stack, known by process id and start time (ids are used again)."""
+    """One running process of the stack, identified by process id and start time, since ids are
+    reused.
+    """
 
     name: str
     pid: int
     created: float
     log: Path
     child: subprocess.Popen[bytes] | None = None
-    needed: bool = True  # what runs without it, only slower, doesn't end with it
+    needed: bool = True  # The stack doesn't fail with a part that only makes it faster.
 
     @property
     def alive(self) -> bool:
@@ -53,7 +55,7 @@ class Part:
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log file."""
+    """Return the last lines of a log file."""
     if not log.exists():
         return "(no log)"
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) or "(empty log)"
@@ -68,10 +70,10 @@ def start(
     environment: Mapping[str, str],
     held: Sequence[int] = (),
 ) -> Part:
-    """Start a process in a session of its own, so that a terminal's Ctrl-C is ours to handle; files
+    """Start a process in its own session, so that a terminal's Ctrl-C doesn't reach it; its files
     are private.
 
-    The descriptors in ``held`` stay open for as long as it runs.
+    The descriptors in ``held`` stay open as long as it runs.
     """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.touch(mode=0o600)
@@ -97,8 +99,9 @@ def start(
 def wait_until(
     condition: Callable[[], bool], what: str, timeout_s: float, parts: Iterable[Part] = ()
 ) -> None:
-    """Wait for a condition; raises StackError with the log's end when one of the parts dies or time
-    runs out.
+    """Wait for a condition.
+
+    Raises StackError with the end of the log when one of the parts dies or time runs out.
     """
     parts = tuple(parts)
     deadline = time.monotonic() + timeout_s
@@ -114,7 +117,7 @@ def wait_until(
 
 
 def finish(part: Part, timeout_s: float) -> None:
-    """Wait for a process that ends by itself; raises StackError with the log's end when it
+    """Wait for a process that ends by itself; raises StackError with the end of its log when it
     fails.
     """
     try:
@@ -131,8 +134,9 @@ def finish(part: Part, timeout_s: float) -> None:
 
 
 def stop(parts: Iterable[Part], grace_s: float) -> None:
-    """End these parts and all their descendants: SIGTERM to each part, after the grace SIGKILL to
-    whoever is left.
+    """End these parts and all their descendants.
+
+    Each part gets SIGTERM; after the grace period, all remaining processes get SIGKILL.
     """
     parts = [part for part in parts if part.alive]
     family: list[psutil.Process] = []
@@ -149,7 +153,7 @@ def stop(parts: Iterable[Part], grace_s: float) -> None:
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float = 5) -> None:
-    """SIGTERM, then SIGKILL after the grace, and wait until they are gone."""
+    """Send SIGTERM, then SIGKILL after the grace period, and wait until the processes are gone."""
     left = list(processes)
     for send in ("terminate", "kill"):
         for process in left:
@@ -161,7 +165,7 @@ def end(processes: Iterable[psutil.Process], grace_s: float = 5) -> None:
 
 
 def marked(folder: Path) -> list[psutil.Process]:
-    """The living processes that carry this stack's mark, whoever their parent is now; never the
+    """Return the living processes with this stack's mark, whatever their parent; never the
     caller.
     """
     found = []
@@ -178,7 +182,7 @@ def marked(folder: Path) -> list[psutil.Process]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that ``finally`` blocks run."""
+    """Make SIGTERM and SIGHUP end the block as Ctrl-C does, so that ``finally`` blocks run."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -194,8 +198,8 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that would end the program wait until the block is over: cleaning up is done once and
-    completely.
+    """Block signals that would end the program until the end of the block, so that cleanup
+    completes.
     """
     chosen = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, chosen)
@@ -220,7 +224,7 @@ def _wait_for_end(
 
 
 def _living(process: psutil.Process) -> bool:
-    # A zombie whose parent never asks for it is gone for all purposes.
+    # A zombie whose parent never waits for it counts as gone.
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

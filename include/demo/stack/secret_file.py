@@ -1,6 +1,4 @@
-"""The embedded stack's passwords and keys: made once, kept in one file that only its owner can
-read.
-"""
+"""The embedded stack's passwords and keys, created once in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -24,8 +22,9 @@ def _fernet_key() -> str:
 
 @dataclass(frozen=True, repr=False)
 class StackSecrets:
-    """Every secret of one stack; they live as long as its data, since the metadata database is
-    encrypted with one.
+    """Every secret of one stack.
+
+    They live as long as its data, since the metadata database is encrypted with one of them.
     """
 
     admin_password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
@@ -44,7 +43,7 @@ class StackSecrets:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the file, or make it."""
+        """Read the file, or create it."""
         if path.exists():
             return cls(**json.loads(path.read_text()))
         made = cls()

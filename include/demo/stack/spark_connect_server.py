@@ -1,6 +1,4 @@
-"""A local Spark Connect server that stays warm: bound to loopback, refusing whoever lacks its
-token.
-"""
+"""A local, long-lived Spark Connect server, bound to loopback, which requires a token."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from waldelta.spark.settings import (
 )
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-# Read by the server from its environment, so that the token is in no argument, file or
-# configuration page.
+# The server reads the token from its environment, so it is in no argument, file or configuration
+# page.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
-# pyspark sends a token over a connection without TLS only to the host of exactly this name.
+# Without TLS, pyspark sends a token only to a host of exactly this name.
 HOST = "localhost"
 
-# A batch job's JVM lives for seconds and does without the second compiler; this one lives for days
-# and wants it.
+# A batch job's JVM lives for seconds and needs no second compiler; this one lives for days and uses
+# it.
 _JVM_FLAGS = "-XX:+UseParallelGC -Dio.netty.tryReflectionSetAccessible=true"
 _LOG4J = """\
 rootLogger.level = warn
@@ -46,11 +44,10 @@ appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 
 @contextmanager
 def _port_on_ipv6(port: int) -> Iterator[Sequence[int]]:
-    """A socket on the same port of ::1, for the server to inherit: it takes no connection, and no
-    other user can.
+    """Bind a socket to the same port of ::1, for the server to inherit; it accepts no connection.
 
-    Many machines resolve HOST to ::1 too, and clients try that first: who listened there would be
-    sent the token. Raises StackError when a process has that port.
+    Many machines also resolve HOST to ::1, and clients try that first: another user who listened
+    there would get the token. Raises StackError when a process has that port.
     """
     with ExitStack() as sockets:
         try:
@@ -63,14 +60,14 @@ def _port_on_ipv6(port: int) -> Iterator[Sequence[int]]:
                     " reach in the place of the Spark Connect server: start again, with other"
                     " ports"
                 ) from err
-            yield ()  # this machine has no ::1
+            yield ()  # This machine has no ::1.
         else:
             yield (beside.fileno(),)
 
 
 @dataclass(frozen=True, repr=False)
 class SparkConnectServer:
-    """What a server in ``folder`` is started with; ``python`` runs the tasks' Python code."""
+    """How to start a server in ``folder``; ``python`` runs the tasks' Python code."""
 
     folder: Path
     port: int
@@ -81,7 +78,7 @@ class SparkConnectServer:
 
     @property
     def remote(self) -> str:
-        """SPARK_REMOTE for a client; it holds the token."""
+        """SPARK_REMOTE for a client; it contains the token."""
         return f"sc://{HOST}:{self.port}/;token={self.token}"
 
     def start(self, environment: Mapping[str, str]) -> Part:
@@ -118,8 +115,8 @@ class SparkConnectServer:
         return False
 
     def settings(self) -> dict[str, str]:
-        """The server's Spark configuration: the sessions' common settings and what belongs to a
-        server.
+        """Return the server's Spark configuration: the sessions' common settings and the server's
+        own.
         """
         cores = os.cpu_count() or 2
         own = {
@@ -135,10 +132,9 @@ class SparkConnectServer:
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": (self.folder / "warehouse").as_uri(),
             "spark.sql.shuffle.partitions": str(shuffle_partitions()),
-            # The first of several stages is small here; adaptive execution joins what is left
-            # nearly empty.
+            # The first of several stages is small; adaptive execution joins the nearly empty rest.
             "spark.sql.adaptive.enabled": "true",
-            # Sessions of finished runs are kept no longer than they can be asked about.
+            # Sessions of finished runs are kept no longer than they are useful.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",
         }
         return driver_settings() | LOCAL_WORKERS | own

@@ -1,6 +1,4 @@
-"""Start, find and stop the parts of the embedded stack, in the order in which they need each
-other.
-"""
+"""Starts, finds and stops the parts of the embedded stack, in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -46,19 +44,18 @@ from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_CONN_ID = "waldelta_spark"
 START_TIMEOUT_S = 180
-_LONGEST_SOCKET_PATH = 100  # Linux has room for 107 bytes, macOS for 103
-# Variables of the caller's shell that would change what the stack's own files say.
+_LONGEST_SOCKET_PATH = 100  # Linux has room for 107 bytes, macOS for 103.
+# Prefixes of variables in the caller's shell that would override the stack's own files.
 _FOREIGN_PREFIXES = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
 _DATA = ("postgres", "airflow", "spark", "lake", "logs")
 
 
 @dataclass
 class Stack:
-    """Everything the demo needs, below ``folder``. ``sources`` gives each source's database by
-    Airflow conn_id.
+    """Everything the demo needs, below ``folder``.
 
-    ``report`` hears a line whenever a part is ready. All processes but PostgreSQL's get the
-    variables of ``environment``.
+    ``sources`` has each source's database by Airflow conn_id. ``report`` gets a line whenever a
+    part is ready. All processes but PostgreSQL's get the variables of ``environment``.
     """
 
     folder: Path = REPOSITORY / ".waldelta"
@@ -80,11 +77,11 @@ class Stack:
         self._airflow_environment: dict[str, str] = {}
         self._leave = ExitStack()
 
-    # What others need to know of a running stack
+    # Attributes for clients of a running stack
 
     @property
     def url(self) -> str:
-        """Address of Airflow's UI and API."""
+        """The address of Airflow's UI and API."""
         return self.airflow.url
 
     @property
@@ -127,15 +124,15 @@ class Stack:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The processes this stack has started, PostgreSQL aside."""
+        """The processes that this stack has started, except PostgreSQL."""
         return self._state.parts
 
     def client(self) -> AirflowClient:
-        """A client of Airflow's REST API, logged in as ``user``."""
+        """Return a client of Airflow's REST API, logged in as ``user``."""
         return AirflowClient(self.url, self.user, self.password)
 
     def source_conninfo(self, conn_id: str) -> str:
-        """libpq's connection string of a source, as the pipelines' role, which owns the
+        """Return libpq's connection string of a source, for the pipelines' role, which owns the
         database.
         """
         return self.postgres.conninfo(
@@ -143,11 +140,11 @@ class Stack:
         )
 
     def source_uri(self, conn_id: str) -> str:
-        """The same as Airflow's URI."""
+        """Return the same as Airflow's URI."""
         return self.postgres.uri(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
 
     def psql(self, conn_id: str) -> tuple[str, dict[str, str]]:
-        """The program psql, and libpq's variables that lead it to a source: no argument holds the
+        """Return the psql program, and libpq's variables for a source; no argument contains the
         password.
         """
         variables = {
@@ -160,8 +157,9 @@ class Stack:
         return str(self.postgres.bin / "psql"), variables
 
     def job_environment(self) -> dict[str, str]:
-        """Variables for a job started by hand against this stack: sources, Spark, pipelines and
-        lake. Holds secrets.
+        """Return the variables for a job started by hand: sources, Spark, pipelines and lake.
+
+        They contain secrets.
         """
         sources = {
             f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources
@@ -169,15 +167,17 @@ class Stack:
         return sources | {"SPARK_REMOTE": self.spark.remote} | self.places()
 
     def places(self) -> dict[str, str]:
-        """The variables by which pipeline files and DAGs find this stack's lake and pipelines."""
+        """Return the variables by which pipeline files and DAGs find this stack's lake and
+        pipelines.
+        """
         return {"WALDELTA_LAKE": self.lake, "WALDELTA_PIPELINES": str(self.pipelines)}
 
-    # LatestState
+    # Starting and stopping
 
     def start(self) -> bool:
         """Start everything and wait until it is healthy; False when this stack is running already.
 
-        When a part fails, or a signal comes, whatever was started is stopped again.
+        When a part fails, or a signal comes, everything that was started is stopped again.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked():
@@ -202,8 +202,9 @@ class Stack:
         return found
 
     def is_running(self) -> bool:
-        """Whether all parts of this folder's stack are alive; afterwards ``url``, ``spark`` and so
-        on are right.
+        """Return whether all parts of this folder's stack are alive.
+
+        Afterwards ``url``, ``spark`` and so on are correct.
         """
         if (state := StackState.read(self._state_file, self.parts)) is None:
             return False
@@ -226,20 +227,21 @@ class Stack:
         self.__dict__.pop("secrets", None)
 
     def add_source(self, conn_id: str, database: str) -> None:
-        """One more source database on the running stack, with its Airflow connection."""
+        """Add a source database to the running stack, with its Airflow connection."""
         self.sources = {**self.sources, conn_id: database}
         databases.prepare_sources(self.postgres, [database])
         with self.client() as client:
             self._enter_source(client, conn_id)
 
     def create_pools(self) -> None:
-        """Create the pool of every pipeline file's slot; to be repeated after a file was added."""
+        """Create the pool of every pipeline file's slot; repeat it after adding a file."""
         with self.client() as client:
             create_pools(client, self.report, self.pipelines, self.places())
 
     def kill_scheduler(self) -> None:
-        """Kill the scheduler of a stack started by this process, its workers and their tasks:
-        nobody is told anything.
+        """Kill the scheduler of a stack started by this process, its workers and their tasks.
+
+        Nothing is reported to Airflow.
         """
         killed = [part for part in self.parts if _is_scheduler(part)]
         stop(killed, grace_s=0)
@@ -249,7 +251,7 @@ class Stack:
         self._state.write(self._state_file)
 
     def start_scheduler(self) -> None:
-        """Start another scheduler after that, and wait until it is at work."""
+        """Start another scheduler after that, and wait until it works."""
         asked = datetime.now(UTC)
         self._remember(self.airflow.start_scheduler(self._airflow_environment))
         wait_until(lambda: self.airflow.is_healthy(asked), "Airflow", START_TIMEOUT_S, self.parts)
@@ -271,7 +273,7 @@ class Stack:
     ) -> None:
         self._leave.close()
 
-    # How
+    # Internals
 
     def _start_parts(self) -> None:
         clock = time.monotonic()
@@ -279,7 +281,7 @@ class Stack:
         base = self._base_environment()
         spark_part = self.spark.start(
             base
-        )  # the slowest to come up, and it needs none of the others
+        )  # It is the slowest to start, and needs none of the others.
         self._remember(spark_part)
         base |= self._start_fork_server(base)
         self.postgres.port = self._state.postgres_port
@@ -304,8 +306,9 @@ class Stack:
         self.report(f"Airflow on {self.url} {_since(clock)}")
 
     def _start_fork_server(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The variable by which tasks find it; none where a socket's path would be too long, then
-        jobs do without.
+        """Start the fork server; returns the variable by which tasks find it.
+
+        It isn't started where its socket's path would be too long; then jobs run without it.
         """
         path = self.folder / "jobs.sock"
         if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
@@ -358,7 +361,8 @@ class Stack:
 
     def _stop_parts(self) -> None:
         with undisturbed():
-            # The scheduler first: it ends its tasks while they can still report to the API server.
+            # The scheduler is stopped first, so that it ends its tasks while they can still report
+            # to the API server.
             stop(filter(_is_scheduler, self.parts), grace_s=8)
             stop(self.parts, grace_s=8)
             self._sweep()
@@ -392,7 +396,7 @@ class Stack:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # Who can open it can keep every command waiting.
+        # A user who could open the file could keep every command waiting.
         lock = os.open(self.folder / "stack.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.fchmod(lock, 0o600)

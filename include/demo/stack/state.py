@@ -1,4 +1,4 @@
-"""What a running stack leaves in its folder for the next command: ports and process ids."""
+"""The state of a running stack in its folder, for the next command: ports and process ids."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class StackState:
 
     @classmethod
     def read(cls, path: Path, own: Sequence[Part] = ()) -> Self | None:
-        """The state in this file, None when there is none; parts in ``own`` keep their handle, to
-        be reaped by it.
+        """Return the state in this file, None when there is none.
+
+        Parts in ``own`` keep their handle, so that it can reap them.
         """
         try:
             document = json.loads(path.read_text())

@@ -1,9 +1,8 @@
-"""Spark's daemon of Python workers, with what every task of ours needs imported before it forks the
-workers.
+"""Spark's daemon of Python workers, which imports what our tasks need before it forks workers.
 
 Spark starts it instead of ``pyspark.daemon`` where executors share the driver's machine
-(spark.python.daemon.module): a worker that reads the slot ends with its task, and the next one
-would pay for the imports again, half a second a run.
+(spark.python.daemon.module). A worker that reads the slot ends with its task, and the next one
+would import everything again, which takes half a second per run.
 """
 
 from __future__ import annotations

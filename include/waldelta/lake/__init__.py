@@ -1,4 +1,4 @@
-"""Every write to Delta Lake: storage, layout, durability, statistics of data files."""
+"""Everything that writes to Delta Lake: storage, layout, durability, statistics of data files."""
 
 from typing import TYPE_CHECKING
 

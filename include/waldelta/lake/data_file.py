@@ -1,5 +1,5 @@
-"""A data file of a Delta table, written part by part with Arrow, with the statistics that the
-commit tells of it.
+"""Writes a data file of a Delta table part by part with Arrow, and the statistics for its
+commit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from waldelta.lake.file_statistics import FileStatistics, bounded_columns
 from waldelta.lake.storage import rooted
 
 _COMPRESSION, _LEVEL = "zstd", 1
-# Of so many rows at the beginning, a column's values recur if they are half as many at the most: a
-# dictionary pays then.
+# A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
+# distinct.
 _SAMPLED_ROWS = 10_000
 
 
 class DataFile:
-    """A file under way, in the folder that ``files`` is rooted at, which goes again unless it is
-    closed; there is none without rows.
+    """A file being written in the folder at which ``files`` is rooted; it doesn't exist without
+    rows.
 
-    Its name begins with ``prefix``.
+    Unless it is closed, it is deleted again at the end of the ``with`` block. Its name begins with
+    ``prefix``.
     """
 
     def __init__(self, files: FileSystem, schema: pa.Schema, prefix: str = "part-") -> None:
@@ -42,7 +43,7 @@ class DataFile:
 
     @property
     def rows(self) -> int:
-        """How many were written."""
+        """How many rows were written."""
         return self._statistics.rows
 
     def __enter__(self) -> Self:
@@ -65,7 +66,7 @@ class DataFile:
             compression=_COMPRESSION,
             compression_level=_LEVEL,
             use_dictionary=recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
-            # Arrow leaves NaN out of a column's bounds, and Spark, for which it is the greatest,
+            # Arrow leaves NaN out of a column's bounds. Spark, for which NaN is the greatest value,
             # would skip rows by them.
             write_statistics=[
                 f.name
@@ -75,7 +76,9 @@ class DataFile:
         )
 
     def close(self) -> dict[str, Any]:
-        """Finish it; its ``path``, ``size`` and ``stats``, nothing when there is no file."""
+        """Finish the file; returns its ``path``, ``size`` and ``stats``, or nothing when there is
+        no file.
+        """
         if self._writer is None:
             return {}
         self._writer.close()
@@ -90,8 +93,8 @@ class DataFile:
         trace: TracebackType | None,
     ) -> None:
         if self._writer is not None and not self._is_closed:
-            # A disk that is full has no room for the footer either; what ends the file is told, not
-            # what comes of it.
+            # A full disk has no room for the footer either. The exception that ended the file is
+            # raised, not its consequence.
             with suppress(OSError):
                 self._writer.close()
             with suppress(OSError):
@@ -99,13 +102,14 @@ class DataFile:
 
 
 def new_prefix() -> str:
-    """What the names of one attempt's data files begin with."""
+    """Return a name prefix for one attempt's data files."""
     return f"part-{uuid.uuid4().hex}-"
 
 
 def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> None:
-    """Remove an attempt's files from a table that names none of them, those of tasks that told of
-    none included; VACUUM does so otherwise.
+    """Remove an attempt's files from a table whose log names none of them.
+
+    This includes files of tasks that returned no result. Otherwise VACUUM would remove them.
     """
     with suppress(OSError, DeltaError):
         files = rooted(uri, storage_options)
@@ -118,8 +122,10 @@ def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> No
 def replacement(
     removed: Iterable[tuple[str, int]], added: Iterable[tuple[str, int, str]]
 ) -> list[AddAction | RemoveAction]:
-    """Delta's actions by which files (path, bytes, statistics) take the place of others (path,
-    bytes) of a table without partitions.
+    """Return the Delta actions that replace files (path, bytes) with others (path, bytes,
+    statistics).
+
+    The table has no partitions.
     """
     at = int(time.time() * 1000)
     return [
@@ -132,8 +138,9 @@ def replacement(
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:
-    """The columns whose values recur, by a sample: of others Arrow would fill a dictionary only to
-    throw it away.
+    """Return the columns whose values repeat, judged by a sample.
+
+    For other columns, Arrow would fill a dictionary only to throw it away.
     """
     return [
         field.name

@@ -1,8 +1,8 @@
-"""A Delta table's log, commit by commit: whose a commit is, whether it changes data, which files it
-adds and removes.
+"""Reads a Delta table's log commit by commit: the writer, whether data changed, files added and
+removed.
 
-Read as the files they are: neither delta-rs's nor Spark's history says whether a commit changes
-data, and both read commits that nobody asked for.
+It reads the log's files directly. Neither delta-rs's nor Spark's history says whether a commit
+changes data, and both read more commits than needed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from waldelta.lake.storage import deletion_vector_path, is_within, local_path, r
 
 @dataclass(frozen=True)
 class Commit:
-    """One version of a table, by the lines of its log entry; they are parsed when they are asked
-    for.
-    """
+    """One version of a table, as the lines of its log entry; they are parsed on first use."""
 
     version: int
     lines: list[bytes]
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """Who did what, as the writer says (``commitInfo``); empty when it says nothing."""
+        """Who did what, as the writer recorded it (``commitInfo``); empty when it recorded
+        nothing.
+        """
         return next(iter(self._actions("commitInfo")), {})
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """What waldelta wrote about it; nothing for somebody else's."""
+        """The metadata that waldelta wrote into the commit; empty for an external commit."""
         return read_metadata(self.info)
 
     @property
     def changes_data(self) -> bool:
-        """Whether rows may be others afterwards; OPTIMIZE, VACUUM and changes of properties leave
-        them as they are.
+        """Whether the commit may have changed rows.
+
+        OPTIMIZE, VACUUM and changes of properties keep rows as they are.
         """
         return any(
             action.get("dataChange", True)
@@ -54,19 +55,19 @@ class Commit:
 
     @property
     def added(self) -> set[str]:
-        """The files with rows that it brings, and those that mark rows of them as gone."""
+        """The files that it adds: those with rows, and those that mark rows as deleted."""
         return {path for action in self._actions("add") for path in _paths(action)}
 
     @property
     def named(self) -> Iterator[str]:
-        """The paths of the files that it brings, as they are written: also those that lead
-        elsewhere.
+        """The paths of the files that it adds, as they are written, including paths outside the
+        table.
         """
         return (path for action in self._actions("add") for path in _named(action))
 
     @property
     def removed(self) -> set[str]:
-        """The files that the table doesn't need any more from then on."""
+        """The files that the table doesn't need from this version on."""
         return {path for action in self._actions("remove") for path in _paths(action)}
 
     def _actions(self, kind: str) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ class Commit:
 
 
 class DeltaLog:
-    """The log of the table at ``uri``, read anew with each question."""
+    """The log of the table at ``uri``; every call reads it again."""
 
     def __init__(self, uri: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri, self._options = uri, storage_options
@@ -85,8 +86,7 @@ class DeltaLog:
         return rooted(self.uri, self._options)
 
     def read(self, version: int) -> Commit | None:
-        """One commit; None when it was never made, or its entry is gone with the log's
-        retention.
+        """Return one commit; None when it was never made, or log retention removed its entry.
 
         Raises StateError as check_entry() does.
         """
@@ -98,9 +98,9 @@ class DeltaLog:
             return None
 
     def check_entry(self, version: int) -> None:
-        """Raise StateError when a version's entry exists and is no regular file.
+        """Raise StateError when a version's entry exists and isn't a regular file.
 
-        Opening a FIFO waits without end. delta-rs overlooks such an entry; Spark opens it.
+        Opening a FIFO would wait without end. delta-rs ignores such an entry; Spark opens it.
         """
         folder = local_path(self.uri)
         entry = folder / "_delta_log" / _entry_name(version) if folder is not None else None
@@ -111,12 +111,12 @@ class DeltaLog:
             )
 
     def behind(self, version: int) -> Iterator[Commit]:
-        """The commits after a version, in order."""
+        """Yield the commits after a version, in order."""
         while (commit := self.read(version := version + 1)) is not None:
             yield commit
 
     def same_rows_as(self, version: int) -> int:
-        """The newest version up to which no commit changed any data since ``version``."""
+        """Return the newest version up to which no commit changed any data since ``version``."""
         for commit in self.behind(version):
             if commit.changes_data:
                 break
@@ -124,10 +124,9 @@ class DeltaLog:
         return version
 
     def can_be_read_at(self, version: int) -> bool:
-        """Whether all that a version consists of is still there; without listing the table's
-        folder.
+        """Return whether all files of a version still exist, without listing the table's folder.
 
-        What the newest version consists of is taken to be there: nothing may delete that.
+        The newest version's files are assumed to exist: nothing may delete them.
         """
         later = list(self.behind(version))
         if not later:
@@ -149,7 +148,7 @@ def _entry_name(version: int) -> str:
 
 
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What waldelta wrote about one of its commits; nothing for somebody else's."""
+    """Return what waldelta wrote into one of its commits; empty for an external commit."""
     try:
         found = json.loads(entry.get("userMetadata") or "{}").get("waldelta", {})
     except (ValueError, AttributeError):
@@ -158,7 +157,9 @@ def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths(action: Mapping[str, Any]) -> Iterator[str]:
-    """What an action names of the table's own folder; a clone's files are another table's."""
+    """Yield the files of an action in the table's own folder; a clone's files are another
+    table's.
+    """
     return filter(is_within, _named(action))
 
 

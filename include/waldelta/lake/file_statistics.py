@@ -1,9 +1,10 @@
-"""Delta's statistics of a data file, gathered part by part while it is written.
+"""Collects Delta's statistics of a data file part by part while the file is written.
 
-Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclude what they look
-for; a column without bounds is never skipped by. So what a reader might compare in another way has
-none: floats (NaN), and decimals but whole ones of as many digits as doubles have (delta-rs reads
-them so). Long texts are cut as Spark cuts them.
+Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclude the values that
+they search. A column without bounds never causes a skip. So columns that a reader might compare
+differently have no bounds. These are floats (NaN), and decimals other than whole numbers with at
+most as many digits as a double stores exactly (delta-rs reads them as doubles). Long texts are cut
+as Spark cuts them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import pyarrow.compute as pc
 
 from waldelta.pgoutput.commit_time import UNIX_EPOCH
 
-# As many columns as Spark keeps bounds of, unless a table says otherwise.
+# The number of columns with bounds that is Spark's default.
 MOST_COLUMNS = 32
 _LONGEST_TEXT = 32
-# So many digits a double holds as they are.
+# A double stores this many digits exactly.
 DOUBLE_DIGITS = 15
 _LAST_ASCII, _LAST = "\x7f", "\U0010ffff"
-# Years that every reader's calendar has: 0001 and 9999.
+# Years that every reader's calendar has: 0001 to 9999.
 _LEAST_DAY, _MOST_DAY = -719_162, 2_932_896
 _DAY_MICROSECONDS = 86_400_000_000
 
 
 class FileStatistics:
-    """The number of rows, and of some columns nulls, least and greatest values."""
+    """The number of rows; for some columns also the nulls, and the least and greatest values."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.rows = 0
@@ -56,7 +57,7 @@ class FileStatistics:
             self._most[name] = max(most, self._most.get(name, most))
 
     def text(self) -> str:
-        """As an ``add`` action has them."""
+        """Return the statistics as the text in an ``add`` action."""
         told = [
             name
             for name in self._least
@@ -68,22 +69,22 @@ class FileStatistics:
             "maxValues": {name: _most_text(self._types[name], self._most[name]) for name in told},
             "nullCount": self._nulls,
         }
-        # Of an escaped character beyond 16 bits delta-rs (arrow-json) loses one, and then skips
-        # what it looks for.
+        # delta-rs (arrow-json) loses half of an escaped character beyond 16 bits, and then skips
+        # files that contain the value it searches.
         return json.dumps(statistics, ensure_ascii=False)
 
 
 def bounded_columns(schema: pa.Schema) -> list[str]:
-    """The columns that statistics are kept of: of Spark's first ones those that hold single
-    values.
-    """
+    """Return the columns that get statistics: of Spark's first ones, those with single values."""
     return [
         field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)
     ]
 
 
 def _comparable(column: Any) -> Any:
-    """The column as integers or texts, whose bounds can be told; None for another."""
+    """Return the column as integers or texts, whose bounds can be compared; None for other
+    types.
+    """
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_string(kind):
         return column
@@ -118,8 +119,8 @@ def _most_text(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_string(kind):
         cut = value[_LONGEST_TEXT : _LONGEST_TEXT + 1]
         return value[:_LONGEST_TEXT] + (cut and (_LAST_ASCII if cut < _LAST_ASCII else _LAST))
-    # Delta's timestamps here are whole milliseconds; readers that don't add one would skip what
-    # lies within the last.
+    # Delta's timestamps have whole milliseconds, so this rounds up: some readers don't add a
+    # millisecond, and would skip values within the last one.
     return _as_text(kind, value + -value % 1000 if pa.types.is_timestamp(kind) else value)
 
 

@@ -1,5 +1,5 @@
-"""Leftovers: staged changes in ``_waldelta/staging`` that a run which was killed, or lost its
-target's lock, never removed.
+"""Leftovers: staged changes in ``_waldelta/staging`` of a run that was killed or lost its target's
+lock.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from waldelta.lake.storage import (
 log = logging.getLogger(__name__)
 
 STAGING = "staging"
-# Of a table's name in a folder's, which file systems bound, as they do the whole path.
+# The maximum length of a table's name in a folder name, because file systems limit that and the
+# whole path.
 _LONGEST_NAME = 100
-# How the name ends of a folder that stands for those of runs which are still to be fenced.
+# The end of the name of a folder that represents folders of runs that must still be fenced.
 _TAKEN = "-taken"
-# What follows the table: generation, batch, run, and which of the run's folders it is.
+# What follows the table: generation, batch, run, and the purpose of the folder.
 _REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A folder of staged changes, and the tables one of which it was staged for: one's name may
-    begin like another's.
+    """A folder of staged changes, and the tables for one of which it was staged.
+
+    One table's name may be the beginning of another's.
     """
 
     uri: str
@@ -47,20 +49,22 @@ class Leftover:
 
 
 def staging_folder(root: str, table_name: str, generation: int, batch: int, run_id: str) -> str:
-    """URI of a folder for the changes of one target up to one batch; another one with each call.
+    """Return the URI of a folder for the changes of one target up to one batch, unique for each
+    call.
 
-    An attempt that went on unseen removes its own when it ends, not that of the run's next attempt.
+    So an attempt that still runs unnoticed removes its own folder when it ends, not that of the
+    run's next attempt.
     """
-    # Any run id, however long, gives a short folder name.
+    # Any run id, however long, makes a short folder name.
     name = f"{_prefix(table_name)}{generation}-{batch}-{_digest(f'{run_id} {uuid.uuid4()}')}"
     return f"{bookkeeping_uri(root, STAGING)}/{name}"
 
 
 def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[Leftover]:
-    """Folders in which nothing was written since ``before``.
+    """Return folders in which nothing was written since ``before``.
 
-    Whoever removes one holds the locks of its tables: a run at work on one of them may still read
-    it.
+    A caller that removes one must hold its tables' locks: a run that works on one of them may still
+    read it.
     """
     names = sorted(tables)
     folders = list_folders(bookkeeping_uri(root, STAGING))
@@ -74,7 +78,7 @@ def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[L
 
 
 def staged_for(root: str, table_name: str) -> list[str]:
-    """The folders of changes that are staged for a target."""
+    """Return the folders of changes that are staged for a target."""
     prefix = _prefix(table_name)
     found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(bookkeeping_uri(root, STAGING))]
     return [
@@ -83,15 +87,16 @@ def staged_for(root: str, table_name: str) -> list[str]:
 
 
 def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str]:
-    """Remove whatever is staged for a target, before anything is committed to it, and ``fence`` who
-    staged it; the folders that were.
+    """Remove everything staged for a target before committing to it, and ``fence`` the runs that
+    staged it.
 
-    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost
-    the lock, or were killed. A statement of theirs that starts late fails, since its source is
-    gone; one that began before, by what the fence commits to the target, as a conflict. So the
-    fence comes last; until it has returned, a folder of ours stands for those that are gone, so
-    that whoever follows a kill in between fences, too. Raises TargetNotWritable for a folder that
-    can't be removed: while it is there, nobody can be known to come too late.
+    Returns the removed folders. The caller holds the target's lock and has staged nothing yet, so
+    all folders are of runs that lost the lock or were killed. A statement of theirs that starts
+    late fails, since its source is gone. One that began before conflicts with the commit that the
+    fence makes to the target. So the fence comes last. Until it has returned, a folder of ours
+    represents the removed ones. A run that follows a kill in between finds it, and fences, too.
+    Raises TargetNotWritable for a folder that can't be removed: as long as it exists, a late
+    statement may still apply it.
     """
     found = staged_for(root, table_name)
     if not found:
@@ -109,7 +114,7 @@ def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str
                 f"{table_name}: {uri} can't be removed, and a late statement of another run could"
                 " still apply it: make it removable, or remove it; the next run goes on"
             )
-            error.retryable = True  # nothing was read for it yet, and a store may answer again
+            error.retryable = True  # Nothing was read for it yet, and a store may answer again.
             raise error
     fault_point("takeover.removed")
     fence()

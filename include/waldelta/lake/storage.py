@@ -38,18 +38,18 @@ from waldelta.errors import TargetNotWritable
 
 log = logging.getLogger(__name__)
 
-# Spark's timestamps are INT96, which Arrow would read as nanoseconds: these end in 2262.
+# Spark's timestamps are INT96. Arrow would read them as nanoseconds, which end in the year 2262.
 SPARKS_TIMESTAMPS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _EARLIER = 5
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HINT = "_last_checkpoint"
-# Not what a writer calls it before it is one: delta-rs ends that name in #1.
+# Excludes a writer's temporary files: delta-rs ends their names in #1.
 _VERSIONED = re.compile(r"\d{20}\.[^#]*$")
-# By table: the version up to which this process has forced all commits onto the disk.
+# By table: the version up to which this process has forced all commits to disk.
 _synced: dict[str, int] = {}
-# delta-rs's own checkpoints aren't durable, and it drops the log's old entries in the same breath.
+# delta-rs's own checkpoints aren't durable, and it drops the log's old entries at the same time.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 CHANGES = "changes"
@@ -57,53 +57,54 @@ MESSAGES = "messages"
 
 
 def target_uri(root: str, schema: str, table: str) -> str:
-    """URI of a target's folder; names are encoded, so that no name can leave the lake's root."""
+    """Return the URI of a target's folder; encoded names can't leave the lake's root."""
     return f"{root}/{encode_segment(schema)}/{encode_segment(table)}"
 
 
 def bookkeeping_uri(root: str, name: str) -> str:
-    """URI of one of the pipeline's own tables: changes, messages, batches, tables, slot_moves,
-    runs, quarantine.
+    """Return the URI of one of the pipeline's own tables.
+
+    These are changes, messages, batches, tables, slot_moves, runs and quarantine.
     """
     return f"{root}/{BOOKKEEPING}/{name}"
 
 
 def local_path(uri: str) -> Path | None:
-    """The folder of a ``file://`` URI, taken as it stands; None for object stores."""
+    """Return the folder of a ``file://`` URI without decoding it; None for object stores."""
     parts = urlsplit(uri)
     return Path(parts.path) if parts.scheme == "file" else None
 
 
 def sync_commit(uri: str, version: int) -> None:
-    """Force one Delta commit and the files it added onto the disk; object stores have done so when
-    they answer.
+    """Force one Delta commit and its files to disk; object stores have done so when they answer.
 
-    Neither Spark nor delta-rs calls fsync, so without this a power cut can take a commit back that
-    we built on.
+    Neither Spark nor delta-rs calls fsync. Without it, a power cut could undo a commit that later
+    effects are built on.
     """
     folder = local_path(uri)
     if folder is None:
         return
-    # The earlier ones, too, that nobody is known to have cared for: other people's, a killed run's,
-    # and those that only changed properties or columns. A table whose log has a gap, or names a
-    # file that is gone, can't be read.
+    # Earlier commits that weren't forced are included: an external writer's, a killed run's, and
+    # those that only changed properties or columns. A table can't be read when its log has a gap or
+    # names a missing file.
     known = _synced.get(uri, version)
     for earlier in range(known + 1 if known < version else max(0, version - _EARLIER), version):
         _sync_if_there(folder, earlier)
     _sync_files(folder, version, _fsync)
-    # Every table lies two folders below the lake's root, which may be as new as the table.
+    # Every table is two folders below the lake's root, which may be as new as the table.
     for path in (folder / "_delta_log", folder, *folder.parents[:2]):
         _fsync(path)
     with suppress(
         PermissionError
-    ):  # a folder that isn't ours: whoever made the lake's root in it looks after it
+    ):  # The folder belongs to another user, who is responsible for it.
         _fsync(folder.parents[2])
     _synced[uri] = version
 
 
 def sync_commits(uri: str, versions: Iterable[int]) -> None:
-    """Likewise commits that may be anybody's: what of their files is gone again, or isn't ours to
-    open, nobody builds on.
+    """Force commits, perhaps of external writers, to disk.
+
+    Files that are gone or can't be opened are ignored: nothing is built on them.
     """
     folder = local_path(uri)
     if folder is not None and (there := list(versions)):
@@ -113,7 +114,7 @@ def sync_commits(uri: str, versions: Iterable[int]) -> None:
 
 
 def sync_behind(uri: str, version: int) -> int:
-    """Force all commits after a version onto the disk, as sync_commits(); returns the last."""
+    """Force all commits after a version to disk, as sync_commits() does; returns the last one."""
     folder, last = local_path(uri), version
     while folder is not None and _entry(folder, last + 1).exists():
         last += 1
@@ -122,13 +123,14 @@ def sync_behind(uri: str, version: int) -> int:
 
 
 def _sync_if_there(folder: Path, version: int) -> None:
-    with suppress(FileNotFoundError):  # the entry itself: gone with the log's retention
+    with suppress(FileNotFoundError):  # The log's retention has removed the entry.
         _sync_files(folder, version, _fsync_if_there)
 
 
 def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> None:
-    """What a commit added, then its entry in the log; and the checkpoint that Spark wrote behind
-    it, then what points to that.
+    """Force a commit's files to disk, then its log entry.
+
+    Then follow the checkpoint that Spark wrote after it, and the pointer to that checkpoint.
     """
     entry = _entry(folder, version)
     added = [
@@ -140,7 +142,7 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
         for add in added
         if (marks := deletion_vector_path(add.get("deletionVector"))) is not None
     ]
-    # What an external writer names elsewhere is no file of this table.
+    # A path outside the table, from an external writer, isn't a file of this table.
     files = [folder / name for name in names if is_within(name)]
     for path in [*files, *sorted({f.parent for f in files})]:
         fsync(path)
@@ -155,11 +157,11 @@ def _entry(folder: Path, version: int) -> Path:
 
 
 def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]:
-    """Options of a commit by delta-rs that is a compare-and-swap on the version that was read,
-    under Delta's transaction id.
+    """Return the options of a delta-rs commit that is a compare-and-swap on the version that was
+    read.
 
-    ``metadata`` is its userMetadata. Checkpoints are checkpoint()'s, which makes them durable, and
-    old logs maintenance's.
+    The commit has Delta's transaction id, and ``metadata`` as its userMetadata. checkpoint() writes
+    the checkpoints, which makes them durable. Maintenance removes old logs.
     """
     transaction = Transaction(app_id, number, int(time.time() * 1000))
     return {
@@ -173,24 +175,25 @@ def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]
 
 
 def checkpoint(table: DeltaTable, interval: int) -> None:
-    """Write a checkpoint with every so many versions; one that can't be written undoes no commit,
-    and there will be a next one.
+    """Write a checkpoint at every multiple of ``interval`` versions.
+
+    A failure to write it undoes no commit, and a later version gets a checkpoint.
     """
     if table.version() % interval == 0:
         write_checkpoint(table)
 
 
 def write_checkpoint(table: DeltaTable) -> bool:
-    """Write a checkpoint that is durable before anything names it, behind all that it names;
-    whether there is one now.
+    """Write a checkpoint that is durable before anything refers to it; returns whether there is one
+    now.
 
-    Readers trust a checkpoint without looking at the commits before it, and fail when the one that
-    they are pointed to is torn.
+    Everything that it names is durable before it. Readers trust a checkpoint without reading the
+    commits before it, and fail when the checkpoint that they are pointed to is torn.
     """
     uri, version = table.table_uri.rstrip("/"), table.version()
     if uri.startswith(
         "file:"
-    ):  # as delta-rs writes it; a folder's own name has no % (pipeline_file)
+    ):  # delta-rs encodes the URI; a folder's own name has no % (pipeline_file).
         uri = unquote(uri)
     try:
         if (folder := local_path(uri)) is None:
@@ -213,8 +216,10 @@ def write_checkpoint(table: DeltaTable) -> bool:
 
 
 def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path) -> Path:
-    """A log of the same commits in another folder, with a checkpoint: delta-rs writes it and what
-    points to it in one go.
+    """Return a log of the same commits in another folder, with a checkpoint.
+
+    delta-rs writes a checkpoint and the pointer to it in one step, so it can't do so in the table
+    itself.
     """
     there = folder / "_delta_log"
     there.mkdir()
@@ -229,7 +234,7 @@ def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path
 
 
 def _newest_checkpoint(entries: Path) -> int:
-    """The version of the checkpoint that readers are pointed to; -1 when there is none."""
+    """Return the version of the checkpoint that readers are pointed to; -1 when there is none."""
     try:
         return int(json.loads((entries / _HINT).read_bytes())["version"])
     except (OSError, ValueError, KeyError):
@@ -237,7 +242,7 @@ def _newest_checkpoint(entries: Path) -> int:
 
 
 def _put(made: Path, path: Path) -> None:
-    """Copy a file, durable under its name or not there at all."""
+    """Copy a file so that it is either durable under its name or not there at all."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
     try:
         shutil.copyfile(made, draft)
@@ -250,8 +255,9 @@ def _put(made: Path, path: Path) -> None:
 
 
 def is_within(path: str) -> bool:
-    """Whether a path of a table's log stays in the table's folder; a clone's leads to another
-    table's by a URI.
+    """Return whether a path of a table's log stays in the table's folder.
+
+    A clone's path leads to another table by a URI.
 
     >>> [is_within(path) for path in ("part-1.parquet", "day=a:b/part-1.parquet")]
     [True, True]
@@ -263,11 +269,10 @@ def is_within(path: str) -> bool:
 
 
 def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
-    """The file, relative to the table, that marks rows of a data file as gone; None for marks
-    within the commit itself.
+    """Return the file, relative to the table, that marks rows of a data file as deleted.
 
-    Delta's protocol, "Deletion Vector Descriptor Schema": an optional folder, then a UUID in 20
-    characters of Z85.
+    None for marks within the commit itself. Delta's protocol, "Deletion Vector Descriptor Schema":
+    an optional folder, then a UUID in 20 characters of Z85.
     """
     if vector is None or vector["storageType"] != "u":
         return None
@@ -281,10 +286,10 @@ def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
 
 
 def check_writable(root: str) -> None:
-    """Make the lake's root; raises TargetNotWritable when it, or the change log in it, is on this
-    machine and can't be written.
+    """Create the lake's root.
 
-    Object stores aren't asked: they tell with the first write.
+    Raises TargetNotWritable when the root, or the change log in it, is on this machine and can't be
+    written. Object stores aren't checked: the first write shows whether they work.
     """
     folder = local_path(root)
     try:
@@ -298,8 +303,9 @@ def check_writable(root: str) -> None:
 
 
 def why_not_writable(root: str) -> str | None:
-    """Why a folder of the lake can't be written, or made, from here; makes nothing. None for object
-    stores, which aren't asked.
+    """Return why a local folder of the lake can't be written or created; creates nothing.
+
+    None for object stores, which aren't checked.
     """
     folder = local_path(root)
     if folder is None:
@@ -320,8 +326,9 @@ def _not_writable(root: str, err: OSError) -> str:
 
 
 def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
-    """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is
-    there (else TargetNotWritable).
+    """Write a table as a Parquet file of a folder.
+
+    With part 0, it replaces everything in the folder, or raises TargetNotWritable.
     """
     if part == 0 and not remove_folder(folder):
         raise TargetNotWritable(
@@ -333,7 +340,7 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
 
 
 def open_parquet(folder: str) -> ds.Dataset:
-    """The Parquet files of a folder, whether Spark or Arrow wrote them."""
+    """Open the Parquet files of a folder, whether Spark or Arrow wrote them."""
     files, path = _file_system(folder)
     return ds.dataset(
         path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
@@ -341,18 +348,19 @@ def open_parquet(folder: str) -> ds.Dataset:
 
 
 def row_group_bytes(dataset: ds.Dataset) -> list[int]:
-    """What each row group of a dataset takes once it is unpacked, as the files' footers say;
-    values that repeat count once.
+    """Return the uncompressed size of each row group of a dataset, from the files' footers.
+
+    Values that a dictionary stores once count once.
     """
     return [group.total_byte_size for part in dataset.get_fragments() for group in part.row_groups]
 
 
 def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds.Dataset:
-    """The same rows, or those parts of it that may hold chosen ones, as fragments of a row group
+    """Return the same rows, or the parts that may have chosen ones, as fragments of one row group
     each.
 
-    A scanner reads ahead by fragments, and within one by rows: of a file of large rows that is all
-    of it.
+    A scanner reads ahead by fragments, and within one by rows: for a file of large rows, that is
+    the whole file.
     """
     groups = [
         group
@@ -363,22 +371,22 @@ def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds
 
 
 def remove_folder(uri: str) -> bool:
-    """Remove a folder and what is in it; whether it is gone, or wasn't there.
+    """Remove a folder with its contents; returns whether it is gone or wasn't there.
 
-    One that can't be removed is told in the log, and ends nobody's work: it is a leftover, which
-    maintenance tries again.
+    A folder that can't be removed is logged and doesn't stop the run. It is a leftover, which
+    maintenance tries to remove again.
     """
     folder = local_path(uri)
     try:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # as much of it as can be
+            shutil.rmtree(folder, ignore_errors=True)  # Removes as much of it as possible.
             if os.path.lexists(folder):
                 shutil.rmtree(folder)
         else:
             files, path = _file_system(uri)
             if files.get_file_info(path).type != FileType.NotFound:
                 files.delete_dir(path)
-    except FileNotFoundError:  # somebody else has removed it meanwhile
+    except FileNotFoundError:  # Another run has removed it since.
         return True
     except OSError as err:
         log.warning("%s can't be removed: %s", uri, err)
@@ -387,29 +395,30 @@ def remove_folder(uri: str) -> bool:
 
 
 def remove_empty_folders(uri: str, may_go: Callable[[str], bool]) -> None:
-    """Remove the empty folders right below one, by their names; object stores have none."""
+    """Remove the empty folders directly below one, by their names; object stores have none."""
     folder = local_path(uri)
     for path in folder.iterdir() if folder is not None else ():
         if may_go(path.name):
-            with suppress(OSError):  # it isn't empty, or no folder
+            with suppress(OSError):  # It isn't empty, or isn't a folder.
                 path.rmdir()
 
 
 def open_version(
     uri: str, version: int | None, storage_options: Mapping[str, str] | None = None
 ) -> DeltaTable:
-    """A table as of a version (None: the latest), without Spark."""
+    """Open a table at a version (None: the latest), without Spark."""
     return DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
 
 
 def files_of(table: DeltaTable) -> pa.Table:
-    """What a table's log says of its files, one row for each."""
+    """Return a table's log entries of its files, one row for each file."""
     return pa.table(table.get_add_actions(flatten=True))
 
 
 def row_count(files: pa.Table) -> int | None:
-    """How many rows the files hold, deleted ones among them; None where not every file's statistics
-    say.
+    """Return how many rows the files have, including deleted ones.
+
+    None where a file's statistics don't have the number.
     """
     if not len(files):
         return 0
@@ -419,28 +428,29 @@ def row_count(files: pa.Table) -> int | None:
 
 
 def has_deletion_vectors(table: DeltaTable) -> bool:
-    """Whether files of a table may hold rows that it doesn't: what the log says of a file counts
-    them, and doesn't tell.
+    """Return whether files of a table may have deleted rows.
+
+    The log's row counts of a file include those.
     """
     return "deletionVectors" in (table.protocol().reader_features or ())
 
 
 def remove_empty_log(uri: str) -> None:
-    """Remove a Delta log without any commit, as a run leaves it that is killed while it makes the
-    table.
+    """Remove a Delta log without any commit, which a run leaves when it is killed while creating
+    the table.
 
-    Spark takes such a table to be there, makes none in its place, and nobody can read it; object
-    stores know no empty folders.
+    Spark treats such a table as existing and doesn't create it, and nothing can read it. Object
+    stores have no empty folders.
     """
     folder = local_path(uri)
     if folder is None or not (log_folder := folder / "_delta_log").is_dir():
         return
     left = list(log_folder.iterdir())
-    # A checkpoint, too, is all of a table.
+    # A checkpoint alone is a complete table, too.
     if any(_VERSIONED.match(path.name) or path.name == _HINT for path in left):
         return
     log.warning("%s: its making was broken off, and it has no commit: it is made anew", uri)
-    # Whoever makes the table at this moment may have committed by now: the folder isn't empty then,
+    # Another run that creates the table right now may have committed; then the folder isn't empty,
     # and stays.
     with suppress(OSError):
         for path in left:
@@ -449,8 +459,9 @@ def remove_empty_log(uri: str) -> None:
 
 
 def list_folders(uri: str) -> dict[str, datetime]:
-    """The folders right below a folder, by URI, and when anything in each was written last; none
-    when it isn't there.
+    """Return the folders directly below a folder, by URI, with the time of the last write in each.
+
+    Returns none when the folder isn't there.
     """
     files, path = _file_system(uri)
     written: dict[str, datetime] = {}
@@ -462,15 +473,17 @@ def list_folders(uri: str) -> dict[str, datetime]:
 
 
 def folders_in(uri: str) -> list[str]:
-    """URIs of the folders right below a folder; none when it isn't there."""
+    """Return the URIs of the folders directly below a folder; none when it isn't there."""
     files, path = _file_system(uri)
     found = files.get_file_info(FileSelector(path, allow_not_found=True))
     return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
 
 
 def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSystem:
-    """A folder of the lake as a file system of its own, wherever it is asked: tasks may lack the
-    credentials of whoever runs the job.
+    """Return a folder of the lake as a file system of its own.
+
+    Its credentials are passed as ``storage_options``: Spark tasks may lack those of the job's
+    process.
     """
     folder = local_path(uri)
     if folder is not None:
@@ -479,8 +492,9 @@ def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSyste
 
 
 def _file_system(uri: str) -> tuple[FileSystem, str]:
-    """Where a URI leads; Hadoop's schemes have other names in Arrow, and a local path is taken as
-    it stands.
+    """Return the file system and path of a URI.
+
+    Hadoop's schemes have other names in Arrow, and a local path isn't decoded.
     """
     folder = local_path(uri)
     if folder is not None:
@@ -491,7 +505,7 @@ def _file_system(uri: str) -> tuple[FileSystem, str]:
 
 
 def _fsync(path: Path) -> None:
-    # To open a FIFO otherwise waits for whoever writes to it.
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if stat.S_IFMT(os.fstat(handle).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
@@ -506,12 +520,11 @@ def _fsync_if_there(path: Path) -> None:
 
 
 def encode_segment(name: str) -> str:
-    """A name as one path segment: every byte that isn't plainly safe as ``~XX``, so that no name
-    can leave its folder.
+    """Return a name as one path segment: every byte that isn't plainly safe becomes ``~XX``.
 
-    Not percent-encoded: Spark takes a percent sign in a path as it stands, delta-rs decodes it, so
-    that they would look into different folders. A leading underscore would hide the folder from
-    Spark.
+    So no name can leave its folder. Percent-encoding doesn't work: Spark uses a percent sign in a
+    path as it is, but delta-rs decodes it, so they would use different folders. A leading
+    underscore would hide the folder from Spark.
 
     >>> encode_segment("odd name"), encode_segment("_t.x"), encode_segment("orders")
     ('odd~20name', '~5Ft~2Ex', 'orders')

@@ -1,4 +1,4 @@
-"""Why something of the lake couldn't be written, as far as the error tells, and what mends that."""
+"""Explains from an error why a write to the lake failed, and how to fix that."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 
 from waldelta.errors import TargetNotWritable
 
-# As the operating system's error number is printed by delta-rs ("os error 28", "Os { code: 28"),
-# and by pyarrow and Python.
+# The operating system's error number as delta-rs prints it ("os error 28", "Os { code: 28"), and as
+# pyarrow and Python do.
 _NUMBER = re.compile(r"(?:\bos error |\berrno |\bOs \{ code: )(\d+)", re.IGNORECASE)
 _REMEDIES = {
     (errno.ENOSPC,): "make space there (bytes, or inodes)",
@@ -28,9 +28,9 @@ _REMEDIES = {
     (errno.EMFILE, errno.ENFILE): "raise the limit on open files (ulimit -n) of whoever runs {who}",
     (errno.EIO, errno.ESTALE): "see to the disk, or to the mount: the kernel's log says more",
 }
-# What Java prints of such an error, without its number.
+# Java prints these texts of such an error, without its number.
 _WORDS = {os.strerror(number): number for numbers in _REMEDIES for number in numbers}
-# What object stores answer, by what delta-rs and Arrow say of it.
+# Answers of object stores, as delta-rs and Arrow print them.
 _REFUSED = re.compile(
     r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary"
     r" privileges|valid authentication credentials"
@@ -41,7 +41,7 @@ _NO_ANSWER = re.compile(
     r"\b(?:429|5\d\d) [A-Z][a-z]+|SlowDown|dns error|error sending request|operation timed"
     r" out|connection closed"
     r"|Connection refused|Connection reset"
-    # Of Hadoop's file systems, and of Spark Connect.
+    # These are from Hadoop's file systems, and from Spark Connect.
     r"|Status Code:"
     r" 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException|\bUNAVAILABLE\b|ExecutorLostFailure",  # noqa: E501
 )
@@ -55,7 +55,7 @@ _ANSWERS = (
     ),
     (_ABSENT, "make the bucket or container, or correct target.root"),
 )
-# How delta-rs lays out a chain of causes; and what of an address may be a signature.
+# How delta-rs lays out a chain of causes; and the part of an address that may be a signature.
 _LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
 _QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 
@@ -63,11 +63,11 @@ _QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 def target_not_writable(
     uri: str, err: Exception, who: str = "the job", besides: str = ""
 ) -> TargetNotWritable:
-    """The error to raise for what delta-rs, Arrow or the system said: what is known, and the remedy
-    that fits.
+    """Return the error for a failed write by delta-rs, Arrow or the system, with the fitting
+    remedy.
 
-    ``who`` writes there; ``besides`` is what else is to be said. Retryable where an object store
-    didn't answer, and where nobody can tell why.
+    ``who`` is the writer; ``besides`` is added to the message. It is retryable where an object
+    store didn't answer, and where the cause isn't known.
     """
     said = _QUERY.sub(r"\1?…", " ".join(_LAYOUT.sub("", str(err)).split()))
     remedy, transient = _remedy(err, said)
@@ -79,10 +79,11 @@ def target_not_writable(
 def not_writable_by_spark(
     place: str, err: BaseException, said: str, refused: str | None = None, besides: str = ""
 ) -> TargetNotWritable:
-    """The error for a write of Spark's that failed: ``said`` is its first line, ``refused`` the
-    words in it that decide on the remedy (storage_refusal), ``besides`` what else is to be said.
+    """Return the error for a failed write by Spark.
 
-    Retryable where a store, or who was to write there, didn't answer.
+    ``said`` is the first line of Spark's message. ``refused`` has the words in it that decide on
+    the remedy (see storage_refusal()). ``besides`` is added to the message. It is retryable where a
+    store, or the executor that was writing, didn't answer.
     """
     words, shown = (said, said) if refused is None else (refused, f"{refused}: {said}")
     remedy = _remedy(Exception(words), words)[0].format(who="Spark")
@@ -92,14 +93,14 @@ def not_writable_by_spark(
 
 
 def not_writable_from_text(said: str) -> TargetNotWritable:
-    """The error of target_not_writable() again, from its text: all that a task hands over."""
+    """Rebuild an error of target_not_writable() from its text, which is all that a task returns."""
     error = TargetNotWritable(said)
     _, error.retryable = _remedy(error, said)
     return error
 
 
-# What Hadoop's file systems, their stores and Delta say of a place that can't be written; all else
-# may go away by itself.
+# Messages of Hadoop's file systems, their stores and Delta about a place that can't be written; any
+# other error may be temporary.
 _STORAGE_REFUSES = re.compile(
     r"Permission denied|AccessDenied|AccessControlException|Access Denied|Forbidden|Read-only file"
     r" system"
@@ -110,7 +111,7 @@ _STORAGE_REFUSES = re.compile(
 
 
 def storage_refusal(text: str) -> str | None:
-    """The words of an error of Spark's that say that a place can't be written."""
+    """Return the words of a Spark error which say that a place can't be written."""
     found = _STORAGE_REFUSES.search(text)
     return None if found is None else found[0]
 

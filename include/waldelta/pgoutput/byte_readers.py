@@ -1,5 +1,5 @@
-"""The only module that reads integers out of bytes: of one message, or at one place of many
-messages at once.
+"""Reads integers out of bytes, of one message or of many messages at once; no other module does
+that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ EPOCH_SHIFT_US = 946_684_800_000_000
 class Messages:
     """Many messages in one buffer: message *i* is ``bytes[start[i]:end[i]]``.
 
-    Takes a binary or large_binary array, sliced or not. Reads of the functions below clamp their
-    position to the buffer's end, so none can leave it; whether a position still lies within its
-    *message* is the caller's check.
+    It takes a binary or large_binary array, sliced or not. The functions below clamp the positions
+    they read to the buffer's end, so no read can leave the buffer. The caller must check that a
+    position is within its *message*.
     """
 
     def __init__(self, data: ArrowArray, message: str = "row") -> None:
@@ -55,10 +55,10 @@ class Messages:
         return self.bytes[self.start[row] : self.end[row]].tobytes()
 
     def error(self, row: int, field: str, position: int, detail: str) -> DecodeError:
-        """The error for one message; ``position`` is in the buffer, the error's offset in the
-        message.
+        """Return the error for one message.
 
-        It says how long the message is, not what it holds: its bytes may be values of rows.
+        ``position`` is in the buffer, the error's offset in the message. The error has the
+        message's length, but not its bytes, because these may be values of rows.
         """
         offset, size = int(position - self.start[row]), int(self.end[row] - self.start[row])
         return DecodeError(
@@ -160,7 +160,7 @@ class MessageReader:
             raise self.error(field, at + err.start, "not UTF-8") from err
 
     def content(self, field: str) -> bytes:
-        """Bytes behind their own length."""
+        """Return bytes that follow their own length."""
         length = self.integer(4, f"{field}.length", signed=True)
         at, self.position = self.position, self.position + length
         if not 0 <= length <= len(self.data) - at:
@@ -168,7 +168,7 @@ class MessageReader:
         return self.data[at : at + length]
 
     def finish(self) -> None:
-        """Check that nothing is left."""
+        """Check that the whole message was read."""
         if self.position != len(self.data):
             raise self.error(
                 "end", self.position, f"{len(self.data) - self.position} bytes too many"
@@ -186,8 +186,8 @@ def copy_out(messages: Messages, starts: Positions, ends: Positions, valid: Mask
     count = len(starts)
     if count == 0:
         return pa.array([], kind)
-    # An array over the same bytes whose even elements are the values and whose odd ones lie between
-    # them.
+    # An array over the same bytes: its even elements are the values, its odd ones the bytes in
+    # between.
     offsets = np.empty(2 * count, width)
     offsets[0::2], offsets[1::2] = starts, ends
     woven = pa.Array.from_buffers(

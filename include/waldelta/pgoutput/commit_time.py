@@ -1,10 +1,10 @@
-"""Commit times: integers until they are shown, since PostgreSQL has more of them than any calendar.
+"""Commit times, as integers until they are displayed, since no calendar covers PostgreSQL's range.
 
-A replication origin sets the commit time of what it applies: the infinities, years before Christ
-and beyond 9999 are legal. The change log holds microseconds since 1970, the integers that Delta's
-timestamps are. PostgreSQL counts from 2000, so infinity and the years from 294247 lie beyond the
-end of that integer: they are its greatest value. Order is kept. Targets, the ledger and pages show
-the nearest moment of a calendar that every reader has.
+A replication origin sets the commit time of the transactions that it applies: the infinities, years
+before Christ and beyond 9999 are legal. The change log stores microseconds since 1970, as in
+Delta's timestamps. PostgreSQL counts from 2000, so infinity and the years from 294247 exceed that
+integer and become its greatest value. The order is kept. Targets, the ledger and pages show the
+nearest time in a calendar that every reader has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from waldelta.pgoutput.byte_readers import EPOCH_SHIFT_US, ArrowArray, Positions
 
-# A day within the years 1 to 9999, so that a reader's time zone doesn't lead out of them.
+# One day within the years 1 to 9999, so that a reader's time zone doesn't lead out of them.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 SHOWN = pa.timestamp("us", "UTC")
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,8 +40,8 @@ def unix_us(times: Positions) -> Positions:
 
 
 def shown(times: ArrowArray) -> ArrowArray:
-    """Times of the change log, as its timestamps or as integers, within the calendar that every
-    reader has.
+    """Return times of the change log, as timestamps or integers, limited to the displayed
+    calendar.
     """
     numbers = times.cast(pa.int64())
     limited = pc.min_element_wise(
@@ -53,7 +53,7 @@ def shown(times: ArrowArray) -> ArrowArray:
 
 
 def shown_at(time_us: int) -> datetime:
-    """The same of one.
+    """Return one displayed time.
 
     >>> shown_at(2**63 - 1).isoformat(), shown_at(0).isoformat()
     ('9999-12-31T00:00:00+00:00', '1970-01-01T00:00:00+00:00')

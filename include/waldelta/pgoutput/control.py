@@ -1,5 +1,6 @@
-"""Messages that say where transactions begin, pause and end: streamed (protocol 2), prepared (3),
-parallel (4).
+"""Control messages: where transactions begin, pause and end.
+
+They are streamed (protocol version 2), prepared (3) or parallel (4).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from waldelta.errors import DecodeError
 from waldelta.pgoutput.byte_readers import MessageReader
 from waldelta.pgoutput.commit_time import unix_us
 
-# Those that decide which rows count, and when; Begin and Commit aren't among them, because plain
+# Messages that decide which rows count, and when. Begin and Commit aren't among them, because plain
 # rows count anyway.
 CONTROL_KINDS = ("S", "E", "A", "c", "b", "P", "p", "K", "r")
 CONTROL_NAMES = {
@@ -30,11 +31,12 @@ CONTROL_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One such message, with what its kind has of these.
+    """A control message, with the fields that its kind has.
 
-    ``xid`` is the top-level transaction's, 32 bits wide; ``subxid`` the subtransaction a Stream
-    Abort is about (the same as ``xid`` when all of it was rolled back). ``lsn`` is the commit's or
-    prepare's position, ``end_lsn`` its end, ``at_us`` its time in microseconds since 1970.
+    ``xid`` is the top-level transaction's, 32 bits wide. ``subxid`` is the subtransaction of a
+    Stream Abort (equal to ``xid`` when the whole transaction was rolled back). ``lsn`` is the
+    commit's or prepare's position, ``end_lsn`` its end, ``at_us`` its time in microseconds since
+    1970.
     """
 
     kind: str
@@ -48,9 +50,7 @@ class Control:
 
 
 def read_control(data: bytes) -> Control:
-    """Read a message of CONTROL_KINDS; raises DecodeError for any other, and for one that isn't
-    exactly its kind.
-    """
+    """Read a message of CONTROL_KINDS; raises DecodeError for any other or malformed message."""
     kind = chr(data[0]) if data else ""
     if kind not in CONTROL_NAMES:
         raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
@@ -61,8 +61,10 @@ def read_control(data: bytes) -> Control:
 
 
 def begun_at(data: bytes) -> int | None:
-    """When the transaction was committed, or prepared, whose first message this is, in microseconds
-    since 1970; None of another message.
+    """Return the commit or prepare time from a transaction's first message, in microseconds since
+    1970.
+
+    None for any other message.
     """
     if data[:1] != b"B":
         return read_control(data).at_us or None if data and chr(data[0]) in CONTROL_NAMES else None
@@ -70,7 +72,7 @@ def begun_at(data: bytes) -> int | None:
 
 
 def read_begin(data: bytes) -> Control:
-    """Read the first message of a transaction that comes as a whole: Begin, or Begin Prepare."""
+    """Read the first message of a transaction that isn't streamed: Begin, or Begin Prepare."""
     if data[:1] != b"B":
         return read_control(data)
     reader = MessageReader(data, "Begin", "B")

@@ -1,5 +1,5 @@
-"""What the change log keeps beside every message's bytes: kind, relation, transaction, commit
-position and time.
+"""The envelope of a message in the change log: kind, relation, transaction, commit position and
+time.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("seq", pa.int64()),
     pa.field("kind", pa.string()),
     pa.field("relation_id", pa.int64()),
-    # The top-level transaction's.
+    # The top-level transaction's xid.
     pa.field("xid8", pa.int64()),
-    # The xid in front of a message between Stream Start and Stop: its (sub)transaction's, 32 bits;
-    # null elsewhere.
+    # The xid at the beginning of a message between Stream Start and Stop: that of its
+    # (sub)transaction, 32 bits; null elsewhere.
     pa.field("streamed_xid", pa.int64()),
     pa.field("lsn", pa.int64()),
     # Null where it isn't known yet: in streamed and prepared transactions.
     pa.field("commit_lsn", pa.int64()),
-    # Where the WAL of a transaction, or of a message outside any, ends: the slot may move there.
+    # Where the WAL of a transaction, or of a message outside any, ends: the slot may move to it.
     pa.field("end_lsn", pa.int64()),
-    # An integer to all that reads it here (waldelta.pgoutput.commit_time): not every one is a
-    # moment of a calendar.
+    # Our code reads it as an integer (waldelta.pgoutput.commit_time), because not every value is a
+    # calendar time.
     pa.field("commit_ts", pa.timestamp("us", "UTC")),
     pa.field("data", pa.binary()),
 ]
 ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
-# First bytes by the protocol version that brought them.
+# First bytes by the protocol version that introduced them.
 KINDS_BY_VERSION = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
 STREAM_ABORT = ord("A")
 MESSAGE_NAMES = {
@@ -66,8 +66,8 @@ MESSAGE_NAMES = {
     "T": "Truncate",
     "M": "Message",
 } | CONTROL_NAMES
-# Bytes a message has at least. Those of _EXACT have exactly these; a Stream Abort of version 4 has
-# 16 more.
+# The minimum number of bytes of a message. Kinds in _EXACT have exactly this size; a Stream Abort
+# of version 4 has 16 more.
 _SIZES = {
     "B": 21,
     "C": 26,
@@ -92,16 +92,16 @@ _SIZES = {
 _EXACT = "BCSEc"
 ABORT_SIZES = (9, 25)
 _ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: ABORT_SIZES}
-# The one message that is discarded: a Stream Abort, between transactions, of one that this call has
-# sent no chunk of. It takes back changes that were never sent, so no row depends on it. PostgreSQL
-# 18.0 to 18.4 send it in every protocol version, with streaming off too: when a transaction larger
-# than logical_decoding_work_mem is rolled back, the reorder buffer marks its subtransactions as
-# streamed, and pgoutput announces their abort. Any other message that wasn't asked for raises
+# Only one message is discarded: a Stream Abort, between transactions, of a transaction of which
+# this call has sent no chunk. It undoes changes that were never sent, so no row depends on it.
+# PostgreSQL 18.0 to 18.4 send it in every protocol version, even with streaming off: when a
+# transaction larger than logical_decoding_work_mem is rolled back, the reorder buffer marks its
+# subtransactions as streamed, and pgoutput sends their abort. Any other unrequested message raises
 # DecodeError.
 
 
 def _table(letters: str) -> NDArray[np.bool_]:
-    """For each byte whether it is one of the letters."""
+    """Return, for each byte, whether it is one of the letters."""
     found = np.zeros(256, np.bool_)
     found[list(letters.encode())] = True
     return found
@@ -119,20 +119,20 @@ _INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
 _WITH_RELATION, _WITH_XID = _table("RIUD"), _table("RYIUDTM")
 _BEGIN, _BEGIN_PREPARE, _STREAM_START = (ord(letter) for letter in "BbS")
 _COMMIT, _MESSAGE = (ord(letter) for letter in "CM")
-# Where the position of the end is, in the messages that have one.
+# The offset of the end position, in messages that have one.
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
-# Where commit position and time are, in the messages that decide a streamed or prepared
+# The offsets of commit position and time, in messages that decide a streamed or prepared
 # transaction.
 _DECIDES = {"c": (6, 22), "K": (2, 18)}
-# A commit position that a message didn't tell because nothing has read it.
+# The commit position of a message that wasn't read.
 _UNKNOWN = -1
-_EMPTY = "?"  # in place of the first byte that a message hasn't
-_ROW_HEAD = {"R", "I", "U", "D"}  # followed by the relation's oid
+_EMPTY = "?"  # Used in place of the first byte of an empty message.
+_ROW_HEAD = {"R", "I", "U", "D"}  # These messages begin with the relation's oid.
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The opening message that the rows of the next record batch still belong to."""
+    """The opening message of the scope that rows of the next record batch still belong to."""
 
     kind: int
     commit_lsn: int
@@ -140,16 +140,14 @@ class _Scope:
 
     @property
     def is_guess(self) -> bool:
-        """Whether nothing has read its opening message: any message that closes a scope closes
-        it.
-        """
+        """Whether its opening message wasn't read: then any closing message closes the scope."""
         return self.commit_lsn == _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class _Scopes:
-    """For every row: whether it is inside a scope, which kind of message opened that, and what that
-    announced.
+    """For every row: whether it is in a scope, the kind of the opening message, and its announced
+    commit.
     """
 
     inside: Mask
@@ -161,12 +159,12 @@ class _Scopes:
 class Envelope:
     """Adds the envelope to the record batches of one peek, in their order.
 
-    ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()) taken about when the peek began: every
-    xid decoded lies within 2**31 of it, on either side (a commit that waits for a synchronous
-    standby is decoded, yet lies above it), which gives the 32-bit xids their epoch. ``version`` is
-    the protocol version asked for, 1 to 4. ``skipped`` are messages that land without being read,
-    by position and id (unread_message.py). ``given`` counts the messages so far, those that were
-    discarded too.
+    ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()), read around the beginning of the peek.
+    Every decoded xid is within 2**31 of it, on either side, which determines the epoch of the
+    32-bit xids. (A commit that waits for a synchronous standby is decoded, but is above it.)
+    ``version`` is the requested protocol version, 1 to 4. ``skipped`` are messages that land
+    without being read, by position and id (unread_message.py). ``given`` counts the messages so
+    far, including discarded ones.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class Envelope:
         # 32-bit xids of the transactions of which this call has sent chunks.
         self._streamed: set[int] = set()
         self._open: _Scope | None = None
-        # The first of the messages that were just skipped: it, or one behind it, may have begun or
+        # The first of the messages that were just skipped. It, or a later one, may have begun or
         # ended a transaction.
         self._unsettled: UnreadMessage | None = None
         self._last: UnreadMessage | None = None
@@ -192,21 +190,20 @@ class Envelope:
     def add(
         self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray
     ) -> pa.RecordBatch:
-        """One record batch of ENVELOPE_SCHEMA; ``lsn`` and ``xid`` are the slot function's, as
-        integers.
+        """Return one record batch of ENVELOPE_SCHEMA.
 
-        ``xid8`` is null where the server gives none (a message outside any transaction). A Stream
-        Abort of what this call hasn't streamed is discarded. Raises DecodeError, with the message's
-        position and length, for one that isn't of the protocol version asked for, and for
-        transactions and chunks whose messages don't pair up. One that is skipped lands under a
-        marked kind.
+        ``lsn`` and ``xid`` are those of the slot function, as integers. ``xid8`` is null where the
+        server returns none (a message outside any transaction). A Stream Abort of a transaction
+        that this call hasn't streamed is discarded. Raises DecodeError, with the message's position
+        and length, for a message that isn't of the requested protocol version, and for transactions
+        and chunks whose messages don't pair up. A skipped message lands with a marked kind.
         """
         lsns, xids = _integers(lsn), _integers(xid)
         if not len(lsns) == len(xids) == len(data):
             raise ValueError("lsn, xid and data differ in length")
         if not (rows := self._skipped_rows(lsns, xids, data)):
             return self._read(lsns, xids, data)
-        # There are next to none: what lies between them is read as ever.
+        # There are almost none, so the ranges between them are read as usual.
         found, begin = [], 0
         for row in [*rows, len(lsns)]:
             found.append(
@@ -222,7 +219,7 @@ class Envelope:
         return pa.concat_batches(found)
 
     def _skipped_rows(self, lsns: Positions, xids: Positions, data: ArrowArray) -> list[int]:
-        """The rows of the messages that are to be skipped."""
+        """Return the rows of the messages that must be skipped."""
         if not self._skipped_ids:
             return []
         near = np.flatnonzero(np.isin(lsns, self._skipped_lsns)).tolist()
@@ -233,11 +230,10 @@ class Envelope:
         ]
 
     def _unread(self, message: UnreadMessage) -> pa.RecordBatch:
-        """One message that isn't read: what it holds is not known, what its letter and the slot
-        function say of it is.
+        """Return the envelope of one message that isn't read.
 
-        It begins or ends a transaction as its letter says, unless the messages behind it show
-        otherwise.
+        Its content isn't known; only its first letter and the slot function's columns are. It
+        begins or ends a transaction as its letter says, unless later messages show otherwise.
         """
         letter, scope, raw = message.kind or _EMPTY, self._open, message.raw
         code = ord(letter)
@@ -246,13 +242,13 @@ class Envelope:
         alone = letter == "M" and not chunked and raw[1:2] == b"\0"
         known = scope if scope is not None and scope.kind == _BEGIN and not scope.is_guess else None
         role = self._role(message)
-        # It may be the transaction's end, whatever its letter: whatever ends a transaction stands
-        # where its WAL ends.
+        # It may end the transaction, whatever its letter: a message that ends a transaction is at
+        # the end of its WAL.
         may_end = not _END_AT.keys().isdisjoint((role, letter)) or (
             scope is not None and not chunked and letter != "M"
         )
         # The server counts the rows of a Prepare's transaction as prepared ones, wherever that
-        # message stands.
+        # message is.
         in_place = role == letter or (letter == "P" and self._needed[code] > 0)
         values = {
             "seq": self._next_seq,
@@ -277,14 +273,14 @@ class Envelope:
         return pa.RecordBatch.from_pylist([values], schema=ENVELOPE_SCHEMA)
 
     def _role(self, message: UnreadMessage) -> str:
-        """The letter of what a message may stand for: its own, or where that can't be, one that
-        begins or ends a transaction.
+        """Return the letter of the message's role: its own, or else one that begins or ends a
+        transaction.
         """
         letter, scope = message.kind or _EMPTY, self._open
         code = ord(letter)
         known = self._needed[code] > 0
         if scope is None:
-            # A second end of the transaction before it begins none.
+            # A second end of the same transaction doesn't begin one.
             is_twice = letter in "CP" and self._last is not None and self._last.xid == message.xid
             return letter if known and (is_twice or not _INSIDE_ONLY[code]) else "B"
         closer = int(_CLOSED_BY[scope.kind])
@@ -296,14 +292,14 @@ class Envelope:
         return letter if known and not misplaced else chr(closer)
 
     def _guess(self, kind: int, message: UnreadMessage) -> None:
-        """Open the scope that a message seems to begin which nothing has read."""
+        """Open the scope that an unread message seems to begin."""
         self._open = _Scope(kind, _UNKNOWN, 0)
         if kind == _STREAM_START:
             self._streamed.add(message.xid)
 
     def _resolve_unread(self, kind: Bytes) -> None:
-        """Whether messages that weren't read have begun or ended a transaction, by the messages
-        behind them.
+        """Find out from later messages whether unread messages have begun or ended a
+        transaction.
         """
         message, self._unsettled = self._unsettled, None
         if message is None:
@@ -315,15 +311,15 @@ class Envelope:
             if self._open is None or self._open.is_guess:
                 self._guess(int(_CLOSES_SCOPE_OF[kind[closer]]), message)
         elif self._open is None and (_INSIDE_ONLY[kind[0]] or _DESCRIBES[kind[0]]):
-            # A chunk is larger than what is in view more often than any other transaction.
+            # A chunk exceeds the visible messages more often than any other transaction does.
             is_chunk = self.version > 1 and len(message.raw) <= _SIZES["S"]
             self._guess(_STREAM_START if is_chunk else _BEGIN, message)
 
     def end(self) -> None:
-        """The call has ended; raises DecodeError when that was within a transaction: it would come
-        once more.
+        """Check at the end of the call that no transaction is open; raises DecodeError.
 
-        The error names the last message, which was to close the transaction. Skipped, it does.
+        An incomplete transaction would be sent again. The error names the last message, which
+        should have closed the transaction. If that message is skipped, it closes the transaction.
         """
         if self._open is None or self._unsettled is not None:
             return
@@ -370,7 +366,7 @@ class Envelope:
         return found if kept.all() else found.filter(pa.array(kept))
 
     def _kept(self, part: _Part, kind: Bytes) -> Mask:
-        """Which messages land: all but Stream Aborts of transactions without a chunk."""
+        """Return which messages land: all but Stream Aborts of transactions without a chunk."""
         kept = np.ones(len(kind), np.bool_)
         source, start = part.messages.bytes, part.messages.start
         if part.has[_STREAM_START]:
@@ -407,11 +403,10 @@ class Envelope:
         return part.error(row, "kind", 0, detail if first else "empty message")
 
     def _scopes(self, part: _Part, kind: Bytes) -> _Scopes:
-        """Which scope every row is in; that of the last row is kept for the next record batch."""
+        """Return every row's scope; the last row's scope is kept for the next record batch."""
         source, start = part.messages.bytes, part.messages.start
         openers = np.flatnonzero(_OPENS[kind])
-        # One place before the batch's own openers stands for the scope left open by the batch
-        # before.
+        # The element before the batch's own openers is the scope that the previous batch left open.
         opened = self._open or _Scope(0, 0, 0)
         plain = kind[openers] == _BEGIN
         times = np.zeros(len(openers), np.int64)
@@ -445,26 +440,26 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One record batch of messages, with what an error has to say of their places."""
+    """One record batch of messages, with the positions that errors report."""
 
     messages: Messages
     lsn: Positions
     xid: Positions
     first_seq: int
-    # Whether no chunk can be among them.
+    # Whether it can't have any chunk.
     is_plain: bool
-    # For each byte whether some message begins with it.
+    # For each byte, whether some message begins with it.
     has: Mask
 
     def message(self, row: int) -> UnreadMessage:
-        """One message as it came."""
+        """Return one message unchanged."""
         streamed = False if self.is_plain else None
         return UnreadMessage.of(
             int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed
         )
 
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
-        """The error for one message, which says where in the stream it stands."""
+        """Return the error for one message, with its position in the stream."""
         found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
         unread = self.message(row)
         place = (
@@ -489,14 +484,15 @@ def _part(
 
 
 def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, begins_open: bool) -> None:
-    """Scopes must be opened and closed in turn, each by its own pair of messages, with the right
-    kinds inside.
+    """Check that scopes are opened and closed in turn, each by its own pair of messages.
+
+    Also checks that the messages inside have the right kinds.
     """
     inside, closes = scopes.inside, _CLOSES[kind]
     outside = ~inside & _INSIDE_ONLY[kind]
     if outside.any():
         raise part.error(int(np.argmax(outside)), "transaction", 0, "no Begin message before it")
-    # An opener must not find a scope open: the row before it is inside one and doesn't close it.
+    # An opening message must not follow a row that is in a scope and doesn't close it.
     before = np.concatenate([[begins_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
     nested = (_OPENS[kind] & before) | (inside & _OUTSIDE_ONLY[kind])
     if nested.any():
@@ -519,7 +515,7 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, begins_open: bool
 
 
 def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positions) -> None:
-    """Between Stream Start and Stop messages have an xid more."""
+    """Check sizes between Stream Start and Stop, where messages have an extra xid."""
     short = chunked & _WITH_XID[kind] & (part.messages.end - part.messages.start < needed[kind] + 4)
     if short.any():
         row = int(np.argmax(short))
@@ -532,7 +528,7 @@ def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positi
 
 
 def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
-    """Commit position and time of every row, and for which rows they are known."""
+    """Return commit position and time of every row, and for which rows they are known."""
     lsn, at = scopes.commit_lsn, scopes.commit_ts
     known = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNKNOWN)
     for letter, (lsn_at, ts_at) in _DECIDES.items():
@@ -545,7 +541,7 @@ def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Posi
 
 
 def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
-    """Where a transaction's WAL ends, or that of a message outside any."""
+    """Return where the WAL of each transaction, or of a message outside any, ends."""
     source, start = part.messages.bytes, part.messages.start
     ends, known = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.bool_)
     for letter, offset in _END_AT.items():
@@ -560,8 +556,9 @@ def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
 
 
 def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
-    """Logical messages that aren't transactional: they stand whatever becomes of the transaction
-    that wrote them.
+    """Return logical messages that aren't transactional.
+
+    They count whatever happens to the transaction that wrote them.
     """
     if not part.has[_MESSAGE]:
         return np.zeros(0, np.int64)
@@ -570,11 +567,11 @@ def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
 
 
 def _top_xids(part: _Part, kind: Bytes, xid: Positions, alone: Positions) -> Positions:
-    """The top-level transactions.
+    """Return the top-level transactions.
 
-    The slot function gives a Stream Abort its subtransaction's xid, but the message names the
-    top-level one; a message that isn't transactional gets that of the (sub)transaction it was
-    written in, to which it doesn't belong.
+    The slot function returns a Stream Abort with its subtransaction's xid, but the message has the
+    top-level one. A message that isn't transactional gets the xid of the (sub)transaction in which
+    it was written, to which it doesn't belong.
     """
     if len(alone):
         xid = xid.copy()
@@ -593,12 +590,12 @@ def _streamed_xids(messages: Messages, in_front: Mask) -> ArrowArray:
 
 
 def _first(mask: Mask) -> int:
-    """The first row where ``mask`` holds; their number when there is none."""
+    """Return the first row where ``mask`` is True; the number of rows when there is none."""
     return int(np.argmax(mask)) if mask.any() else len(mask)
 
 
 def _last(rows: Positions, mask: NDArray[np.bool_]) -> Positions:
-    """For each row the last row up to it where ``mask`` holds, or -1."""
+    """Return, for each row, the last row up to it where ``mask`` is True, or -1."""
     return np.maximum.accumulate(np.where(mask, rows, -1)) if len(rows) else rows
 
 
@@ -615,8 +612,9 @@ def _relation_ids(messages: Messages, kind: Bytes, in_front: Mask) -> ArrowArray
 
 
 def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:
-    """Timestamps of the messages ``rows`` as microseconds since 1970; one that is refused would
-    stop the slot.
+    """Return timestamps of the messages ``rows`` as microseconds since 1970.
+
+    No value is refused, because an error would stop the slot.
     """
     return unix_us(i8(part.messages.bytes, part.messages.start[rows] + offset))
 

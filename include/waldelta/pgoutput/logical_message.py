@@ -25,8 +25,9 @@ _TRANSACTIONAL = 1
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What pg_logical_emit_message wrote; a non-transactional one stands even when its transaction
-    is rolled back.
+    """A message of pg_logical_emit_message.
+
+    A non-transactional one counts even when its transaction is rolled back.
     """
 
     lsn: int
@@ -37,7 +38,7 @@ class LogicalMessage:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessages:
-    """Many of them, column by column; ``prefix`` is text, ``content`` bytes."""
+    """Many logical messages, column by column; ``prefix`` is text, ``content`` bytes."""
 
     lsn: Positions
     is_transactional: Mask
@@ -65,7 +66,7 @@ def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessa
 def decode_logical_messages(data: ArrowArray, streamed: Mask | None = None) -> LogicalMessages:
     """Read many Message messages at once; raises DecodeError for the first malformed one.
 
-    ``streamed`` says which of them lie between Stream Start and Stop, where an xid follows the
+    ``streamed`` says which of them are between Stream Start and Stop, where an xid follows the
     first byte; None: none.
     """
     messages = Messages(data, "Message")

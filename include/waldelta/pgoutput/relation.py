@@ -1,5 +1,6 @@
-"""Relation messages: what the columns of the row messages after them are; their types' names come
-from the catalog, not from Type messages.
+"""Relation messages, which describe the columns of later row messages.
+
+The types' names come from the catalog, not from Type messages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _KEY_FLAG = 1
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A published column; ``is_key`` when it is part of the replica identity."""
+    """A published column; ``is_key``: it is part of the replica identity."""
 
     name: str
     type_oid: int
@@ -34,8 +35,9 @@ class Relation:
 
 
 def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
-    """Read a Relation message; ``streamed`` when it lies between Stream Start and Stop (an xid
-    comes first).
+    """Read a Relation message.
+
+    ``streamed``: the message is between Stream Start and Stop, where an xid comes first.
     """
     # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
     reader = MessageReader(data, "Relation", "R")

@@ -1,7 +1,6 @@
-"""Insert, Update and Delete messages of one relation version, decoded column by column into Arrow.
+"""Decodes Insert, Update and Delete messages of one relation version into Arrow, column by column.
 
-There is no loop over rows: the positions of all messages move over their tuples together, one
-column at a time.
+There is no loop over rows: the positions in all messages advance together, one column at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from waldelta.quantities import counted
 
 _I, _U, _D, _K, _O, _N = (ord(letter) for letter in "IUDKON")
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
-# Rows whose positions are walked at once: their arrays stay in the processor's cache.
+# The number of rows that are processed together: their arrays fit into the processor's cache.
 _BLOCK_ROWS = 32_768
 
 
@@ -40,14 +39,13 @@ ToText = Callable[[int, ArrowArray], ArrowArray]
 
 
 class Columns(Sequence[ArrowArray]):
-    """The old or the new tuples of a set of messages: item *k* is column *k* as PostgreSQL's text,
-    in bytes.
+    """The old or the new tuples of messages: item *k* is column *k* as PostgreSQL's text, in bytes.
 
-    Null where the value is NULL, unchanged, or the message has no such tuple; ``unchanged(k)`` and
-    ``has_tuple`` tell these apart. An item is copied out when it is asked for, once. A column that
-    came in binary format is turned into text by ``to_text``, given its number and bytes, and
-    refused without one; ``values(k)`` gives the bytes. With ``may_mix`` some of its values may have
-    come as text and others not.
+    It is null where the value is NULL, unchanged, or the message has no such tuple;
+    ``unchanged(k)`` and ``has_tuple`` distinguish these. An item is copied at first use.
+    ``to_text`` turns a column in binary format into text, from its number and bytes; without it,
+    such a column is refused. ``values(k)`` returns the bytes. With ``may_mix``, some of a column's
+    values may be text and others binary.
     """
 
     def __init__(
@@ -109,8 +107,9 @@ class Columns(Sequence[ArrowArray]):
         return (self[k] for k in range(len(self)))
 
     def format(self, k: int) -> str | None:
-        """``t`` or ``b``, the format of a column's values; None when it has none. Mixed formats
-        raise DecodeError.
+        """Return ``t`` or ``b``, the format of a column's values; None without any value.
+
+        Mixed formats raise DecodeError.
         """
         binary, text = (self._kinds[k] == _BINARY).any(), (self._kinds[k] == _TEXT).any()
         if binary and text:
@@ -120,11 +119,11 @@ class Columns(Sequence[ArrowArray]):
         return "b" if binary else "t" if text else None
 
     def unchanged(self, k: int) -> Mask:
-        """True where the value is TOASTed and unchanged, and therefore was not sent."""
+        """Return where the value is TOASTed and unchanged, and therefore was not sent."""
         return np.asarray(self._kinds[k] == _UNCHANGED)
 
     def values(self, k: int) -> ArrowArray:
-        """A column's bytes, whatever their format."""
+        """Return a column's bytes, whatever their format."""
         if k not in self._values:
             kind = self._kinds[k]
             self._values[k] = self._copied(k, (kind == _TEXT) | (kind == _BINARY))
@@ -136,11 +135,10 @@ class Columns(Sequence[ArrowArray]):
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoded messages: ``op`` is I, U or D; ``old_kind`` is K, O or 0 (no old tuple), both as
-    ASCII codes.
+    """Decoded messages.
 
-    In a K tuple only the replica identity's columns were sent: null there says nothing about the
-    others.
+    ``op`` is I, U or D; ``old_kind`` is K, O or 0 (no old tuple), both as ASCII codes. A K tuple
+    has only the replica identity's columns: null in another column says nothing.
     """
 
     op: Bytes
@@ -167,10 +165,10 @@ def decode_rows(
 ) -> Rows:
     """Decode the Insert, Update and Delete messages of one relation version, in one pass.
 
-    ``column_count`` is the Relation's. ``streamed`` says that the messages lie between Stream Start
-    and Stop, where an xid follows the first byte; ``to_text`` reads values in binary format;
-    ``may_mix`` says that the messages are of several calls, each with its own format. Raises
-    DecodeError for the first message that is not exactly such a row.
+    ``column_count`` is the Relation's. ``streamed``: the messages are between Stream Start and
+    Stop, where an xid follows the first byte. ``to_text`` reads values in binary format.
+    ``may_mix``: the messages are of several calls, each with its own format. Raises DecodeError for
+    the first malformed message.
     """
     messages = Messages(data)
     walk = _Walk(messages, column_count, streamed)
@@ -183,8 +181,9 @@ def decode_rows(
 
 
 class _Places:
-    """Where the values of one kind of tuple lie; rows without a tuple keep an empty place at the
-    message's start.
+    """The positions of the values of one kind of tuple.
+
+    Rows without a tuple have an empty range at the message's start.
     """
 
     def __init__(self, messages: Messages, column_count: int) -> None:
@@ -196,7 +195,7 @@ class _Places:
         self.ends: Positions = np.zeros((column_count, 0), np.int64)
 
     def allocate(self, *, complete: bool) -> None:
-        """Make room, once it is known that some message has such a tuple."""
+        """Allocate the arrays, once some message has such a tuple."""
         if self.kinds.shape == self.shape:
             return
         if complete:
@@ -209,7 +208,7 @@ class _Places:
             self.ends = self.starts.copy()
 
     def columns(self, messages: Messages, to_text: ToText | None, *, may_mix: bool) -> Columns:
-        if self.kinds.shape != self.shape:  # no message has such a tuple
+        if self.kinds.shape != self.shape:  # No message has such a tuple.
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
         return Columns(
@@ -218,11 +217,11 @@ class _Places:
 
 
 class _Walk:
-    """Moves over blocks of messages and notes where every value is.
+    """Moves over blocks of messages and notes the position of every value.
 
-    Lengths are read unsigned, so positions only grow, and reads are clamped to the buffer: a row
-    whose tuples don't end exactly at the message's end is found by one comparison at the end of the
-    walk, whatever went wrong before.
+    Lengths are read unsigned, so positions only grow, and reads are clamped to the buffer. So one
+    comparison at the end finds every row whose tuples don't end exactly at the message's end,
+    whatever went wrong before.
     """
 
     def __init__(self, messages: Messages, column_count: int, streamed: bool) -> None:
@@ -267,8 +266,8 @@ class _Walk:
     def _tuple(
         self, places: _Places, rows: slice, held: Positions | None, at: Positions
     ) -> tuple[Positions, Mask]:
-        """Walk the tuples whose marker is at ``at``; gives the positions behind them and which rows
-        are malformed.
+        """Walk the tuples whose marker is at ``at``; returns the end positions and which rows are
+        malformed.
         """
         source = self.messages.bytes
         complete = held is None and rows == slice(0, len(self.messages))
@@ -293,7 +292,7 @@ class _Walk:
 
 
 def _explain(messages: Messages, row: int, column_count: int, streamed: bool) -> DecodeError:
-    """Read one malformed message slowly, to name the field that is wrong."""
+    """Read one malformed message slowly, to name the wrong field."""
     data = messages.at(row)
     name = {_I: "Insert", _U: "Update", _D: "Delete"}.get(data[0] if data else 0)
     if name is None:

@@ -1,11 +1,11 @@
-"""Which messages of the change log count, and in which order: from the control messages of its
-batches.
+"""Decides from control messages which messages of the change log count, and in which order.
 
-Between landing and decoding; pure, so that it is tested as tables of cases. Plain transactions
-stand in the log whole and in commit order. A streamed one comes in chunks between others' messages,
-and counts only when its Stream Commit came in the *same* batch: every later call streams it again
-from its beginning. A prepared one counts at its Commit Prepared, which may come batches later. So
-the log is cut into *segments* in commit order; a row's *place* is its number in that order.
+This step between landing and decoding is pure, so it is tested as tables of cases. Plain
+transactions are complete in the log, in commit order. A streamed one comes in chunks between other
+messages, and counts only when its Stream Commit is in the *same* batch: every later call streams it
+again from its beginning. A prepared one counts at its Commit Prepared, which may come batches
+later. So the log is divided into *segments* in commit order; a row's *place* is its number in that
+order.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 from waldelta.arrow import Ints
 from waldelta.pgoutput.control import Control
 
-# A message's place in the whole stream: its batch, then its number within the batch.
+# A message's position in the whole stream: its batch, then its number within the batch.
 SEQ_BITS = 40
 XID_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
 
 
 def order_of(batch: int, seq: int) -> int:
-    """The place of a message in the stream of all batches, as it was landed."""
+    """Return the position of a message in the stream of all batches, as it was landed."""
     return (batch << SEQ_BITS) | seq
 
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """A control message with its place in the change log; ``xid8`` is the top-level
-    transaction's.
+    """A control message with its position in the change log; ``xid8`` is the top-level
+    transaction.
     """
 
     batch: int
@@ -44,11 +44,10 @@ class Landmark:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Messages ``first`` to ``last`` of a batch that count; of a chunk only the streamed ones, else
-    only the others.
+    """Messages ``first`` to ``last`` of a batch that count.
 
-    ``commit_lsn`` and ``commit_ts_us`` are what the message that decided them says; -1 where each
-    row has its own.
+    In a chunk only streamed messages count, elsewhere only the others. ``commit_lsn`` and
+    ``commit_ts_us`` are from the deciding message; -1 where each row has its own.
     """
 
     batch: int
@@ -62,8 +61,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A transaction prepared in ``batch``; ``decided_in`` is the batch that committed it or rolled
-    it back, or None.
+    """A transaction prepared in ``batch``.
+
+    ``decided_in`` is the batch that committed it or rolled it back, or None.
     """
 
     gid: str
@@ -74,13 +74,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of a range of batches (after the first, up to and with the second), in commit
-    order.
+    """The segments of a batch range, in commit order.
 
-    ``base`` is the place of each segment's first message. ``voided`` are subtransactions rolled
-    back, as batch and xid in one number. ``missing`` are transactions committed in the range whose
-    Prepare wasn't among the messages given. ``skipped`` are messages that an operator has taken out
-    of the count, as places in the log from the first to the last of a stretch.
+    The range begins after the first batch and includes the second. ``base`` is the place of each
+    segment's first message. ``voided`` are subtransactions that were rolled back, as batch and xid
+    in one number. ``missing`` are transactions committed in the range whose Prepare wasn't among
+    the given messages. ``skipped`` are messages that an operator decided to skip, as ranges of
+    positions in the log.
     """
 
     after: int
@@ -93,7 +93,7 @@ class Segments:
 
     @property
     def is_plain(self) -> bool:
-        """Whether everything counts, in the order in which it stands in the log."""
+        """Whether everything counts, in the order of the log."""
         return not self.parts and not self.skipped
 
     @property
@@ -102,7 +102,8 @@ class Segments:
         return tuple(s for s in self.parts if s.batch <= self.after)
 
     def places(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """The place of each message in commit order; -1 for one that doesn't count.
+        """Return the place of each message in commit order; -1 for messages that don't count.
+
         ``streamed_xid`` is -1 outside chunks.
         """
         key = (batch << SEQ_BITS) | seq
@@ -123,12 +124,13 @@ class Segments:
         return place
 
     def is_voided(self, batch: int, streamed_xid: int) -> bool:
-        """Whether a subtransaction of a batch was rolled back."""
+        """Return whether a subtransaction of a batch was rolled back."""
         return (batch << XID_BITS) | streamed_xid in self.voided
 
     def find(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """The number of the segment that each message lies in, or -1; subtransactions that were
-        rolled back aren't left out.
+        """Return the number of each message's segment, or -1.
+
+        Subtransactions that were rolled back are included.
         """
         key = (batch << SEQ_BITS) | seq
         found = np.full(len(key), -1, np.int64)
@@ -143,13 +145,13 @@ class Segments:
         return found
 
     def commit_lsn(self, at: Ints, own: Ints) -> Ints:
-        """The commit position of messages in the segments ``at``; ``own`` is what each message's
-        row says.
+        """Return the commit position of messages in the segments ``at``; ``own`` is each row's
+        own.
         """
         return np.where((at >= 0) & (self._lsn[at] >= 0), self._lsn[at], own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
-        """The commit time likewise, in microseconds since 1970."""
+        """Return the commit time in microseconds since 1970, as commit_lsn() does."""
         return np.where((at >= 0) & (self._lsn[at] >= 0), self._at[at], own)
 
     @cached_property
@@ -178,26 +180,24 @@ class Segments:
 
     @cached_property
     def _by_place(self) -> dict[bool, Ints]:
-        """The numbers of chunks and of other segments, each ordered by where they stand in the
-        log.
-        """
+        """The numbers of chunks and of other segments, each in the order of the log."""
         chunks = np.array([s.is_chunk for s in self.parts], np.bool_)
         order = np.argsort(self._first, kind="stable")
         return {False: order[~chunks[order]], True: order[chunks[order]]}
 
 
 def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
-    """The segments of a range of batches; ``landmarks`` are the control messages of these and, if
-    given, of earlier ones.
+    """Return the segments of a range of batches.
 
-    Earlier batches only tell what was prepared there.
+    ``landmarks`` are the control messages of these batches and, if given, of earlier ones, which
+    show what was prepared before.
     """
     by_batch: dict[int, list[Landmark]] = {}
     for landmark in landmarks:
         by_batch.setdefault(landmark.batch, []).append(landmark)
     resolver = _Resolver(after)
-    # Every batch of the range has segments as soon as one has: what stands in none of them doesn't
-    # count.
+    # As soon as one batch has segments, every batch of the range gets them: messages outside all
+    # segments don't count.
     for batch in sorted({*by_batch, *(range(after + 1, upto + 1) if by_batch else ())}):
         resolver.batch(batch, sorted(by_batch.get(batch, []), key=lambda landmark: landmark.seq))
     if not resolver.is_needed:
@@ -207,8 +207,9 @@ def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
 
 
 def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
-    """Every transaction that was prepared, with the batch that decided it; ``landmarks`` in the
-    log's order.
+    """Return every transaction that was prepared, with the batch that decided it.
+
+    ``landmarks`` are in the log's order.
     """
     found: dict[tuple[str, int], Prepared] = {}
     decided: list[Prepared] = []
@@ -275,7 +276,7 @@ class _Resolver:
             self.voided.add((landmark.batch << XID_BITS) | control.subxid)
 
     def _commit(self, landmark: Landmark) -> None:
-        """Stream Commit or Commit Prepared: what stands before it comes first, then the
+        """Handle a Stream Commit or Commit Prepared: earlier plain messages come first, then the
         transaction.
         """
         control = landmark.control

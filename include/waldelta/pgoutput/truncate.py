@@ -1,4 +1,4 @@
-"""Truncate messages: which relations were emptied."""
+"""Truncate messages: which relations were truncated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CASCADE, _RESTART_IDENTITY = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """One TRUNCATE, of one or more relations at once."""
+    """One TRUNCATE of one or more relations."""
 
     relation_ids: tuple[int, ...]
     cascade: bool

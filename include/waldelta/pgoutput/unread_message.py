@@ -1,6 +1,4 @@
-"""Unread: a message as it came, which nothing reads: its bytes, and what the slot function says of
-it.
-"""
+"""A message that isn't decoded: its bytes, and the slot function's columns."""
 
 from __future__ import annotations
 
@@ -8,22 +6,22 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Self
 
-# In front of the first byte, as the kind of a message that landed without being read: no reader
-# asks for such a kind.
+# The prefix of the kind of a message that landed without being read. No reader requests such a
+# kind.
 MARK = "!"
-# A longer message is known by its beginning until it lands, which keeps all of it.
+# A longer message is stored with its beginning only until it lands, which stores all of it.
 MOST_MESSAGE_BYTES = 1 << 20
 ID_LETTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadMessage:
-    """A message that can't be read; ``xid`` has 32 bits.
+    """A message that can't be decoded; ``xid`` has 32 bits.
 
-    ``id`` is what people name it by: the same in every call that brings it, and once it has landed.
-    ``batch`` and ``seq`` are its place in the change log, None before it has landed. ``streamed``
-    says whether it lies between Stream Start and Stop, where an xid follows the first byte; None
-    where that isn't known.
+    People name it by ``id``, which is the same in every call that returns it, and after it has
+    landed. ``batch`` and ``seq`` are its position in the change log, None before it has landed.
+    ``streamed``: whether it is between Stream Start and Stop, where an xid follows the first byte;
+    None where that isn't known.
     """
 
     id: str
@@ -36,7 +34,7 @@ class UnreadMessage:
 
     @classmethod
     def of(cls, lsn: int, xid: int, raw: bytes, streamed: bool | None = None) -> Self:
-        """A whole message that hasn't landed."""
+        """Create a complete message that hasn't landed."""
         return cls(message_id(lsn, xid, raw), lsn, xid, raw, streamed=streamed)
 
     @property
@@ -45,14 +43,14 @@ class UnreadMessage:
         return self.raw[:1].decode("latin-1")
 
     def landed(self, batch: int, seq: int) -> Self:
-        """The same at its place in the change log."""
+        """Return the message with its position in the change log."""
         return replace(self, batch=batch, seq=seq)
 
     def shortened(self) -> Self:
-        """The same with no more than the first MOST_MESSAGE_BYTES of its bytes."""
+        """Return the message with at most the first MOST_MESSAGE_BYTES of its bytes."""
         return replace(self, raw=self.raw[:MOST_MESSAGE_BYTES])
 
 
 def message_id(lsn: int, xid: int, raw: bytes) -> str:
-    """The ``id`` of a whole message."""
+    """Return the ``id`` of a complete message."""
     return hashlib.sha256(b"%d %d " % (lsn, xid) + raw).hexdigest()[:ID_LETTERS]

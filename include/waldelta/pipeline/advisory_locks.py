@@ -1,9 +1,9 @@
-"""Advisory locks on the source: one run at a time per slot, one per target, one for the lake's
-table of logical messages, and one per keyed session of Spark Connect.
+"""Advisory locks on the source: one run at a time per slot, per target, per lake's table of logical
+messages, and per keyed session of Spark Connect.
 
-Airflow's max_active_runs doesn't cover backfills and a pool only helps scheduling, so correctness
-rests on these. While it is held, a lock has a session to itself: it is gone when its holder is,
-whatever killed it.
+Correctness rests on these locks: Airflow's max_active_runs doesn't cover backfills, and a pool only
+helps scheduling. A lock has a database session to itself. The server releases it when its
+holder ends, whatever ended the holder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LockName:
-    """What is locked, and the 64-bit key that PostgreSQL knows it by.
+    """The name of a lock, and the 64-bit key by which PostgreSQL knows it.
 
     >>> LockName("slot flights_cdc").key == LockName("slot flights_cdc").key
     True
@@ -63,13 +63,15 @@ def messages_lock_name(root: str) -> LockName:
 
 
 def session_lock_name(session_key: str) -> LockName:
-    """The lock that whoever reaches a Spark Connect session of a fixed key must hold."""
+    """The lock that a caller must hold to use a Spark Connect session of a fixed key."""
     return LockName(f"session {session_key}")
 
 
 @dataclass(slots=True)
 class AdvisoryLock:
-    """A lock that is held; ``check()`` before an effect that only its holder may have."""
+    """A lock that this process holds; call ``check()`` before an effect that only the holder may
+    have.
+    """
 
     name: LockName
     connection: Connection
@@ -80,7 +82,9 @@ class AdvisoryLock:
         return self.connection.info.backend_pid
 
     def check(self) -> None:
-        """Raises LockHeld when the lock's connection was lost, so another run may have it now."""
+        """Raise LockHeld when the lock's connection was lost, because another run may hold the lock
+        now.
+        """
         try:
             holder = self.connection.execute(_HOLDERS, _halves(self.name)).fetchone()
         except psycopg.Error as err:
@@ -93,7 +97,7 @@ class AdvisoryLock:
 
 @contextmanager
 def slot_lock(job: Job) -> Iterator[AdvisoryLock]:
-    """Hold the lock of the job's slot; raises LockHeld at once when another run has it."""
+    """Hold the lock of the job's slot; raises LockHeld at once when another run holds it."""
     slot = job.pipeline.source.slot
     with advisory_lock(job.conninfo, slot_lock_name(slot), f"waldelta lock {slot}") as lock:
         yield lock
@@ -103,9 +107,9 @@ def slot_lock(job: Job) -> Iterator[AdvisoryLock]:
 def target_lock(
     job: Job, table: TableId | str, sessions: LockSessions | None = None
 ) -> Iterator[AdvisoryLock]:
-    """Hold the lock of one of the job's targets; raises LockHeld at once when another run has it.
+    """Hold the lock of one of the job's targets; raises LockHeld at once when another run holds it.
 
-    ``sessions`` are those of whoever locks many targets one after the other.
+    A caller that locks many targets one after the other passes its ``sessions``.
     """
     table = TableId.parse(table) if isinstance(table, str) else table
     name = target_lock_name(job.pipeline.target.root, table)
@@ -116,8 +120,9 @@ def target_lock(
 
 @contextmanager
 def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
-    """Hold the lock of the job's table of logical messages; raises LockHeld at once when another
-    run has it.
+    """Hold the lock of the job's table of logical messages.
+
+    Raises LockHeld at once when another run holds it.
     """
     name = messages_lock_name(job.pipeline.target.root)
     with advisory_lock(
@@ -128,7 +133,7 @@ def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
 
 @contextmanager
 def session_lock(job: Job, session_key: str) -> Iterator[AdvisoryLock]:
-    """Hold the lock of a Connect session; raises LockHeld at once when another run has it."""
+    """Hold the lock of a Connect session; raises LockHeld at once when another run holds it."""
     name = f"waldelta session {job.pipeline.source.slot}"
     with advisory_lock(job.conninfo, session_lock_name(session_key), name) as lock:
         yield lock
@@ -136,18 +141,19 @@ def session_lock(job: Job, session_key: str) -> Iterator[AdvisoryLock]:
 
 @contextmanager
 def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Iterator[AdvisoryLock]:
-    """Hold a lock on a connection of its own; raises LockHeld that names the holder."""
+    """Hold a lock on a connection of its own; raises LockHeld with the holder's name."""
     with LockSessions(conninfo) as sessions, sessions.hold(name, application_name) as lock:
         yield lock
 
 
 class LockSessions:
-    """Sessions that hold one lock after the other: with many small targets, a backend for each is
-    most of what a run costs the source.
+    """Sessions that hold one lock after the other.
 
-    Never two at once, since PostgreSQL gives a session again what it holds: a run would not be
-    refused its own target. One that was lost is replaced. Those that hold nothing are closed with
-    the ``with`` that this is in.
+    With many small targets, a backend for each lock would be most of what a run costs the source.
+
+    A session never holds two locks at once: PostgreSQL grants a session a lock that it already
+    holds, so a run would not be refused its own target. A lost session is replaced. Leaving the
+    ``with`` block closes the idle sessions.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -159,8 +165,9 @@ class LockSessions:
 
     @contextmanager
     def hold(self, name: LockName, application_name: str) -> Iterator[AdvisoryLock]:
-        """Hold a lock in a session of that name; raises LockHeld that names the holder, and since
-        when its session is there.
+        """Hold a lock in a session of this application name.
+
+        Raises LockHeld with the name of the holder and the start of its session.
         """
         with named_loss(self._conninfo):
             connection, is_held = self._try(name, application_name)
@@ -178,11 +185,11 @@ class LockSessions:
                 connection.close()
 
     def _try(self, name: LockName, application_name: str) -> tuple[Connection, bool]:
-        """A session, and whether it has the lock now."""
+        """Return a session, and whether it got the lock."""
         while self._idle:
             with suppress(
                 psycopg.Error
-            ):  # a server or a firewall may have ended it while it was idle
+            ):  # The server or a firewall may have ended the session while it was idle.
                 return _tried(self._idle.pop(), name, application_name)
         return _tried(connect(self._conninfo, application_name), name, application_name)
 
@@ -208,9 +215,9 @@ def _tried(
 
 
 def _release(connection: Connection, name: LockName) -> bool:
-    """Give a lock back; whether it was there until now: a lost connection has lost it too."""
+    """Release a lock; returns whether the session still held it (a lost connection has lost it)."""
     # Closing alone ends the backend only some time later, and the run that follows at once would
-    # find the lock held.
+    # find the lock taken.
     try:
         row = connection.execute("select pg_advisory_unlock(%s)", (name.key,)).fetchone()
     except psycopg.Error:
@@ -248,7 +255,8 @@ where l.locktype = 'advisory'
   and l.objid = %(low)s::oid
   and l.database = (select oid from pg_database where datname = current_database())
 """
-# Who that is: of the view's tables planning alone takes a server longer than looking for the lock.
+# Only this query joins pg_stat_activity: planning that view's tables alone takes a server longer
+# than finding the lock.
 _HOLDER = f"""
 select l.pid, a.application_name, a.backend_start at time zone 'UTC'
 from ({_HOLDERS}) l

@@ -1,6 +1,4 @@
-"""One execution of a verb on a pipeline: what every stage needs to know, and nothing of Spark or
-Airflow.
-"""
+"""One run of a command on a pipeline: what every stage needs to know, free of Spark and Airflow."""
 
 from __future__ import annotations
 
@@ -28,13 +26,15 @@ from waldelta.postgres.connection import (
 )
 from waldelta.postgres.unreadable_names import name_unreadable
 
-# Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g.
-# AWS_ENDPOINT_URL.
+# Prefixes of the environment variables with an object store's credentials, as delta-rs names them,
+# e.g. AWS_ENDPOINT_URL.
 _STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def storage_options_of(root: str) -> dict[str, str] | None:
-    """Credentials of a lake's object store, from the environment; None for a local folder."""
+    """Return the credentials of a lake's object store, from the environment; None for a local
+    folder.
+    """
     if root.startswith("file://"):
         return None
     return {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)}
@@ -42,11 +42,11 @@ def storage_options_of(root: str) -> dict[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A verb's run: the pipeline, its source, its ledger, and who asked.
+    """A command's run: its pipeline, the connections to its source, and why it runs.
 
-    ``hand_over``: whoever asked has a sync follow, so large copies are left to that. ``again``:
-    this part of the run ran before, and was tried again or cleared. ``read_conninfo`` leads to the
-    standby of source.read_from, and nowhere without it.
+    ``hand_over`` is True when a sync follows this run: large copies are left to that sync.
+    ``again`` is True when this part of the run ran before, and was retried or cleared.
+    ``read_conninfo`` connects to the standby of source.read_from, and is None without one.
     """
 
     pipeline: PipelineFile
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def slot_conninfo(self) -> str:
-        """Leads to the server that has the slot: the primary, or the standby of
+        """The connection string of the server that has the slot: the primary, or the standby of
         source.read_from.
         """
         if self.pipeline.source.read_from is None:
@@ -80,15 +80,15 @@ class Job:
 
     @property
     def ledger(self) -> Ledger:
-        """The pipeline's bookkeeping."""
+        """The pipeline's ledger tables."""
         return Ledger(self.pipeline.target.root, self.storage_options)
 
     @contextmanager
     def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """A connection to the source's primary whose application_name says what it's for.
+        """Open a connection to the source's primary; its application_name contains the purpose.
 
-        Raises PrivilegeMissing where the server refuses a statement that nobody gave a better
-        message, NameUnreadable where it can't send a name as UTF-8, SourceUnreachable where the
+        Raises PrivilegeMissing where the server refuses a statement without a more specific error,
+        NameUnreadable where it can't send a name as UTF-8, and SourceUnreachable where the
         connection is lost.
         """
         with self._connect(self.conninfo, purpose) as connection:
@@ -98,10 +98,10 @@ class Job:
     def connect_slot(
         self, purpose: str, primary: psycopg.Connection[tuple[Any, ...]] | None = None
     ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """A connection to the server that has the slot; errors as of connect().
+        """Open a connection to the server that has the slot; raises as connect() does.
 
-        That is ``primary``, where the caller has such a connection already, unless source.read_from
-        names a standby.
+        Unless source.read_from names a standby, it yields the caller's ``primary`` connection when
+        given.
         """
         if self.pipeline.source.read_from is None and primary is not None:
             yield primary
@@ -124,7 +124,8 @@ class Job:
                     connection.info.user, err.diag.message_primary or "refused"
                 ) from err
             except psycopg.errors.UntranslatableCharacter as err:
-                if "output plugin" in (err.diag.context or ""):  # a row that the slot decodes
+                # The text is in a row that the slot decodes, not in a name.
+                if "output plugin" in (err.diag.context or ""):
                     raise
                 raise name_unreadable(conninfo, err) from err
             except psycopg.OperationalError as err:
@@ -135,60 +136,65 @@ class Job:
                 raise
 
     def change_log(self, identity: SlotIdentity) -> ChangeLog:
-        """The change log as this incarnation of the slot writes it."""
+        """The change log of this incarnation of the slot."""
         return ChangeLog(self.pipeline.target.root, identity.app_id, self.storage_options)
 
     def landed_sizes(
         self, identity: SlotIdentity, after_batch: int, upto_batch: int
     ) -> dict[int, int]:
-        """Messages by batch in a range; raises SlotGap when the change log lacks some that the slot
-        was moved over.
+        """Return the number of messages of each batch in a range.
+
+        Raises SlotGap when the change log lacks batches that the slot was advanced past.
         """
         consumed = self.ledger.consumed_batches(identity.slot, identity.incarnation)
         return self.change_log(identity).whole_sizes(consumed, after_batch, upto_batch)
 
     def slot_identity(self) -> SlotIdentity:
-        """The slot as the ledger knows it; raises SlotMissing before setup."""
+        """Return the slot's identity from the ledger; raises SlotMissing before setup."""
         return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
 
     def first_batch(self) -> int:
-        """The last batch of the slot's earlier lives: what another server or timeline sent is never
-        applied again.
+        """Return the last batch of the slot's earlier incarnations.
+
+        Changes from another server or timeline are never applied again.
         """
         return incarnation_of(self.pipeline.source.slot, self.ledger.slot_lives()).batch or 0
 
     def table_states(self) -> dict[str, TableState]:
-        """The latest state of each target since the slot's present life began: copies of an earlier
-        one are stale.
+        """Return the latest state of each target in the current slot incarnation.
+
+        Copies of an earlier incarnation are stale.
         """
         return {state.table_name: state for state in self.table_rows()}
 
     def table_state(self, table_name: str) -> TableState | None:
-        """The latest state of one target, as of table_states(); with many targets that is far less
-        to read.
+        """Return the latest state of one target, as table_states() does.
+
+        With many targets, this reads far less.
         """
         return next(reversed(self.table_rows(table_name)), None)
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
-        """All states of all targets, or of one, since the slot's present life began, oldest
+        """Return all states of all targets, or of one, in the current slot incarnation, oldest
         first.
         """
         return self.of_life(self.ledger.table_rows(table_name))
 
     def of_life(self, rows: Sequence[TableState]) -> list[TableState]:
-        """Those of the ledger's states that are of the slot's present life."""
+        """Return those of the ledger's states that belong to the current slot incarnation."""
         life = incarnation_of(self.pipeline.source.slot, self.ledger.slot_lives())
         return [state for state in rows if _is_of(state, life)]
 
 
 def _is_of(state: TableState, life: SlotMove) -> bool:
-    if state.incarnation is None:  # written before rows said so; the clock is all there is
+    # Earlier versions wrote rows without the incarnation; only the clock can place them.
+    if state.incarnation is None:
         return state.at >= life.at
     return state.incarnation == life.incarnation
 
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:
-    """A job whose connections come from the environment, as an Airflow task hands them over."""
+    """Create a job whose connections come from the environment, where an Airflow task puts them."""
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     primary, *others = [conninfo_from_environment(conn_id) for conn_id in pipeline.source.conn_ids]
     return Job(pipeline, primary, run_id, **details, read_conninfo=others[0] if others else None)

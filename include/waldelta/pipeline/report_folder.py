@@ -1,6 +1,4 @@
-"""Where a pipeline's Data Docs are: in a folder of this machine, or nowhere; what setup says
-of it.
-"""
+"""Finds the local folder of a pipeline's Data Docs, if it has one, and checks it for setup."""
 
 from __future__ import annotations
 
@@ -16,13 +14,15 @@ from waldelta.lake.storage import local_path
 ENTRIES_FOLDER = ".entries"
 
 
-# In the folder of the reports: the validation results that they are made from.
+# Folder, below the reports' folder, of the validation results from which the reports are made.
 RESULTS_FOLDER = ".results"
 
 
 def docs_folder(pipeline: PipelineFile) -> Path | None:
-    """The folder of the reports; None where the lake is an object store, which takes no HTML pages,
-    and no other is named.
+    """Return the folder of the reports, or None.
+
+    It is None where the lake is an object store, which takes no HTML pages, and no other folder is
+    named.
     """
     chosen = pipeline.quality.data_docs
     place = chosen if chosen is not None else bookkeeping_uri(pipeline.target.root, "data_docs")
@@ -30,11 +30,11 @@ def docs_folder(pipeline: PipelineFile) -> Path | None:
 
 
 def own_docs_folder(pipeline: PipelineFile) -> Path | None:
-    """The folder of the reports, to write into; raises ConfigError where a named one holds other
-    files.
+    """Return the folder of the reports for writing.
 
-    What is written there replaces an ``index.html`` and makes the folder its owner's alone. A file
-    that nobody meant to be a report must not end up among them either.
+    Raises ConfigError when a named folder has other files. Writing reports replaces an
+    ``index.html`` and makes the folder readable by its owner alone. A file that isn't a report must
+    not end up among the reports either.
     """
     folder = docs_folder(pipeline)
     if folder is not None and pipeline.quality.data_docs is not None and not _is_ours(folder):
@@ -56,8 +56,9 @@ def _is_ours(folder: Path) -> bool:
 
 
 def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:
-    """A problem where reports can't be put into the folder that is named, a warning where checks
-    have results but no pages.
+    """Yield a problem where reports can't be written to the named folder.
+
+    Yields a warning where checks have results but no pages.
     """
     if not pipeline.quality.enabled:
         return

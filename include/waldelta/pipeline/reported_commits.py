@@ -1,5 +1,6 @@
-"""Which of a target's commits some run's result has; mostly the run's own, after a kill
-perhaps a later one's.
+"""Finds out which of a target's commits a run's result contains.
+
+Usually that is the result of the run that committed; after a crash it may be a later run's.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run
 from waldelta.pipeline.run_result import RunResult
 
-# By so much the clock of whoever tells may be behind that of whoever committed.
+# Maximum difference between the clocks of the run that reports and the run that committed.
 _SKEW = timedelta(hours=1)
-# The version of each target that a run has told.
+# The latest version of each target in a run's result.
 _Versions = dict[str, int]
 
 
 class ReportedCommits:
-    """What runs tell of targets; each result is read once, and none that was told before the
-    commits in question.
+    """The versions of targets that run results contain.
+
+    Each result is read once, and only results that are newer than the commits in question are read.
     """
 
     def __init__(self, ledger: Ledger, forgotten_before: datetime) -> None:
-        """``forgotten_before``: as far back as maintenance leaves results; a run of later has none
-        because it told none.
+        """``forgotten_before`` is the age up to which maintenance keeps results.
+
+        A newer run without a result has reported nothing.
         """
         self._ledger, self._forgotten_before = ledger, forgotten_before
         self._of_runs: dict[str, _Versions | None] = {}
@@ -40,20 +43,20 @@ class ReportedCommits:
         committed_at: datetime,
         copied_at: Callable[[], datetime],
     ) -> bool:
-        """Whether a run tells of a version of a target, which ``run_id`` committed.
+        """Return whether a run's result contains a version of a target, which ``run_id`` committed.
 
-        ``copied_at`` says when its copy was begun, by the ledger: asked only where its own run
-        doesn't tell, which is seldom.
+        ``copied_at`` returns the start of the target's copy, from the ledger. It is called only
+        where the run's own result doesn't contain the version, which is rare.
         """
         own = self._of_run(run_id)
         if own is not None and own.get(table_name, -1) >= version:
             return True
-        # What is older than all that are left was told long ago.
+        # A commit older than all results still kept was reported long ago.
         is_forgotten = own is None and committed_at < self._forgotten_before
         if is_forgotten and self._first is not None and committed_at < self._first:
             return True
-        # An earlier row's may be of another table in the same place, whose versions had come
-        # further.
+        # An earlier result may be about another table at the same location, whose versions were
+        # higher.
         since = max(committed_at - _SKEW, copied_at())
         return any(
             at >= since and told.get(table_name, -1) >= version

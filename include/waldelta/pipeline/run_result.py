@@ -1,4 +1,4 @@
-"""The result of a run: what its summary, the Airflow tasks and the ledger read; plain JSON
+"""A run's result, in the form that its summary, the Airflow tasks and the ledger read; plain JSON
 underneath.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from waldelta.stages.check.suite import QualityReport
     from waldelta.stages.sync import SyncResult
 
-# What a verb's summary says of each table, by heading; other verbs name the tables alone.
+# The columns of each command's summary table, by heading; other commands only list the tables.
 _COLUMNS: dict[str, dict[str, str]] = {
     "consume": {
         "inserted": "inserted",
@@ -85,7 +85,7 @@ _OF_ATTEMPT = ("begun", "done")
 
 @dataclass
 class StageResult:
-    """One stage's outcome; ``error`` as in RunResult."""
+    """The outcome of one stage; ``error`` as in RunResult."""
 
     status: str
     seconds: float
@@ -104,18 +104,18 @@ class TableResult:
     truncated: bool = False
     version: int | None = None
     rows: int | None = None
-    # Rows that came without all of their values: completed from the source, or kept out of the
+    # Rows that arrived without all of their values: completed from the source, or kept out of the
     # target.
     reread: int = 0
     quarantined: int = 0
-    # Rows with a value that its column's type can't hold: it stands in _wd_raw.
+    # Rows with a value that its column's type can't hold: the value is in _wd_raw.
     verbatim: int = 0
-    # Of a resync that mended it: rows of the snapshot that it was compared with, and those that it
-    # held as they are.
+    # Of a resync that repaired the table: rows of the snapshot that were compared, and rows that
+    # already matched.
     compared: int | None = None
     unchanged: int | None = None
-    # Of a reconciliation: rows that aren't the source's, keys that were changed meanwhile, and rows
-    # that it is known to lack.
+    # Of a reconciliation: rows that differ from the source, keys that changed during the
+    # comparison, and rows in quarantine.
     differing: int | None = None
     in_flight: int | None = None
     lacking: int | None = None
@@ -127,13 +127,13 @@ class TableResult:
 
     @property
     def passed_by(self) -> bool:
-        """Whether it had changes of rows that the target hasn't got."""
+        """Whether the target lacks, or got separately, rows that the run had changes of."""
         return bool(self.skipped or self.quarantined or self.reread)
 
 
 @dataclass
 class RunResult:
-    """A run so far; stages are added as they end, by whatever process ran them."""
+    """The result of a run so far; each process that runs a stage adds that stage's outcome."""
 
     verb: str
     run_id: str
@@ -144,45 +144,46 @@ class RunResult:
     start_lsn: str | None = None
     end_lsn: str | None = None
     lag_bytes: int = 0
-    landed_as_of: int = 0  # all transactions below this one (xid8) have landed; 0: that isn't known
+    landed_as_of: int = 0  # All transactions below this one (xid8) have landed; 0: not known.
     report: str | None = None
     failed_expectations: list[str] = field(default_factory=list)
-    warned_expectations: list[str] = field(default_factory=list)  # unmet, and told only
-    told_applied: bool = False  # whether its apply came to tell what there was to tell
+    # Expectations that weren't met and only raise a warning.
+    warned_expectations: list[str] = field(default_factory=list)
+    # Whether the run's apply stage got as far as reporting its findings.
+    told_applied: bool = False
     not_applied: list[str] = field(
         default_factory=list
-    )  # targets that stay behind, whatever else the run did to them
-    needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
+    )  # Targets that stay behind, whatever else the run did to them.
+    needs_sync: list[str] = field(default_factory=list)  # Targets that a sync must copy again.
     never_copied: list[str] = field(
         default_factory=list
-    )  # published tables that wait for their initial sync
+    )  # Published tables that wait for their initial sync.
     unpublished: list[str] = field(
         default_factory=list
-    )  # tables of the pipeline file that their publication lacks
-    foreign_commits: list[str] = field(
-        default_factory=list
-    )  # targets that others were found to have written to
+    )  # Tables of the pipeline file that their publication lacks.
+    foreign_commits: list[str] = field(default_factory=list)  # Targets with external commits.
     passed: list[str] = field(
         default_factory=list
-    )  # targets that the check found nothing critical in
+    )  # Targets in which the check found nothing critical.
     warnings: list[str] = field(default_factory=list)
     unused_suites: list[str] = field(
         default_factory=list
-    )  # files of expectations that fit no table
+    )  # Files of expectations that fit no table.
     slot_critical: list[str] = field(
         default_factory=list
-    )  # what was critical of the slot when the run began
-    unreadable: str | None = None  # what PostgreSQL can't decode, in front of which all has landed
-    source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
+    )  # Critical findings about the slot when the run began.
+    # The message that PostgreSQL can't decode; everything before it has landed.
+    unreadable: str | None = None
+    source: SourceBill = field(default_factory=SourceBill)  # What the run cost the publisher.
     as_of: str | None = (
-        None  # all that the source had committed by then is part of what the run lands
+        None  # Everything that the source had committed by then is part of what the run lands.
     )
-    # None of verbs that don't read it, and of runs recorded earlier.
+    # None for commands that don't read the slot, and for runs recorded by earlier versions.
     slot_before: SlotReading | None = None
     slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
-    # Of this attempt alone, so that the JSON, which the next one continues, has neither: when it
-    # began, and what it did to each target.
+    # Of this attempt alone: when it began, and what it did to each target. They aren't in the JSON,
+    # because the next attempt continues from it.
     begun: datetime | None = None
     done: dict[str, TargetCut] = field(default_factory=dict)
 
@@ -192,7 +193,8 @@ class RunResult:
         document = json.loads(text)
         stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
         tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
-        source = SourceBill(**document.pop("source", {}))  # absent from runs recorded earlier
+        # Runs recorded by earlier versions have no source load.
+        source = SourceBill(**document.pop("source", {}))
         slots: dict[str, Any] = {
             name: SlotReading(**seen)
             for name in _SLOTS
@@ -201,20 +203,20 @@ class RunResult:
         return cls(**document, **slots, stages=stages, tables=tables, source=source)
 
     def to_json(self) -> str:
-        """The result as JSON, the shape that Airflow's operator reads."""
+        """Return the result as JSON, in the shape that Airflow's operator reads."""
         return json.dumps(
             {name: value for name, value in asdict(self).items() if name not in _OF_ATTEMPT}
         )
 
     def write(self, path: Path) -> None:
-        """Write the JSON, atomically and for this user only."""
+        """Write the JSON atomically, readable by this user only."""
         draft = path.with_suffix(".tmp")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(self.to_json())
         draft.replace(path)
 
     def add_check(self, report: QualityReport) -> None:
-        """Take over what a check found, and where its report is."""
+        """Add the findings of a check, and the location of its report."""
         self.report = report.location
         self.failed_expectations, self.warned_expectations = (
             list(report.failures),
@@ -225,7 +227,7 @@ class RunResult:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[StageResult]:
-        """Time a stage and record how it ended; errors pass through."""
+        """Time a stage and record how it ended; exceptions pass through."""
         began = time.monotonic()
         stage = self.stages[name] = StageResult("running", 0.0)
         try:
@@ -238,12 +240,12 @@ class RunResult:
             stage.seconds = round(time.monotonic() - began, 3)
 
     def add_cut(self, cut: BatchCut) -> None:
-        """Add what one step did to the targets."""
+        """Add what one apply batch did to the targets."""
         for target in cut.targets:
             self.add_target(replace(target, commit_ts=cut.commit_ts))
 
     def add_target(self, target: TargetCut) -> None:
-        """Add what was done to one target; its version is that of what is added last."""
+        """Add what was done to one target; the target's version is that of the last addition."""
         if target.touched:
             before = self.done.get(target.table_name)
             self.done[target.table_name] = target if before is None else before + target
@@ -259,7 +261,7 @@ class RunResult:
         table.version = target.version
 
     def add_repair(self, cut: TargetCut) -> None:
-        """Add the rows that a repair put right."""
+        """Add the rows that a repair corrected."""
         self.add_target(
             TargetCut(
                 cut.table_name, cut.generation, cut.version, cut.inserted, cut.updated, cut.deleted
@@ -267,8 +269,9 @@ class RunResult:
         )
 
     def add_copy(self, copied: SyncResult) -> None:
-        """Take over what a copy, or a comparison by key that wrote the rows that differed, did to
-        its target.
+        """Add what a copy did to its target.
+
+        The copy may be a comparison by key that wrote only the rows that differed.
         """
         name, diff = str(copied.table), copied.diff
         if diff is None:
@@ -285,8 +288,9 @@ class RunResult:
         self.tables[name].compared, self.tables[name].unchanged = diff.compared, diff.unchanged
 
     def record(self, job: Job) -> None:
-        """Enter what this attempt came to into the ledger; raises LateWriter when one that began
-        later has.
+        """Record the result of this attempt in the ledger.
+
+        Raises LateWriter when an attempt that began later has recorded its result.
         """
         seconds = sum(stage.seconds for stage in self.stages.values())
         before, after = self.slot_before, self.slot_after
@@ -317,8 +321,9 @@ class RunResult:
         )
 
     def _applied(self) -> bool | None:
-        """Whether every target holds all that was landed; None of a run that hasn't come so far, or
-        isn't to apply anything.
+        """Whether every target holds all that was landed.
+
+        None for a run that hasn't come so far, or that applies nothing.
         """
         stage = self.stages.get("apply")
         if stage is None or (stage.status != "succeeded" and not self.told_applied):
@@ -326,10 +331,10 @@ class RunResult:
         return stage.status == "succeeded" and not self.not_applied
 
     def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
-        """What the run, or its one ``stage``, did to each table, LSN range, lag and seconds, for
-        people.
+        """Print what the run, or its one ``stage``, did to each table, with LSN range, lag and
+        seconds.
         """
-        # A task's log has no width; eighty columns would cut table names.
+        # A task's log has no width, and eighty columns would cut table names.
         console = console or Console(width=None if sys.stdout.isatty() else 120)
         console.print(self._title(stage), style="table.title", soft_wrap=True, markup=False)
         if self.tables:
@@ -351,8 +356,9 @@ class RunResult:
             console.print(f"report: {self.report}", soft_wrap=True)
 
     def _title(self, stage: str | None) -> str:
-        """Of one ``stage`` how that ended: others may follow, so the run's own status isn't the
-        news.
+        """The heading; of one ``stage``, with how that stage ended.
+
+        Other stages may follow, so the run's own status would say nothing new.
         """
         if stage is not None and stage in self.stages:
             return f"{self.verb} {self.run_id}, stage {stage}: {self.stages[stage].status}"
@@ -372,7 +378,7 @@ class RunResult:
 
 
 class RunFailed(Exception):
-    """A run whose result says what failed; the cause is the first stage's error."""
+    """A run that failed; its result says what failed, and the cause is the first stage's error."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__((result.error or {}).get("message", "failed"))

@@ -1,5 +1,6 @@
-"""A connection that is used again and again, with other work between: opened when it is first asked
-for, and anew once it was lost.
+"""A connection that is used repeatedly, with other work in between.
+
+It is opened at first use, and opened again after it was lost.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from waldelta.postgres import Connection
 
 
 class SharedConnection:
-    """One to the job's primary, for uses that leave nothing behind in its session; closed with the
-    ``with`` that it is in.
+    """A connection to the job's primary, for uses that leave no state in its session.
 
-    A server or a firewall may end it while it is idle, so each use asks first whether it still is
-    there. What fails within a use ends it too, as nobody knows what is left in it.
+    It is closed at the end of its ``with`` block. A server or a firewall may end it while it is
+    idle, so each use first checks that it still works. An exception within a use closes it, because
+    the session's state isn't known then.
     """
 
     def __init__(self, job: Job, purpose: str) -> None:
@@ -32,7 +33,7 @@ class SharedConnection:
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
-        """The connection; raises as Job.connect() does."""
+        """Yield the connection; raises as Job.connect() does."""
         connection = self._alive()
         try:
             yield connection

@@ -1,6 +1,4 @@
-"""Which slot a change log's messages came from: its name, and which of the slots that had this
-name.
-"""
+"""Identifies the slot that a change log's messages came from: its name, and its incarnation."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from waldelta.lake.ledger.records import SlotMove
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """Which slot, on which server, in which life; stamped on every move."""
+    """A slot, its server and its incarnation; stored with every move of the slot."""
 
     slot: str
     system_identifier: str
@@ -21,12 +19,14 @@ class SlotIdentity:
 
     @property
     def app_id(self) -> str:
-        """Delta's txnAppId of everything this slot lands: a recreated slot is another writer."""
+        """Delta's txnAppId of everything that this slot lands; a recreated slot is another
+        writer.
+        """
         return f"waldelta:{self.system_identifier}:{self.slot}:{self.incarnation}"
 
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
-    """The slot in its present life, on the timeline to which it was followed last."""
+    """Return the slot's current incarnation, on the timeline to which it was followed last."""
     life = incarnation_of(slot, moves)
     followed = [
         m.timeline
@@ -39,8 +39,9 @@ def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
 
 
 def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
-    """The slot's latest creation or adoption that wasn't followed by a drop; raises SlotMissing
-    when there is none.
+    """Return the slot's latest creation or adoption that no drop follows.
+
+    Raises SlotMissing when there is none.
     """
     last = {m.slot: m.event for m in moves if m.event in ("created", "adopted", "dropped")}
     if strangers := sorted(

@@ -1,9 +1,9 @@
-"""The source's bill: what a run cost the publisher, as far as that can be told apart from everybody
-else's work.
+"""Measures what a run cost the publisher, as far as that can be separated from other work.
 
-PostgreSQL tells no session's CPU time, and temporary files only for a whole database. So the first
-is told by how long the server took, which bounds it, since one backend at a time works for us; the
-second as what it is, the database's. The rest is ours alone.
+PostgreSQL has no CPU time of a session, and counts temporary files only for a whole database. So
+the server's time for our statements is the upper bound of the CPU time, since one backend at a time
+works for a run. Temporary files are reported for the whole database. All other figures are the
+run's own.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from waldelta.quantities import counted, size
 class SourceBill:
     """What a run cost the source.
 
-    ``slot_calls`` read or moved the slot, and went through ``wal_read_bytes`` of WAL, each from the
-    slot's restart_lsn on. ``decoded_bytes``, ``spilled_bytes`` and ``streamed_bytes`` are what the
-    server counted for the slot meanwhile: all transactions in that WAL, published or not; those
-    that didn't fit into logical_decoding_work_mem; open ones that were sent. ``slot_seconds`` is
-    how long the slot was read or moved, while what was read was written to the lake.
-    ``snapshot_seconds`` is how long the longest snapshot of a copy was held, and ``xmin_age`` how
-    many transactions vacuum lagged behind for one. ``timeouts`` are calls that the statement
-    timeout ended; ``slot_calls`` and its WAL are without them. ``server_seconds`` is how long the
-    server took over our statements: about the CPU time of its backends at the most.
-    ``database_temp_bytes`` went into temporary files of the whole database meanwhile, ours and
-    everybody's.
+    - ``slot_calls``: calls that read or moved the slot.
+    - ``wal_read_bytes``: WAL that these calls went through, each from the slot's restart_lsn on.
+    - ``decoded_bytes``, ``spilled_bytes``, ``streamed_bytes``: counted by the server for the slot
+      during the run. They cover all transactions in that WAL, published or not; those that didn't
+      fit into logical_decoding_work_mem; and open ones that were sent.
+    - ``slot_seconds``: how long the slot was read or moved, including the writing to the lake.
+    - ``snapshot_seconds``: how long the longest snapshot of a copy was open.
+    - ``xmin_age``: the most transactions by which vacuum lagged because of such a snapshot.
+    - ``timeouts``: calls that the statement timeout ended. They aren't in ``slot_calls``, nor is
+      their WAL in ``wal_read_bytes``.
+    - ``server_seconds``: the server's time for our statements, an upper bound of its backends' CPU
+      time.
+    - ``database_temp_bytes``: temporary files of the whole database, from all sessions.
     """
 
     slot_calls: int = 0
@@ -55,7 +57,7 @@ class SourceBill:
     database_temp_bytes: int = 0
 
     def add(self, other: SourceBill) -> None:
-        """Add what another part of the run cost; of snapshots the longest counts."""
+        """Add the cost of another part of the run; of snapshots, the longest counts."""
         self.slot_calls += other.slot_calls
         self.wal_read_bytes += other.wal_read_bytes
         self.decoded_bytes += other.decoded_bytes
@@ -69,7 +71,7 @@ class SourceBill:
         self.xmin_age = max(self.xmin_age, other.xmin_age)
 
     def describe(self) -> str:
-        """One line for people; empty when nothing was asked of the source."""
+        """Return one line for people; empty when the source wasn't used."""
         parts = []
         if self.slot_calls:
             parts.append(
@@ -90,8 +92,9 @@ class SourceBill:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """What the server counts, by the time of its last reset; a reset meanwhile leaves what was
-    counted since.
+    """Counters of the server, with the time of their last reset.
+
+    After a reset in between, only what was counted since that reset is known.
     """
 
     counts: tuple[int, ...]
@@ -105,9 +108,9 @@ class _Counters:
 
 
 class SlotMeter:
-    """Counts what calls of one slot go through; whoever holds the slot's lock is alone with it.
+    """Counts what the calls of one slot cost; the holder of the slot's lock is its only user.
 
-    From now on the connection's statements are timed, too.
+    Creating it also starts the timing of the connection's statements.
     """
 
     def __init__(self, connection: Connection, slot: str) -> None:
@@ -121,34 +124,36 @@ class SlotMeter:
     def timed(
         self, opened: AbstractContextManager[psycopg.Connection[tuple[Any, ...]]]
     ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """One more session, whose statements are timed likewise."""
+        """Yield one more session, whose statements are timed, too."""
         with opened as connection:
             connection.cursor_factory = self._timed_cursor()
             yield connection
 
     def restart(self) -> Lsn:
-        """Where the next call begins to read."""
+        """Return the position from which the next call reads."""
         row = self._connection.execute(_RESTART, (self._slot,)).fetchone()
         return Lsn.parse(row[0] if row and row[0] else "0/0")
 
     def add(self, calls: int, restart: Lsn, upto: Lsn, server_seconds: float = 0.0) -> None:
-        """Count calls that each read the WAL from ``restart`` to ``upto``, and took so long where
-        another connection made them.
+        """Count calls that each read the WAL from ``restart`` to ``upto``.
+
+        ``server_seconds`` is their time when another connection made them.
         """
         self._bill.slot_calls += calls
         self._bill.wal_read_bytes += calls * max(0, upto - restart)
         self._server_seconds += server_seconds
 
     def timed_out(self, timeout_s: float) -> None:
-        """Count a call of another connection that the statement timeout ended; nobody knows how far
-        it came.
+        """Count a call of another connection that the statement timeout ended.
+
+        How far it had read isn't known.
         """
         self._bill.timeouts += 1
         self._server_seconds += timeout_s
 
     def bill(self, seconds: float) -> SourceBill:
-        """What was counted, with the server's own counters since the beginning (after a reset:
-        since that).
+        """Return what was counted, with the server's own counters since the beginning or their
+        reset.
         """
         bill = self._bill
         bill.decoded_bytes, bill.spilled_bytes, bill.streamed_bytes = self._read_slot().since(
@@ -168,7 +173,7 @@ class SlotMeter:
         return _Counters(tuple(map(int, counts)), since)
 
     def _read_database(self) -> _Counters:
-        # A backend that is busy tells its figures once a second; this one's are to be told now.
+        # A busy backend reports its figures once a second; this one's are needed now.
         self._connection.execute("select pg_stat_force_next_flush()")
         temp_bytes, since = self._connection.execute(_DATABASE_COUNTERS).fetchone() or (0, None)
         return _Counters((int(temp_bytes),), since)
@@ -195,20 +200,21 @@ class SlotMeter:
 
 
 def peeks(source: Source) -> int:
-    """How many times landing a bite goes through its WAL: with streamed messages it is read without
-    streaming, too.
+    """Return how many times landing a read window goes through its WAL.
+
+    With streamed logical messages, the window is also read without streaming.
     """
     return 2 if source.options.streaming != "off" and source.options.messages else 1
 
 
 def moves(source: Source) -> int:
-    """How many times moving the slot over a bite goes through its WAL."""
+    """Return how many times moving the slot past a read window goes through its WAL."""
     return 2 if source.options.acknowledge == "peek" else 1
 
 
 def xmin_age(connection: Connection, snapshot: str) -> int:
-    """How many transactions began since the oldest one that this snapshot (``xmin:xmax:…``) may not
-    see.
+    """Return how many transactions began since the oldest one invisible to this snapshot
+    (``xmin:xmax:…``).
     """
     row = connection.execute(_AGE, (snapshot,)).fetchone()
     return int(row[0]) if row else 0

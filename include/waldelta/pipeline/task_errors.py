@@ -1,6 +1,4 @@
-"""Named errors that come back from Spark's tasks as text: inside a JVM stack trace, or over
-Connect.
-"""
+"""Recovers named errors that Spark tasks return as text: in a JVM stack trace, or over Connect."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ from waldelta.lake.write_errors import (
 DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 
 
-# As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
+# The form in which Python prints an exception: qualified class, colon, message. Errors of tasks
+# have one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
 _JVM_ENDED = (
     "Spark's Java process (JVM) ended during the run: what was committed stays, and the next run"
@@ -27,19 +26,19 @@ _JVM_ENDED = (
     f" or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; a hs_err_pid*.log in the working"
     " folder says of a crash of Java what it was"
 )
-# Java has a ConcurrentModificationException too, which is a defect.
+# Java has a ConcurrentModificationException, too; that one is a defect, not a conflict.
 _CONFLICT = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
     r"|Concurrent(?:Transaction|Append|Write|DeleteRead|DeleteDelete)Exception|(?:Metadata|Protocol)ChangedException"
 )
 
 
-# Files that a VACUUM deleted, which kept too little, or that nobody has: Hadoop's and Spark's
-# words.
+# Hadoop's and Spark's messages for missing files, which a VACUUM with a short retention may have
+# deleted.
 _FILE_GONE = re.compile(
     r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException|DELTA_FILE_NOT_FOUND"
 )
-# Who had to be told that the table is another one now: no rows were written under what was read.
+# Conflicts that prove a change of the table itself: nothing was written based on the old state.
 _FENCED = re.compile(
     r"DELTA_CONCURRENT_TRANSACTION|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
     r"|ConcurrentTransactionException|(?:Metadata|Protocol)ChangedException"
@@ -47,11 +46,11 @@ _FENCED = re.compile(
 
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
-    """The error that a task raised, if it is one of ours; also SparkUnreachable where Spark's JVM
-    has ended.
+    """Return the error that a task raised, if it is one of ours; SparkUnreachable when Spark's JVM
+    ended.
 
-    The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's
-    rule again, or, of what can't be written, follows from the reason.
+    The text has no attributes of the instance. ``retryable`` is the class's default, or follows
+    from the reason of a TargetNotWritable.
     """
     for name, message in _NAMED.findall(str(err)):
         kind = getattr(errors, name, None)
@@ -65,14 +64,15 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
         if isinstance(kind, type) and issubclass(kind, errors.WaldeltaError):
             try:
                 return kind(message.strip())
-            except TypeError:  # an error with a structure of its own keeps its text at least
+            except TypeError:  # An error with a structure of its own keeps at least its text.
                 return errors.WaldeltaError(f"{name}: {message.strip()}")
     return errors.SparkUnreachable(_JVM_ENDED) if has_lost_jvm(err) else None
 
 
 def has_lost_jvm(err: BaseException) -> bool:
-    """Whether the driver's JVM didn't answer: Py4J, through which Python calls it, found its
-    connection closed.
+    """Return whether the driver's JVM didn't answer: Py4J found its connection closed.
+
+    Python calls the JVM through Py4J.
     """
     seen: BaseException | None = err
     while seen is not None:
@@ -90,15 +90,17 @@ def _is_of_py4j(err: BaseException) -> bool:
 
 
 def is_conflict(err: BaseException) -> bool:
-    """Whether somebody else committed to a Delta table meanwhile; the classes' names are all that
-    Connect hands over.
+    """Return whether another writer committed to a Delta table at the same time.
+
+    Spark Connect returns only the names of the exceptions' classes.
     """
     return _CONFLICT.search(str(err)) is not None
 
 
 def is_passing(err: BaseException) -> bool:
-    """Whether the same statement may well succeed on the table as others have left it: its rows or
-    files changed, and nothing fences us.
+    """Return whether the same statement may succeed on the table's current version.
+
+    That is so when only rows or files changed, and no fence against older writers stopped us.
     """
     return (is_conflict(err) or _FILE_GONE.search(str(err)) is not None) and _FENCED.search(
         str(err)
@@ -106,7 +108,7 @@ def is_passing(err: BaseException) -> bool:
 
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
-    """What writing a target failed by, as a named error."""
+    """Return a failure to write a target as a named error."""
     if (named := named_error(err)) is not None:
         return named
     if is_conflict(err):
@@ -119,8 +121,9 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
-    """What one table failed by anywhere else; what has no name of its own may go away by itself, as
-    far as anybody knows.
+    """Return any other failure of one table as a named error.
+
+    An error without a name of its own counts as retryable, because it may be temporary.
     """
     if (named := named_error(err)) is not None:
         return named
@@ -130,7 +133,7 @@ def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
-    """The error with the table's name, for what a task raises that knows only some of its
+    """Return the error with the table's name added, for tasks that know only some of its
     columns.
     """
     if table in str(err):
@@ -142,18 +145,18 @@ def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
         )
     try:
         named = type(err)(f"{table}: {err}")
-    except TypeError:  # an error with a structure of its own
+    except TypeError:  # The error has a structure of its own.
         return err
     named.retryable = err.retryable
     return named.with_traceback(err.__traceback__)
 
 
 def describe_error(err: BaseException) -> dict[str, Any]:
-    """An error as a run's result carries it: its class, its message, whether trying again can help,
-    its causes' classes.
+    """Describe an error for a run's result: class, message, whether a retry can help, classes of
+    causes.
 
-    One that a task raised by name goes by that name; of any other the message is its first line,
-    without a stack trace.
+    An error that a task raised by name gets that name. The message of any other error is its first
+    line, without a stack trace.
     """
     known = err if isinstance(err, errors.WaldeltaError) else named_error(err)
     if known is None:
@@ -169,7 +172,7 @@ def describe_error(err: BaseException) -> dict[str, Any]:
 
 
 def first_line(err: BaseException) -> str:
-    """What an exception of the JVM says, without its stack trace."""
+    """Return the message of a JVM exception, without its stack trace."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     if not lines:
         return type(err).__name__

@@ -1,4 +1,4 @@
-"""Questions to the PostgreSQL server: connections, catalogs, published tables and columns, lock
+"""Queries to the PostgreSQL server: connections, catalogs, published tables and columns, lock
 waits.
 """
 

@@ -1,8 +1,8 @@
-"""What the source's catalogs say about the published tables: columns, types, keys, filters, leaves.
+"""Reads the published tables from the source's catalogs: columns, types, keys, filters, leaves.
 
-Every other stage takes these frozen descriptions; nothing else reads ``pg_class``, ``pg_attribute``
-or ``pg_type``. The connection must come from ``connection.connect``: names of types and filters
-depend on its search_path.
+Every other stage takes these frozen descriptions; no other module reads ``pg_class``,
+``pg_attribute`` or ``pg_type``. The connection must come from ``connection.connect``, because names
+of types and filters depend on its search_path.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TableId:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column; ``generated`` ones are published by PostgreSQL 18 and later only, and ``virtual``
-    ones never.
+    """A column; ``generated`` ones are published only by PostgreSQL 18 and later, ``virtual`` ones
+    never.
     """
 
     name: str
@@ -65,8 +65,9 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """A partitioned table above a leaf through which a role reads that leaf: SELECT on it covers
-    its partitions.
+    """A partitioned table above a leaf, through which a role reads that leaf.
+
+    SELECT on it covers its partitions.
     """
 
     id: TableId
@@ -74,18 +75,17 @@ class Through:
 
     @classmethod
     def of(cls, row: Sequence[str] | None) -> Through | None:
-        """From oid, schema and name as READ_THROUGH gives them."""
+        """Create it from oid, schema and name as READ_THROUGH returns them."""
         return cls(TableId(row[1], row[2]), int(row[0])) if row else None
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table with rows of its own: a plain table, or one leaf of a partition tree; ``above`` are
-    the tables between it and the root.
+    """A table with rows of its own: a plain table, or a leaf of a partition tree.
 
-    ``through`` is what the role reads it by where it may not read it itself, ``readable`` whether
-    it may at all, ``has_ctid`` whether it may read ranges of blocks: a grant on columns doesn't
-    include ctid.
+    ``above`` are the tables between it and the root. ``through`` is the table by which the role
+    reads it, where the role may not read it directly. ``readable`` is whether the role may read it
+    at all, ``has_ctid`` whether it may read block ranges: a grant on columns doesn't include ctid.
     """
 
     id: TableId
@@ -105,25 +105,25 @@ class Leaf:
 
     @property
     def read_as(self) -> TableId:
-        """The relation that the role reads it as."""
+        """The relation through which the role reads it."""
         return self.id if self.through is None else self.through.id
 
     def is_of(self, partition: int) -> bool:
-        """Whether it is this partition, by oid, or one of its own."""
+        """Whether it is this partition, by oid, or below it."""
         return self.oid == partition or partition in self.above
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as the slot's publications publish it, taken together.
+    """A table as all of the slot's publications together publish it.
 
-    ``columns`` are the published ones in attnum order. ``key_columns`` is what identifies a row in
-    the stream: with REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either
-    case only when all of it is published; empty for a table that has neither. ``row_filter`` is the
-    filter of the copy: the publications' filters ORed, whatever they publish; None when one of them
-    has none. ``entries`` are what each of them says of it, or of each leaf that is gathered: others
-    once it was taken out and put in again, or other rules held for a while. ``unread``: a filter
-    wasn't read, since somebody keeps the table locked.
+    ``columns`` are the published ones in attnum order. ``key_columns`` identifies a row in the
+    stream: with REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either case
+    only when it is completely published. It is empty for a table that has neither. ``row_filter``
+    is the filter of the copy: the publications' filters ORed, whatever they publish; None when one
+    of them has none. ``entries`` has the membership in each publication, of the table or of each
+    merged leaf. It differs once the table was removed and added again, or other rules were in force
+    for a while. ``unread``: a filter wasn't read, since another session keeps the table locked.
     """
 
     id: TableId
@@ -145,8 +145,8 @@ class PublishedTable:
 
     @property
     def read_as(self) -> TableId:
-        """The relation that the role reads it as: a partition that it may not read, by one above
-        it.
+        """The relation as which the role reads it; a partition that it may not read, through a
+        table above.
         """
         return next((leaf.read_as for leaf in self.leaves if leaf.oid == self.oid), self.id)
 
@@ -160,7 +160,7 @@ class PublishedTable:
 class PublishedRelation:
     """A published table by its oid, and the oids of the partitioned tables above it.
 
-    ``is_late``: a partition that no publication is known to have published since it was made.
+    ``is_late``: a partition that wasn't necessarily published since its creation.
     """
 
     id: TableId
@@ -172,10 +172,11 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A relation that may be a partition: the oids of the tables above it, and what every row of it
-    meets (None: nothing).
+    """A relation that may be a partition.
 
-    ``unread``: that wasn't read, since somebody keeps one of these tables locked.
+    ``ancestors`` are the oids of the tables above it. ``constraint`` is what every row of it meets
+    (None: nothing). ``unread``: the constraint wasn't read, since another session keeps one of
+    these tables locked.
     """
 
     oid: int
@@ -186,7 +187,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class CatalogRelation:
-    """A relation as the catalogs describe it, published or not; what preflight judges."""
+    """A relation as the catalogs describe it, published or not, for preflight to judge."""
 
     id: TableId
     oid: int
@@ -200,7 +201,7 @@ class CatalogRelation:
     identity_columns: tuple[str, ...]
     ancestors: tuple[int, ...]
     owner: str = ""
-    # A role that nobody should be made a member of for this.
+    # A superuser's role: membership in it isn't an acceptable remedy.
     owned_by_superuser: bool = False
 
     @property
@@ -212,10 +213,10 @@ class CatalogRelation:
 def read_partitions(
     conn: Connection, tables: Iterable[TableId], locked: Collection[int] = ()
 ) -> dict[TableId, Partition]:
-    """Those of these relations that exist, as partitions of whatever is above them.
+    """Return those of these relations that exist, as partitions of the tables above them.
 
-    What a partition's rows meet is read under a lock on it and on what is above, but for those (by
-    oid) that are ``locked``.
+    A partition's constraint is read under a lock on the partition and the tables above it.
+    Relations that are ``locked`` (oids) are left out.
     """
     wanted = list(tables)
     names = {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
@@ -228,7 +229,7 @@ def read_partitions(
 
 
 def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelation]:
-    """The relations with these oids; those that don't exist any more are left out."""
+    """Return the relations with these oids; those that don't exist any more are left out."""
     rows = fetch(conn, _RELATIONS, {"oids": list(oids)})
     columns = _read_columns(conn, oids)
     primary, identity = _read_indexes(conn, oids)
@@ -257,7 +258,7 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
 
 
 def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, int]:
-    """The oids of those of these tables, views and so on that exist."""
+    """Return the oids of those of these tables, views and so on that exist."""
     wanted = list(tables)
     rows = fetch(
         conn, _OIDS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
@@ -268,10 +269,11 @@ def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId
 def read_leaves(
     conn: Connection, oids: Sequence[int], *, sizes: bool = True, locked: Collection[int] = ()
 ) -> dict[int, tuple[Leaf, ...]]:
-    """The tables that hold the rows of each of these tables: itself, or a partition root's leaves.
+    """Return the tables that have the rows of each of these tables: itself, or a partition root's
+    leaves.
 
-    Without ``sizes``, or where they are ``locked`` (by oid), they count as empty, and nobody who
-    holds a leaf's lock is waited for.
+    Without ``sizes``, or where they are ``locked`` (by oid), they count as empty, and this waits
+    for no session that keeps a leaf locked.
     """
     rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes, "locked": list(locked)})
     leaf_oids = [row.oid for row in rows]
@@ -328,7 +330,7 @@ def _read_columns(
 def _read_indexes(
     conn: Connection, oids: Sequence[int]
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
-    """Columns of the primary keys and of the indexes that serve as replica identity, by table."""
+    """Return the columns of primary keys and of replica identity indexes, by table."""
     primary: dict[int, tuple[str, ...]] = {}
     identity: dict[int, tuple[str, ...]] = {}
     for row in fetch(conn, _INDEXES, {"oids": list(oids)}):
@@ -388,9 +390,9 @@ cross join lateral (
 where c.relkind not in ('i', 'I', 't')
 """
 
-# As what the role that asks may read a relation c: itself, else the nearest partitioned table above
-# it, whose SELECT covers its partitions. Through that it reads rows by tableoid, which a grant on
-# columns doesn't include.
+# How the querying role may read a relation c: directly, else through the nearest partitioned table
+# above it, whose SELECT covers its partitions. Reading through that table selects rows by tableoid,
+# which a grant on columns doesn't include.
 READ_THROUGH = """
     select case when a.place > 1 then array[r.oid::text, s.nspname, r.relname] end as through,
            true as readable,
@@ -417,7 +419,7 @@ READ_THROUGH = """
     limit 1
 """
 
-# pg_partition_tree() would lock each partition, and wait for who holds it.
+# pg_partition_tree() would lock each partition, and wait for sessions that lock one.
 _LEAVES = f"""
 with recursive tree (root, oid, above) as (
     select w.oid, w.oid, '{{}}'::oid[] from unnest(%(oids)s::oid[]) as w (oid)
@@ -467,8 +469,8 @@ where a.attrelid = any(%(oids)s::oid[])
 order by a.attrelid, a.attnum
 """
 
-# A deferrable primary key is no replica identity (RelationGetIndexList), nor may rows be told apart
-# by it: within a transaction several can have one key.
+# A deferrable primary key isn't a replica identity (RelationGetIndexList). It doesn't identify rows
+# either: within a transaction several rows can have the same key.
 _INDEXES = """
 select i.indrelid as relation_oid,
        i.indisprimary and i.indimmediate as is_primary,

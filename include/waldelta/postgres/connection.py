@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: by Airflow's conn_id, with the session settings every value depends
+"""Connections to PostgreSQL: by Airflow's conn_id, with the session settings that values depend
 on.
 """
 
@@ -31,10 +31,10 @@ from waldelta.errors import (
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
 
-# Whatever its rows are made to be.
+# A connection with any kind of rows.
 Connection = psycopg.Connection[Any]
 
-# The text of a value follows the settings of the session that prints it, so the copy, the slot
+# The text of a value depends on the settings of the session that prints it, so the copy, the slot
 # functions and every check use this one list.
 SESSION_SETTINGS: dict[str, str] = {
     "DateStyle": "ISO",
@@ -48,45 +48,44 @@ SESSION_SETTINGS: dict[str, str] = {
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
     "row_security": "off",
-    # A row filter is read here as standard SQL. Where a backslash escaped a quote, the server would
-    # read another text, with statements of its own in it.
+    # A row filter is read as standard SQL. If a backslash escaped a quote, the server would read
+    # another text, which could contain further statements.
     "standard_conforming_strings": "on",
-    # A role's or database's own limit would end long reads again and again; each stage sets the
-    # bound that it needs. A connection may be idle for as long as a run works.
+    # A role's or database's own limit would end long reads each time; each stage sets the limit
+    # that it needs. A connection may be idle as long as a run works.
     "statement_timeout": "0",
     "idle_session_timeout": "0",
-    # A reader's role is often made read-only, and then couldn't have a filter judged over a
-    # temporary table. As a serializable reader we could make the application's own serializable
-    # transactions fail.
+    # A reader's role is often read-only, and then couldn't analyse a filter with a temporary table.
+    # As a serializable reader, we could make the application's own serializable transactions fail.
     "default_transaction_read_only": "off",
     "default_transaction_isolation": "read\\ committed",
 }
-# The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options; with
-# what shows a pooler.
+# The same for settings of PostgreSQL 17, which older versions refuse among a connection's options;
+# plus values that reveal a connection pooler.
 _FIRST = """
 select case when current_setting('transaction_timeout', true) is not null
   then set_config('transaction_timeout', '0', false) end,
        current_setting('search_path'),
        pg_backend_pid()
 """
-# ADBC reads the names of all types and columns while it connects. PostgreSQL sends them as they are
-# then: one that UTF-8 has no character for would end each connection, whatever object has it.
+# ADBC reads the names of all types and columns while it connects. With this encoding, PostgreSQL
+# sends them unconverted. Otherwise a name that UTF-8 can't represent, of any object, would end each
+# connection.
 _UNCONVERTED = "SQL_ASCII"
 _TO_UTF8 = "select pg_catalog.set_config('client_encoding', 'UTF8', false)"
 _BATCH_BYTES = 8 << 20
-# A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot
-# or lock that it holds; one that is in the middle of a statement looks every ten seconds whether
-# somebody still waits for it.
+# A backend whose client vanished ends within a minute, and with it the slot, snapshot or lock that
+# it holds. During a statement it checks every ten seconds whether its client is still there.
 _SERVER_KEEPALIVES = {
     "tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3",
 }  # fmt: skip
-# Not of a backend that sends much: Linux ends a connection by it, too, whose client lives and takes
-# nothing for that long.
+# Not for a backend that sends much: Linux would also end a connection to a live client that
+# receives nothing for that long.
 _GIVES_UP_SENDING = {"tcp_user_timeout": "60000"}
 _CHECKS_CLIENT = {"client_connection_check_interval": "10000"}
 POSTGRES_CONNECT_TIMEOUT_S = 10
-# A network that drops every packet in silence ends a wait in a minute, not in the two hours that a
-# kernel takes by itself.
+# A network that silently drops every packet ends a wait in a minute, instead of the two hours of a
+# kernel's default.
 KEEPALIVES = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -94,7 +93,7 @@ KEEPALIVES = {
     "tcp_user_timeout": "60000",
 }
 
-# What is said elsewhere: in the connection's own fields, and for every connection of ours.
+# Set elsewhere: in the connection's own fields, and for all of our connections.
 _SAID_ELSEWHERE = frozenset(
     {
         "user",
@@ -107,21 +106,22 @@ _SAID_ELSEWHERE = frozenset(
         "client_encoding",
     }
 )
-# Keys of an Airflow connection's extra that libpq knows, but for those it hides as its developers';
-# anything else there belongs to Airflow or its hooks,
+# Keys of an Airflow connection's extra that libpq knows, except those it hides as developers'
+# options. Other keys belong to Airflow or its hooks.
 _LIBPQ_EXTRAS = frozenset(
     option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar != b"D"
 ) - _SAID_ELSEWHERE  # fmt: skip
-# unless it looks like these: whoever sets a key of them relies on being protected.
+# Keys that begin like this are checked even where libpq doesn't know them: a user who sets one
+# relies on its protection.
 _PROTECTS = ("ssl", "gss", "krb", "require", "channel")
 
 
 def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The libpq connection string of an Airflow connection given as ``AIRFLOW_CONN_<ID>`` (URI or
+    """Return the libpq connection string of an Airflow connection in ``AIRFLOW_CONN_<ID>`` (URI or
     JSON).
 
-    Raises ConfigError when the variable is missing or is not a PostgreSQL connection, or when its
-    extra asks for a protection that libpq doesn't know; never repeats its value.
+    Raises ConfigError when the variable is missing, isn't a PostgreSQL connection, or has a
+    protection in its extra that libpq doesn't know. The error never contains the variable's value.
     """
     variable = f"AIRFLOW_CONN_{conn_id.upper()}"
     text = environment.get(variable)
@@ -155,8 +155,7 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
 class OneStatementCursor(psycopg.Cursor[Row]):
     """Sends every query by the extended protocol, where the server refuses a second statement.
 
-    The text of a row filter becomes a part of statements, and nothing in it may become one of its
-    own.
+    The text of a row filter becomes part of statements, and must not be able to add a statement.
     """
 
     def _execute_send(self, query: Any, **options: Any) -> None:
@@ -167,7 +166,7 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     """Open an autocommit connection with the pinned session settings.
 
     Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL
-    settings that can't work, and for a connection pooler; each names host, port and database but
+    settings that can't work and for a connection pooler. Each names host, port and database, but
     never the password.
     """
 
@@ -190,9 +189,7 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
 
 @contextmanager
 def named_loss(conninfo: str) -> Iterator[None]:
-    """Name the loss of a connection that was in use: raises SourceUnreachable, since the next
-    attempt may not meet it.
-    """
+    """Raise SourceUnreachable when a connection is lost during use, since a retry may succeed."""
     try:
         yield
     except psycopg.OperationalError as err:
@@ -206,11 +203,10 @@ def named_loss(conninfo: str) -> Iterator[None]:
 
 
 def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """Open a connection that takes the replication protocol's commands (through ``pgconn``); errors
-    as in connect().
+    """Open a connection for commands of the replication protocol (through ``pgconn``).
 
-    It needs what reading a slot needs, the REPLICATION attribute, and a free place in
-    max_wal_senders.
+    Raises as connect() does. It needs what reading a slot needs, the REPLICATION attribute, and a
+    free walsender (max_wal_senders).
     """
 
     def as_walsender(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -223,10 +219,10 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
 
 
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
-    """Open an ADBC connection (Arrow results) with the pinned session settings; errors as in
-    connect().
+    """Open an ADBC connection (Arrow results) with the pinned session settings; raises as connect()
+    does.
     """
-    # Its import brings pandas along: half a second that a look at an idle slot doesn't have.
+    # The import loads pandas: half a second, which an idle check must not pay.
     import adbc_driver_postgresql.dbapi
 
     def open_(pinned: str) -> adbc_driver_postgresql.dbapi.Connection:
@@ -250,8 +246,8 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
 
 
 def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
-    """Have what the cursor finds come in Arrow batches of about 8 MB: the reading process stays
-    small, however much there is.
+    """Make the cursor return Arrow batches of about 8 MB, so that the reading process stays
+    small.
     """
     from adbc_driver_postgresql import StatementOptions
 
@@ -261,7 +257,7 @@ def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
 
 
 def describe(conninfo: str) -> str:
-    """Host, port and database for messages and logs."""
+    """Return host, port and database for messages and logs."""
     fields = conninfo_to_dict(conninfo)
     return (
         f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
@@ -269,12 +265,12 @@ def describe(conninfo: str) -> str:
 
 
 def describe_server(connection: psycopg.Connection[Any]) -> str:
-    """Host and port of an open connection for messages and logs."""
+    """Return host and port of an open connection for messages and logs."""
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def privilege_missing(role: str, said: str) -> PrivilegeMissing:
-    """The error for a statement that PostgreSQL refused the role, by what it said."""
+    """Return the error for a statement that PostgreSQL refused to the role, with its message."""
     quoted = sql.Identifier(role).as_string()
     attribute = f"alter role {quoted} replication; " if "replication slots" in said else ""
     return PrivilegeMissing(
@@ -284,7 +280,7 @@ def privilege_missing(role: str, said: str) -> PrivilegeMissing:
 
 
 def ended_by_replay(what: str, said: str) -> StandbyAway:
-    """The error for a statement that a standby ended, since it was in the way of its replay."""
+    """Return the error for a statement that a standby's replay ended."""
     return StandbyAway(
         f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the"
         " standby has hot_standby_feedback on and a primary_slot_name"
@@ -293,11 +289,11 @@ def ended_by_replay(what: str, said: str) -> StandbyAway:
 
 
 def _check_whole(conninfo: str, found: Sequence[Sequence[Any]], pid: int | None = None) -> None:
-    """Raises ConfigError behind a connection pooler, which drops startup options, or makes up the
-    pid of a backend that it shares.
+    """Raise ConfigError when a connection pooler answers instead of the server.
 
-    Setup may have been past it. Values would be printed by other settings, and a lock be held by
-    whoever gets that backend next.
+    A pooler drops startup options, or reports an invented pid for a backend that it shares. Setup
+    may have connected directly. Behind a pooler, values would be printed with other settings, and a
+    lock would pass to the next client of that backend.
     """
     ((_, search_path, answering),) = found
     if search_path != SESSION_SETTINGS["search_path"] or pid not in (None, answering):
@@ -312,7 +308,7 @@ C = TypeVar("C", bound=_Closeable)
 
 
 def _after(connection: C, first: Callable[[], object]) -> C:
-    """The connection, once what comes first has been done with it; closed when that fails."""
+    """Return the connection after running ``first``; it is closed when that fails."""
     try:
         first()
     except BaseException:
@@ -327,8 +323,9 @@ def _opened(
     open_: Callable[[str], C],
     further: Mapping[str, str] | None = None,
 ) -> C:
-    """Open a connection with the pinned settings, without that one which servers on some platforms
-    refuse.
+    """Open a connection with the pinned settings.
+
+    Servers on some platforms refuse one of them; then it is left out.
     """
     defaults = _SERVER_KEEPALIVES | dict(further or {})
     try:
@@ -340,7 +337,7 @@ def _opened(
 
 
 def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
-    """The connection string with what all of ours have; the connection's own choice stands before
+    """Return the connection string with our settings; the connection's own choices override
     ``defaults``.
     """
     given = conninfo_to_dict(conninfo)
@@ -379,8 +376,8 @@ def _fields_from_json(text: str) -> dict[str, Any]:
 def _fields_from_uri(text: str) -> dict[str, Any]:
     parts = urlsplit(text)
     if "@" in parts.path + parts.query + parts.fragment:
-        # An unescaped slash or question mark in the password: what follows would pass for host and
-        # database.
+        # The password has an unescaped slash or question mark: what follows would be taken for host
+        # and database.
         raise ValueError("password")
     _check_kind(parts.scheme if "://" in text else "")
     query = dict(parse_qsl(parts.query))
@@ -397,7 +394,7 @@ def _fields_from_uri(text: str) -> dict[str, Any]:
 
 
 def _of_libpq(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an extra is meant for libpq, whether it knows it or not."""
+    """Return the parts of an extra that are meant for libpq, known to it or not."""
     return {k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)}
 
 
@@ -406,21 +403,21 @@ def _libpq_version() -> str:
 
 
 class _WrongKind(Exception):
-    """A connection of another type than PostgreSQL's, named by it."""
+    """A connection of another type than PostgreSQL; the message is that type."""
 
 
 def _check_kind(kind: object) -> None:
     if kind in ("postgres", "postgresql"):
         return
-    # Anything else before the first colon may be a user's name.
+    # Any other text before the first colon may be a user name.
     raise _WrongKind(repr(kind)) if isinstance(kind, str) and _KIND.fullmatch(kind) else ValueError
 
 
 _KIND = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
 # connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A
-# network says nothing.
+# network failure has no SQLSTATE.
 _CONNECTION_LOST = ("08", "57P")
-# insufficient_resources, operator_intervention: another attempt may not meet them.
+# insufficient_resources, operator_intervention: a retry may not meet them.
 _PASSING = ("53", "57")
 _ConnectError = SourceError | ConfigError
 
@@ -428,7 +425,7 @@ _POOLED = (
     "a connection pooler answers instead of the server, whose sessions aren't whole: point the"
     " connection at PostgreSQL itself"
 )
-# What libpq or the server says, which error that is, and what to do; the first that fits.
+# libpq's or the server's message, the error for it, and the remedy; the first match counts.
 _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
     (r"unsupported startup parameter", ConfigError, f"{_POOLED} ({{reason}})"),
     (
@@ -548,7 +545,7 @@ def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
 
 
 def _reason(text: str) -> str:
-    """What went wrong, of all that a driver says around it.
+    """Return the reason from a driver's longer message.
 
     >>> failed = 'connection failed: connection to server at "::1", port 5 failed'
     >>> _reason(f"{failed}: Connection refused\\n\\tIs the server …")

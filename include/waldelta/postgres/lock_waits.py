@@ -1,5 +1,5 @@
-"""How long our statements wait on the source, for its answer or for a lock, and who
-stands in the way.
+"""How long our statements wait on the source, for its answer or for a lock, and which sessions
+block them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from waldelta.postgres.connection import Connection
 _Found = TypeVar("_Found")
 
 # How long a reader of a table waits for its lock. A session that holds one for longer, as VACUUM
-# FULL does, must not hold up the tables that come after it, nor the next run's read of the slot.
+# FULL does, must not delay the tables that come after it, nor the next run's read of the slot.
 LOCK_TIMEOUT_S = 10.0
-# What keeps a table from being read.
+# Locks that keep a table from being read.
 EXCLUSIVE_MODES = ("AccessExclusiveLock",)
-# Another table may be locked while one is waited for.
+# Another table may be locked while the first one is waited for.
 _ATTEMPTS = 3
 
 
@@ -31,8 +31,9 @@ _ATTEMPTS = 3
 def limited(
     connection: Connection, setting: Literal["statement_timeout", "lock_timeout"], seconds: float
 ) -> Iterator[None]:
-    """Give each statement inside so much time; PostgreSQL ends it with QueryCanceled or
-    LockNotAvailable then.
+    """Limit the time of each statement inside.
+
+    PostgreSQL ends it with QueryCanceled or LockNotAvailable.
     """
     connection.execute(
         "select set_config(%s, %s, false)", (setting, str(math.ceil(seconds * 1000)))
@@ -40,27 +41,28 @@ def limited(
     try:
         yield
     finally:
-        with suppress(psycopg.OperationalError):  # a lost connection has been told by then
+        with suppress(psycopg.OperationalError):  # A lost connection was reported before.
             connection.execute(sql.SQL("reset {}").format(sql.Identifier(setting)))
 
 
 def within(connection: Connection) -> AbstractContextManager[object]:
-    """What fails inside doesn't end the transaction that there is, if there is one."""
+    """Keep an open transaction alive when something inside fails."""
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     return nullcontext() if idle else connection.transaction()
 
 
 @dataclass(frozen=True, slots=True)
 class LockedTables:
-    """Tables (oids) that somebody keeps locked against readers, or waits to: a reader would stand
-    in the queue behind that.
+    """Tables (oids) that another session keeps locked against readers, or waits to lock.
+
+    A reader would wait in the queue behind that session.
     """
 
     relations: frozenset[int] = frozenset()
     holders: str = ""
 
     def busy(self, table: str) -> TableBusy:
-        """The error for a target that can't be judged without reading one of them."""
+        """Return the error for a target that can't be judged without reading one of them."""
         return TableBusy(
             f"{table} can't be read, nor which of its rows are published, since somebody keeps it,"
             " or a table above it, locked; it was left as it is, and what has landed for it waits."
@@ -75,11 +77,12 @@ def read_around(
     read: Callable[[frozenset[int]], _Found],
     locked: LockedTables | None = None,
 ) -> tuple[_Found, LockedTables]:
-    """What ``read`` finds, and which tables it had to do without, since they stayed locked so long.
+    """Return what ``read`` finds, and which tables it had to skip because they stayed locked too
+    long.
 
-    It is given their oids, and must not lock them; those ``locked`` already aren't waited for once
-    more. Raises TableBusy when it never ends in time all the same. A transaction that this is asked
-    in, and its snapshot, go on.
+    ``read`` gets their oids, and must not lock them; those in ``locked`` aren't waited for again.
+    Raises TableBusy when ``read`` still doesn't end in time. An open transaction of the caller, and
+    its snapshot, stay valid.
     """
     locked = locked or LockedTables()
     for _ in range(_ATTEMPTS):
@@ -97,7 +100,7 @@ def read_around(
 
 
 def read_locked_tables(connection: Connection) -> LockedTables:
-    """Which tables are locked against readers now."""
+    """Return which tables are locked against readers now."""
     rows = connection.execute(_LOCKED, (list(EXCLUSIVE_MODES),)).fetchall()
     relations = frozenset(oid for (oid,) in rows)
     return LockedTables(
@@ -106,8 +109,9 @@ def read_locked_tables(connection: Connection) -> LockedTables:
 
 
 def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:
-    """Sessions that hold such locks on tables, or wait for one and so hold up readers as well, a
-    line each.
+    """Return a line for each session that holds such locks on tables.
+
+    With ``waiting``, sessions that wait for one are included, because they block readers, too.
     """
     return "\n".join(
         f"  - {holder}" for holder in named_holders(connection, modes, waiting=waiting)
@@ -117,8 +121,8 @@ def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool 
 def named_holders(
     connection: Connection, modes: Sequence[str], *, waiting: bool = False
 ) -> list[str]:
-    """The same, one by one."""
-    # Within a transaction, who is there is who was there at its first look.
+    """Return the lines of lock_holders() as a list."""
+    # Within a transaction, the view would show the sessions as of its first read.
     connection.execute("select pg_stat_clear_snapshot()")
     holders = connection.execute(
         _LOCK_HOLDERS, {"modes": list(modes), "waiting": waiting}
@@ -135,7 +139,7 @@ where l.locktype = 'relation'
   and l.mode = any(%s)
 """
 
-# A prepared transaction's locks have no pid, an autovacuum worker no name.
+# A prepared transaction's locks have no pid, and an autovacuum worker has no name.
 _LOCK_HOLDERS = """
 select distinct coalesce('pid ' || l.pid || coalesce(' (' || coalesce(nullif(a.application_name,
   ''), nullif(a.backend_type, 'client backend')) || ')', ''),

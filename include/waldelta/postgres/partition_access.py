@@ -1,9 +1,9 @@
-"""Partitions that the role may not read: SELECT on a partitioned table covers its partitions only
-where it is read itself.
+"""Finds partitions that the role may not read: SELECT on a partitioned table covers partitions only
+when that table itself is read.
 
 Copies, repairs and comparisons then read through the table above
-(waldelta.snapshot.exported_snapshot). Preflight, status and runs report such partitions, since one
-that the application adds next month has the grants of none of today's.
+(waldelta.snapshot.exported_snapshot). Preflight, status and runs report such partitions: one that
+the application adds next month won't have today's grants.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from waldelta.quantities import MOST_NAMED, first_of
 
 
 def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    """What to report of each partitioned table with published partitions that the role may not
-    read; one query, without locks.
+    """Return a warning for each partitioned table with published partitions that the role may not
+    read.
+
+    This is one query, without locks.
     """
     rows = fetch(connection, _UNREADABLE, {"publications": list(source.publication_names)})
     found = []
@@ -49,8 +51,10 @@ def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list
 
 
 def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
-    """What to report of those of a table's ``leaves`` that ``role`` (as SQL writes it) may not
-    read; None when there are none.
+    """Return a warning about those ``leaves`` of a table that ``role`` may not read; None without
+    any.
+
+    ``role`` is written as in SQL.
     """
     hidden = [leaf for leaf in leaves if leaf.through is not None or not leaf.readable]
     if not hidden:
@@ -85,7 +89,7 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
     )
 
 
-# Only leaves that the role may not read by themselves, by the topmost table above them.
+# Only leaves that the role may not read directly, by the topmost table above them.
 _UNREADABLE = f"""{MEMBERS},
 tree (oid) as (
     select distinct relid from member

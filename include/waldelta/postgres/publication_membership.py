@@ -1,14 +1,16 @@
-"""Memberships: what each publication says of a table, and whether anything else held between two
-looks at them. Pure.
+"""Memberships: how each publication publishes a table, and whether that changed between two checks.
+Pure.
 
-An entry of a publication never changes: ALTER PUBLICATION takes it out and puts in another one,
-whose oid never comes back. ``ALTER PUBLICATION … SET (…)`` writes the publication's row anew. So of
-what is still there, it is known that it held all the time; of what is gone and what came instead,
-only that both did at some time. They are one change of the rules if one command made it, which
-shows: ``SET TABLE`` takes out before it puts in, so that the new entry isn't the first thing its
-transaction did, while an ``ADD TABLE`` by itself is (pg_publication_rel.cmin); so is a table set in
-its schema's place. A server that went through recovery, or was a standby, has forgotten that: then
-both count as separate.
+An entry of a publication never changes: ALTER PUBLICATION removes it and adds another one with a
+new oid. ``ALTER PUBLICATION … SET (…)`` replaces the publication's row. So an entry that still
+exists was in force all the time. Of removed and added entries, it is only known that both were in
+force at some time.
+
+They are one change of the rules if one command made it, which can be recognized. ``SET TABLE``
+removes before it adds, so the new entry isn't the first action of its transaction, while that of a
+single ``ADD TABLE`` is (pg_publication_rel.cmin). The same is true for a table set in place of its
+schema. A server that went through recovery, or was a standby, has lost that information: then both
+count as separate.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ EVERY_CHANGE = frozenset({"insert", "update", "delete"})
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What one publication (by oid) says of one relation.
+    """How one publication (by oid) publishes one relation.
 
     ``entries`` are those that publish it: ``table 16402``, ``schema 16404``, ``all 16400``.
-    ``version`` is the xmin of the publication's row, which another ``owner``, other ``options`` or
-    operations (``publishes``) explain when it is another one. ``is_apart``: whatever made the
-    entries did nothing before in its transaction; of today's memberships alone.
+    ``version`` is the xmin of the publication's row; another ``owner``, ``options`` or operations
+    (``publishes``) explain a change of it. ``is_apart``: the command that made the entries was the
+    first in its transaction; known only for current memberships.
     """
 
     relation: int
@@ -43,8 +45,9 @@ class Membership:
     is_apart: bool = False
 
     def continues(self, then: Membership) -> bool:
-        """Whether it is what it was, and was all the time. What other options than ``publish``
-        change shows elsewhere.
+        """Whether it is unchanged and was in force all the time.
+
+        Changes of options other than ``publish`` are detected elsewhere.
         """
         explained = self.owner != then.owner or self.options != then.options
         return (
@@ -55,11 +58,11 @@ class Membership:
         )
 
     def _keeps_an_entry(self, then: Membership) -> bool:
-        """Whether one of them published it all the time by what is said of it now, though others
-        came or went.
+        """Whether one entry published the relation all the time under the current rules.
 
-        Of several, one decides by which filter. So another filter than then may be another one's,
-        and what went while others came may have been what decided.
+        Other entries may have come or gone. Of several entries, one determines the filter. So
+        another filter than before may come from another entry, and an entry that went while others
+        came may have been the one that determined it.
         """
         common = self.entries & then.entries
         nested = bool(common) and common in (self.entries, then.entries)
@@ -67,13 +70,13 @@ class Membership:
         return nested and (self.entries == then.entries or alike)
 
     def follows(self, then: Membership) -> bool:
-        """Whether it may have taken the other's place by one command."""
+        """Whether one command may have replaced the other membership by this one."""
         same_entry = not self.entries.isdisjoint(then.entries)
         return self.publication == then.publication and (same_entry or not self.is_apart)
 
     @property
     def place(self) -> tuple[int, int]:
-        """The relation and the publication: of each two there is one membership at a time."""
+        """The relation and the publication; a pair has one membership at a time."""
         return self.relation, self.publication
 
     @property
@@ -86,25 +89,26 @@ Rules = Mapping[str, frozenset[str | None]]
 
 
 def rules(memberships: Collection[Membership]) -> Rules:
-    """By which filters each operation is published, ORed; None among them lets everything through,
-    and stands alone then.
+    """Return the filters by which each operation is published, ORed.
+
+    None admits every row, and is the only element then.
     """
     operations = sorted(_operations(memberships))
     return {op: _ored(m.row_filter for m in memberships if op in m.publishes) for op in operations}
 
 
 def is_uniform(memberships: Collection[Membership]) -> bool:
-    """Whether inserts, updates and deletes are all published, by the one filter that a copy is
-    taken by.
+    """Return whether inserts, updates and deletes are all published by the one filter of a copy.
 
-    Each relation by itself; True as well where nothing is known of any.
+    Each relation is judged by itself; True also where nothing is known of any.
     """
     return all(map(_is_uniform, _by_relation(memberships).values()))
 
 
 def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Whether the same rules held all the time, for each relation; False where nothing is known of
-    then.
+    """Return whether the same rules were in force all the time, for each relation.
+
+    False where the earlier rules aren't known.
     """
     before = {m.place: m for m in then}
     kept = [m for m in now if m.place in before and m.continues(before[m.place])]
@@ -112,10 +116,10 @@ def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
 
 
 def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Whether other rules may have held in between than one change of them at once explains.
+    """Return whether other rules may have been in force in between than a single change explains.
 
-    Each relation by itself; those that were or are in no publication don't count, nor does what
-    isn't known.
+    Each relation is judged by itself. Relations that were or are in no publication don't count, nor
+    does what isn't known.
     """
     before, after = _by_relation(then), _by_relation(now)
     return any(
@@ -125,19 +129,21 @@ def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -
 
 
 def was_away(texts: Collection[str], now: Collection[Membership]) -> bool:
-    """The same, of what the ledger keeps. Earlier versions kept entries alone: there, whether all
-    of these are gone.
+    """Return was_interrupted() for the ledger's texts.
+
+    Earlier versions stored only entries; then, return whether all of these are gone.
     """
     if _are_known(texts):
         return was_interrupted(from_texts(texts), now)
-    # What the text says beyond the kind and the oid came later.
+    # Parts of the text other than the kind and the oid were added later.
     present = {" ".join(entry.split()[:2]) for m in now for entry in m.entries}
     return bool(texts) and bool(present) and present.isdisjoint(texts)
 
 
 def lost_operations(then: Collection[Membership], now: Collection[Membership]) -> frozenset[str]:
-    """Operations that aren't published any more of one relation or another; those in no publication
-    then or now don't count.
+    """Return operations that some relation isn't published with any more.
+
+    Relations in no publication then or now don't count.
     """
     before, after = _by_relation(then), _by_relation(now)
     lost = (
@@ -148,14 +154,16 @@ def lost_operations(then: Collection[Membership], now: Collection[Membership]) -
 
 
 def says_alike(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Whether each relation is published by the same rules, whatever held in between."""
+    """Return whether each relation is published by the same rules, whatever was in force in
+    between.
+    """
     return _each(then) == _each(now)
 
 
 def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
     places = {m.place: m for m in now}
     kept = {m: places[m.place] for m in then if m.place in places and places[m.place].continues(m)}
-    # Of what stays, the filter may read otherwise: a column was renamed.
+    # The filter of an unchanged membership may read differently, because a column was renamed.
     was, there, always = (
         _by_rules(found) for found in ([kept.get(m, m) for m in then], now, list(kept.values()))
     )
@@ -166,14 +174,12 @@ def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) 
     )
     at_once = len(gone) == len(came) == 1 and came[0].follows(gone[0])
     if was == there:
-        # An entry that says the same wasn't put there by one command, unless it is of another kind.
+        # One command doesn't replace an entry by an equal one, unless it is of another kind.
         return always != was and not (at_once and gone[0].kinds != came[0].kinds)
     if _taken_together(then) == _taken_together(now):
-        return (
-            True  # what differs between operations isn't told by the filter, nor by the operations
-        )
+        return True  # Neither the filter nor the operations show what differs between operations.
     if always in (was, there):
-        return False  # more and more was published, or less and less
+        return False  # Publication only grew, or only shrank.
     return not at_once
 
 
@@ -215,8 +221,9 @@ def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
 
 
 def to_texts(memberships: Iterable[Membership]) -> list[str]:
-    """Memberships as the ledger keeps them, one text for all relations that a publication says the
-    same of.
+    """Return memberships as the ledger's texts.
+
+    A publication has one text for all relations with the same rules.
 
     >>> ways = frozenset({"table 2"})
     >>> held = [Membership(relation, 1, ways, row_filter="(a > 1)") for relation in (7, 8)]
@@ -242,7 +249,7 @@ def to_texts(memberships: Iterable[Membership]) -> list[str]:
 
 
 def from_texts(texts: Iterable[str]) -> list[Membership]:
-    """Memberships from the ledger; none where an earlier version wrote it, which tells less."""
+    """Read memberships from the ledger; none where an earlier version wrote less."""
     found: list[Membership] = []
     if not _are_known(texts := list(texts)):
         return found

@@ -1,8 +1,8 @@
-"""What pg_publication_tables says, read from the catalogs alone.
+"""What pg_publication_tables shows, read from the catalogs alone.
 
-The view opens each table, so that one that somebody keeps locked (VACUUM FULL, a rewriting ALTER)
-would hold up whoever asks about all the others. Here nothing is locked; a row filter's text alone
-takes its table's lock (waldelta.postgres.lock_waits).
+The view opens each table. So one table that a session keeps locked (VACUUM FULL, a rewriting ALTER)
+would delay queries about all the others. These queries lock nothing; only reading a row filter's
+text takes its table's lock (waldelta.postgres.lock_waits).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 
 # Members (publication, relid) of the publications %(publications)s, by the rules of
-# pg_get_publication_tables(): of FOR ALL TABLES what can be published; else what is entered by name
-# or by its schema, without partitions of what is entered too when the root publishes, and as its
-# leaves when it doesn't. Begins a statement.
+# pg_get_publication_tables(). FOR ALL TABLES includes all tables that can be published. Otherwise
+# members are tables listed by name or schema: without partitions of a listed root when the root
+# publishes, and as the root's leaves when it doesn't. It begins a statement.
 MEMBERS = """
 with recursive named as (
     select p.oid, p.puballtables, p.pubviaroot
@@ -65,7 +65,7 @@ member (publication, relid) as (
 def filtered_tables(
     connection: psycopg.Connection[Any], publication_names: Sequence[str]
 ) -> list[str]:
-    """The tables that these publications filter the rows of now."""
+    """Return the tables whose rows these publications filter now."""
     rows = connection.execute(
         """
         select distinct n.nspname || '.' || c.relname

@@ -1,6 +1,7 @@
-"""Which tables publications publish, and as what: what a subscriber of them all would have.
+"""Which tables publications publish, and how: the tables of a subscriber to all of them.
 
-The connection must come from ``connection.connect``: filters are printed by its search_path.
+The connection must come from ``connection.connect``: its search_path determines how filters are
+printed.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from waldelta.postgres.type_catalog import fetch
 
 @dataclass(slots=True)
 class _Taken:
-    """What the publications, taken together, say about one relation."""
+    """How all the publications together publish one relation."""
 
     column_names: frozenset[str]
     publications: list[str] = field(default_factory=list)
     filters: list[str | None] = field(default_factory=list)
     publishes: set[str] = field(default_factory=set)
     entries: list[Membership] = field(default_factory=list)
-    # Why they can't be decoded together, which doesn't matter for a partition that counts as part
-    # of its root.
+    # Why they can't be decoded together. This doesn't matter for a partition that counts as part of
+    # its root.
     different: str | None = None
     unread: bool = False
 
@@ -47,13 +48,13 @@ def read_published_tables(
     sizes: bool = True,
     locked: Collection[int] = (),
 ) -> list[PublishedTable]:
-    """The tables that a subscriber of these publications would have, sorted by name.
+    """Return the tables that a subscriber to these publications would have, sorted by name.
 
-    A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor
-    is published via root by any of the publications counts as part of that ancestor, as in
-    pgoutput. Raises SourceError when the publications give one table different column lists:
-    decoding would stop there for good. ``sizes``: see read_leaves(). Row filters and sizes are read
-    under a lock on their tables, but not of those (by oid) that are ``locked``.
+    With publish_via_partition_root these are partition roots, without it leaves. A partition whose
+    ancestor is published via root by any of the publications counts as part of that ancestor, as in
+    pgoutput. Raises SourceError when the publications give one table different column lists,
+    because decoding would fail permanently. ``sizes``: see read_leaves(). Row filters and sizes are
+    read under a lock on their tables, except for those (oids) that are ``locked``.
     """
     members = _read_memberships(conn, publication_names, locked)
     relations = read_relations(conn, list(members))
@@ -70,8 +71,8 @@ def read_published_tables(
 def read_published_relations(
     conn: Connection, publication_names: Sequence[str]
 ) -> list[PublishedRelation]:
-    """The tables that read_published_tables() would give, in short; one statement, for every run's
-    look.
+    """Return the tables of read_published_tables() in short, with one statement, for every idle
+    check.
     """
     rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
     return [
@@ -145,19 +146,21 @@ def _published(
 
 
 def _key_columns(relation: CatalogRelation, published: frozenset[str]) -> tuple[str, ...]:
-    # Old tuples of UPDATE and DELETE carry the identity index's columns only, so with one the
-    # primary key is no help.
+    # Old tuples of UPDATE and DELETE contain only the identity index's columns, so with such an
+    # index the primary key doesn't help.
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
     return key if published.issuperset(key) else ()
 
 
-# Before 18 generated columns are never sent, though 15's view lists them; by a column list from 18
-# on whatever it names. A list or filter of a table that its schema, or FOR ALL TABLES, publishes
-# too counts for nothing. What tells one version of an entry or of a publication from another:
-# waldelta.postgres.publication_membership. A table may also leave an entry that stays as it is: a
-# partition that is detached one of a table above it, whatever gets another schema its schema's.
-# Attached or set back it has another row of pg_inherits, or of pg_depend; so an entry is named with
-# those by which it holds, of a schema's the nearest table's.
+# Before 18, generated columns are never sent, though 15's view lists them; from 18 on, a column
+# list sends whatever it names. A list or filter of a table is ignored when its schema, or FOR ALL
+# TABLES, publishes the table, too. See waldelta.postgres.publication_membership for how versions of
+# an entry or a publication are distinguished.
+#
+# A table may also leave an entry that itself stays unchanged: a partition that is detached leaves
+# the entry of a table above it, and a table that is moved to another schema leaves its schema's
+# entry. When it returns, it has another row of pg_inherits or pg_depend. So an entry's name
+# includes those rows through which it applies; for a schema's entry, those of the nearest table.
 _MEMBERSHIPS = f"""{MEMBERS}
 select p.pubname as publication,
        c.oid,
@@ -247,9 +250,10 @@ cross join lateral (
 order by p.pubname, c.oid
 """  # noqa: S608 - no value in it
 
-# What was entered later has the greater oid. A schema's entry is none from the start for what got
-# the schema since the partition was made; whether the partition was attached since, the one that
-# looks at its files tells. Ages: waldelta.pipeline.drift.catalog_state.
+# Of two entries, the one made later has the greater oid. A schema's entry doesn't count from the
+# beginning for a table that moved to the schema after the partition was created. Whether a
+# partition was attached later is found by its files. For ages, see
+# waldelta.pipeline.drift.catalog_state.
 _PUBLISHED = f"""{MEMBERS},
 published as (
     select distinct c.oid, n.nspname as schema, c.relname as name, c.relkind::text as relkind

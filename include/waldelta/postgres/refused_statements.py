@@ -1,9 +1,9 @@
-"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses because they are published: asked by each
-run.
+"""Finds tables whose own UPDATEs and DELETEs PostgreSQL refuses because they are published; checked
+by each run.
 
-Preflight looks before a publication is made. A table that is created later under FOR ALL TABLES or
-TABLES IN SCHEMA, or a key that is dropped later, breaks the application all the same, and
-PostgreSQL tells nobody else.
+Preflight checks this before a publication is created. A table created later under FOR ALL TABLES or
+TABLES IN SCHEMA, or a key dropped later, breaks the application all the same, and PostgreSQL
+reports it only to the application.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from waldelta.quantities import first_of
 def refused_statements(
     connection: psycopg.Connection[Any], publication_names: Sequence[str]
 ) -> list[str]:
-    """What to tell of them, with the remedy; nothing when there are none. Two queries, from
-    PostgreSQL 18 on three.
+    """Return warnings with the remedy; none without such tables.
+
+    This takes two queries, from PostgreSQL 18 on three.
     """
     causes = [(_TREE + _WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY)]
     if connection.info.server_version >= 180000:
@@ -56,7 +57,7 @@ _UNPUBLISHED_IDENTITY = (
 )
 
 # The published tables and their partitions. pg_partition_tree() would lock each of them, and wait
-# for who holds it.
+# for sessions that lock one.
 _TREE = f"""{MEMBERS},
 tree (publication, relid) as (
     select m.publication, m.relid
@@ -88,8 +89,8 @@ group by n.nspname, c.relname
 order by n.nspname, c.relname
 """
 
-# What a filter uses stands in its tree alone. A partition is judged by the topmost entry above it,
-# when that is published via its root, under the root's names of columns
+# The columns that a filter uses are only in its expression tree. A partition is judged by the
+# topmost entry above it, when that is published via its root, under the root's column names
 # (pub_rf_contains_invalid_column, pub_collist_contains_invalid_column).
 _OUTSIDE_IDENTITY = """
 with recursive entry as (
@@ -154,8 +155,8 @@ group by n.nspname, i.relname
 order by n.nspname, i.relname
 """
 
-# From 18 on (pub_contains_invalid_column): FULL has every column; what a column list names is
-# published, whatever it is.
+# From 18 on (pub_contains_invalid_column): FULL includes every column, and a column named in a
+# column list is published, whatever its kind.
 _GENERATED_IDENTITY = """
 select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
 from tree t

@@ -1,7 +1,6 @@
-"""Where a server stands: its identity, timeline, WAL position and file size, and next transaction
-id.
+"""Reads a server's identity, timeline, WAL position, WAL file size, and next transaction id.
 
-A primary and a standby say it by different functions: the ones fail on the other.
+A primary and a standby need different functions, which fail on the other one.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ from waldelta.errors import NotPrimary, NotStandby, SourceError
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import describe_server
 
-# Up to where the server's WAL can be decoded: a primary's is flushed, a standby's replayed.
+# How far the server's WAL can be decoded: a primary's is flushed, a standby's is replayed.
 READABLE_LSN = (
     "case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else"
     " pg_current_wal_flush_lsn() end"
 )
-# Where the last record ends that a primary has written, by Lsn.of_record, and what that takes.
+# Where the last record ends that a primary has written, for Lsn.of_record, and the WAL file size
+# that it needs.
 WRITTEN_SQL = (
     "pg_current_wal_insert_lsn()::text, pg_size_bytes(current_setting('wal_segment_size'))"
 )
-# A standby's timeline is told by the replication protocol alone.
+# Only the replication protocol returns a standby's timeline.
 _POSITION = f"""
 select (select system_identifier::text from pg_control_system()),
        case when not pg_is_in_recovery() then ('x' || substr(pg_walfile_name(pg_current_wal_lsn()),
@@ -37,10 +37,11 @@ select (select system_identifier::text from pg_control_system()),
 
 @dataclass(frozen=True, slots=True)
 class ServerPosition:
-    """One look at a server; ``next_xid8`` tells the epoch of the 32-bit xids in that WAL.
+    """A server's position at one moment; ``next_xid8`` has the epoch of the 32-bit xids in that
+    WAL.
 
-    ``flush_lsn`` is how far its WAL can be read: a standby's is what it has replayed, and
-    ``primary_lsn`` then how far its primary's is flushed.
+    ``flush_lsn`` is how far its WAL can be read: for a standby, that is what it has replayed.
+    ``primary_lsn`` is then how far its primary's WAL is flushed.
     """
 
     system_identifier: str
@@ -52,25 +53,25 @@ class ServerPosition:
     primary_lsn: Lsn | None = None
 
     def lag_of(self, read: Lsn) -> int:
-        """Bytes of WAL that somebody who has read so far is behind, a standby's own lag
-        included.
+        """Return the bytes of WAL by which a reader at ``read`` is behind, including a standby's
+        own lag.
         """
         return max(0, (self.primary_lsn or self.flush_lsn) - read)
 
     @property
     def replay_lag(self) -> int | None:
-        """Bytes of WAL that a standby is behind its primary; None of a primary."""
+        """The bytes of WAL by which a standby is behind its primary; None for a primary."""
         return None if self.primary_lsn is None else max(0, self.primary_lsn - self.flush_lsn)
 
     def must_move(self, confirmed: Lsn, upto: Lsn, restart: Lsn | None = None) -> bool:
-        """Whether a slot at ``confirmed`` must move over what was read up to ``upto`` and holds
-        nothing for us.
+        """Return whether a slot at ``confirmed`` must move past WAL up to ``upto`` that has nothing
+        for us.
 
-        It must when that lets go of a whole WAL file, since the server keeps and removes nothing
-        smaller, and when more is to be read behind it, since every reading begins where the slot
-        stands. It must too while the slot's ``restart`` position lags by files behind the confirmed
-        one, as after a huge transaction: that position follows only when a move passes the server's
-        next record of running transactions, and every reading begins there.
+        It must when that frees a whole WAL file, since the server keeps and removes nothing
+        smaller. It also must when there is more to read after it, since every read begins at the
+        slot's position. And it must while the slot's ``restart`` position is files behind the
+        confirmed one, as after a huge transaction. That position follows only when a move passes
+        the server's next record of running transactions, and every read begins there.
         """
         lets_go = self._file(upto) > self._file(confirmed) or (
             restart is not None and self._file(confirmed) > self._file(restart)
@@ -82,7 +83,7 @@ class ServerPosition:
 
 
 def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """Which cluster it is; a standby's is its primary's."""
+    """Return the identifier of the cluster; a standby has its primary's."""
     ((identifier,),) = connection.execute(
         "select system_identifier::text from pg_control_system()"
     ).fetchall()
@@ -90,10 +91,10 @@ def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
 
 
 def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
-    """The oldest transaction (xid8) that is still running: those below it have ended, and whoever
-    reads the slot sees them.
+    """Return the oldest transaction (xid8) that is still running.
 
-    To be asked of the server that has the slot: on a standby it is what runs as of its replay.
+    Those below it have ended, and a reader of the slot sees them. Call this on the server that has
+    the slot: on a standby, it is what was running as of its replay.
     """
     ((oldest,),) = connection.execute(
         "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
@@ -102,7 +103,7 @@ def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
 
 
 def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
-    """Ask a primary where it stands; raises NotPrimary on a standby."""
+    """Read a primary's position; raises NotPrimary on a standby."""
     if is_standby(connection):
         raise NotPrimary(
             f"{describe_server(connection)} is a standby, where no copy is taken, and no slot"
@@ -113,7 +114,7 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
 
 
 def read_standby_position(connection: psycopg.Connection[Any], timeline: int) -> ServerPosition:
-    """Ask a standby, which replays ``timeline``, where it stands; raises NotStandby on a
+    """Read the position of a standby, which replays ``timeline``; raises NotStandby on a
     primary.
     """
     if not is_standby(connection):
@@ -126,7 +127,7 @@ def read_standby_position(connection: psycopg.Connection[Any], timeline: int) ->
 
 
 def is_standby(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server is in recovery."""
+    """Return whether the server is in recovery."""
     return connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
 
 

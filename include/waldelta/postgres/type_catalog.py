@@ -1,5 +1,5 @@
-"""What the source's catalogs say about types: their kinds, base and element types, and how
-PostgreSQL prints them.
+"""Reads types from the source's catalogs: their kinds, base and element types, and printed
+names.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from psycopg.rows import namedtuple_row
 
 from waldelta.postgres.connection import Connection
 
-# Oids of built-in types, as pg_type.dat has them.
+# Oids of built-in types, from pg_type.dat.
 INT8, TEXT_OID, BPCHAR_OID, VARCHAR_OID = 20, 25, 1042, 1043
 BIT_OID, VARBIT_OID, NUMERIC_OID = 1560, 1562, 1700
-VARHDRSZ = 4  # which the typmod of texts and numerics has added
+VARHDRSZ = 4  # The typmod of texts and numerics includes this.
 TypeKind = Literal["base", "enum", "domain", "composite", "range", "multirange", "array"]
 
 _KINDS: dict[str, TypeKind] = {
@@ -34,9 +34,9 @@ _KINDS: dict[str, TypeKind] = {
 class PgType:
     """A type with its modifier; ``name`` is what PostgreSQL prints: ``numeric(10,2)``, ``text[]``.
 
-    Of a domain, ``base`` is the innermost type that isn't a domain; of an array, ``element`` is its
-    element's type with the array's typmod. ``type_name`` and ``type_schema`` are the bare names, as
-    extensions are recognised by.
+    For a domain, ``base`` is the innermost type that isn't a domain. For an array, ``element`` is
+    its element's type with the array's typmod. ``type_name`` and ``type_schema`` are the bare
+    names, by which extensions are recognised.
     """
 
     oid: int
@@ -67,8 +67,9 @@ def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple
 
 
 class KnownTypes:
-    """The same for one asker after the other: each type is asked for once, and ``connected`` gives
-    the connection for that.
+    """Describes types for several callers, with one query per type.
+
+    ``connected`` returns the connection for that.
     """
 
     def __init__(self, connected: Callable[[], AbstractContextManager[Connection]]) -> None:
@@ -76,7 +77,7 @@ class KnownTypes:
         self._known: dict[tuple[int, int], PgType] = {}
 
     def __call__(self, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
-        """Describe types as ``read_types`` does, as they were when first asked for."""
+        """Describe types as ``read_types`` does, as they were when first read."""
         wanted = set(types)
         if unknown := wanted - self._known.keys():
             with self._connected() as connection:
@@ -85,13 +86,13 @@ class KnownTypes:
 
 
 def fetch(conn: Connection, query: str, params: dict[str, Any]) -> list[Any]:
-    """Rows as named tuples."""
+    """Return rows as named tuples."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         return cursor.execute(query.encode(), params).fetchall()
 
 
 def _parts(rows: dict[int, Any], pair: tuple[int, int]) -> Iterable[tuple[int, int]]:
-    """The (oid, typmod) of the types that a type is made of."""
+    """Yield the (oid, typmod) of the types of which a type is made."""
     oid, typmod = pair
     row = rows[oid]
     if row.typtype == "d":
@@ -104,7 +105,7 @@ def _parts(rows: dict[int, Any], pair: tuple[int, int]) -> Iterable[tuple[int, i
 
 
 def _innermost(rows: dict[int, Any], oid: int) -> tuple[int, int]:
-    # As getBaseTypeAndTypmod: only the innermost domain can carry a modifier.
+    # Only the innermost domain can have a modifier, as in getBaseTypeAndTypmod.
     typmod = -1
     while rows[oid].typtype == "d":
         typmod = rows[oid].typtypmod

@@ -1,9 +1,9 @@
-"""Tables that the pipeline file has setup publish and that their publication lacks: asked by each
-run.
+"""Finds tables that setup must publish by the pipeline file but that their publication lacks;
+checked by each run.
 
-PostgreSQL takes a table out of a publication without a word of its own: DROP COLUMN … CASCADE of a
-column of its filter or column list does, as its error for a plain DROP COLUMN recommends; so does a
-table that is dropped and made anew. Nothing is sent from then on.
+PostgreSQL removes a table from a publication silently: by DROP COLUMN … CASCADE of a column of its
+filter or column list, as its error for a plain DROP COLUMN recommends, and when the table is
+dropped and created again. From then on nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from waldelta.postgres.type_catalog import fetch
 
 
 def listed(source: Source) -> list[tuple[str, TableId]]:
-    """The publications that setup makes, with each table that the pipeline file lists for them."""
+    """Return the publications that setup creates, with each table that the pipeline file lists for
+    them.
+    """
     return [
         (entry.name, TableId(*t.parts))
         for entry in source.publications
@@ -29,8 +31,10 @@ def listed(source: Source) -> list[tuple[str, TableId]]:
 
 
 def unpublished(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    """Listed tables that their publication has neither itself nor by a table above them or their
-    schema; one query, without locks.
+    """Return listed tables that their publication doesn't include.
+
+    A table may be included itself, by a table above it, or by its schema. This is one query,
+    without locks.
     """
     wanted = listed(source)
     asked = {
@@ -46,7 +50,7 @@ def unpublished(connection: psycopg.Connection[Any], source: Source) -> list[str
 
 
 def not_published(tables: Sequence[str]) -> str:
-    """What to tell of them."""
+    """Return the warning about them."""
     return (
         f"in the pipeline file, but not in its publication: {', '.join(tables)}; what changes there"
         " is sent to nobody, and the targets stay as they are. Were they never set up, or dropped,"

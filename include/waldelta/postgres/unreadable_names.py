@@ -1,5 +1,6 @@
-"""Names of catalog objects with bytes that UTF-8 has no character for: PostgreSQL refuses every
-answer that such a name would be part of.
+"""Finds names of catalog objects with bytes that UTF-8 can't represent.
+
+PostgreSQL refuses every answer that would include such a name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from waldelta.errors import NameUnreadable, SourceError
 from waldelta.postgres.connection import connect, describe
 from waldelta.quantities import first_of
 
-# As bytea a name passes without being converted.
+# As bytea, a name is sent without conversion.
 _NAMES = """
 select kind, id, pg_catalog.convert_to(name, pg_catalog.getdatabaseencoding())
 from (
@@ -44,7 +45,7 @@ from (
 ) as names (kind, id, name)
 where name ~ %(letters)s
 """
-# Names of other letters than ASCII's.
+# Selects names with characters beyond ASCII.
 _LETTERS = r"[^\x01-\x7f]"
 _CONVERTS = (
     "select pg_catalog.convert(%s::bytea, pg_catalog.getdatabaseencoding()::name, 'UTF8'::name)"
@@ -52,8 +53,9 @@ _CONVERTS = (
 
 
 def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) -> SourceError:
-    """The error for a query whose answer holds a text that UTF-8 has no character for: names the
-    objects whose names have the bytes that PostgreSQL complains of.
+    """Return the error for a query whose answer has a text that UTF-8 can't represent.
+
+    It names the objects whose names contain the bytes in PostgreSQL's message.
     """
     said = err.diag.message_primary or str(err)
     lacking = bytes(int(byte, 16) for byte in re.findall(r"\b0x([0-9a-f]{2})\b", said))
@@ -78,7 +80,10 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
 def _unconverted(
     connection: psycopg.Connection[tuple[object, ...]], names: Sequence[tuple[str, int, bytes]]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Those that PostgreSQL can't convert; halves are asked for, since most can be."""
+    """Yield the names that PostgreSQL can't convert.
+
+    It tests halves, since most names can be converted.
+    """
     if not names:
         return
     try:

@@ -1,7 +1,7 @@
-"""What only the replication protocol says or does: timelines, their history, and whether standbys
-keep a slot.
+"""Functions of the replication protocol alone: timelines, their history, and whether standbys keep
+a slot.
 
-All of it needs no more than reading a slot does, where the functions of the same purpose
+They only need the privileges of reading a slot, while SQL functions for the same purpose
 (pg_read_file) need a superuser. Source: the chapter on the streaming replication protocol.
 """
 
@@ -20,16 +20,16 @@ from waldelta.errors import SlotInUse, SourceError
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect_walsender
 
-# What stands in front of a message: its kind, the WAL's position and end, the server's clock.
+# The header of a message: its kind, the WAL's position and end, the server's clock.
 _WAL_DATA, _HEADER_BYTES = b"w", 25
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
 def read_timeline_ends(conninfo: str, timeline: int) -> dict[int, Lsn]:
-    """Where each timeline that ``timeline`` descends from was left: what lies before is common to
-    both.
+    """Return where each timeline that ``timeline`` descends from was left.
 
-    Raises SourceError when the server doesn't tell.
+    What is before that position is common to both. Raises SourceError when the server doesn't
+    return it.
     """
     return parse_timeline_ends(
         _run(conninfo, sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline)))[1]
@@ -48,33 +48,33 @@ def parse_timeline_ends(history: str) -> dict[int, Lsn]:
 
 
 def read_timeline(conninfo: str) -> int:
-    """The timeline that the server writes or, as a standby, replays now; raises SourceError when it
-    doesn't tell.
+    """Return the timeline that the server writes or, as a standby, replays now.
 
-    No function tells a standby's, and what its control file says is as old as its last
-    restartpoint.
+    Raises SourceError when the server doesn't return it. No SQL function returns a standby's
+    timeline, and its control file is as old as its last restartpoint.
     """
     return int(_run(conninfo, sql.SQL("IDENTIFY_SYSTEM").format())[1])
 
 
 def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:
-    """Have standbys keep the slot, or not any more (PostgreSQL 17); raises SlotInUse while somebody
-    reads it.
+    """Make standbys keep the slot, or stop that (PostgreSQL 17).
+
+    Raises SlotInUse while another process reads the slot.
     """
     _run(conninfo, alter_failover_command(slot, failover=failover))
 
 
 def alter_failover_command(slot: str, *, failover: bool) -> sql.Composed:
-    """The command, for a connection with ``replication=database``."""
+    """Return the command, for a connection with ``replication=database``."""
     return sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER {})").format(
         sql.Identifier(slot), sql.SQL("true" if failover else "false")
     )
 
 
 def _run(conninfo: str, command: sql.Composed) -> list[str]:
-    """The values of a command's first row."""
+    """Return the values of a command's first row."""
     with connect_walsender(conninfo, "waldelta walsender") as connection:
-        # Not through a cursor: the protocol knows nothing of parameters and transactions.
+        # Not through a cursor: the protocol has no parameters and transactions.
         result = connection.pgconn.exec_(command.as_bytes(connection))
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             what = f"{command.as_string(connection)}: {psycopg.pq.error_message(result)}"
@@ -91,10 +91,10 @@ def _run(conninfo: str, command: sql.Composed) -> list[str]:
 def stream_slot(
     conninfo: str, slot: str, options: Sequence[str], seconds: float
 ) -> Iterator[bytes]:
-    """The messages from where the slot stands up to an error, or for so long; ``options`` are names
-    and values in turn.
+    """Yield the messages from the slot's position up to an error, or for ``seconds``.
 
-    Nothing is confirmed, so the slot stays where it is. Raises SourceError when the server refuses.
+    ``options`` has names and values in turn. Nothing is confirmed, so the slot stays where it is.
+    Raises SourceError when the server refuses.
     """
     pairs = zip(options[::2], options[1::2], strict=True)
     given = sql.SQL(", ").join(
@@ -104,7 +104,7 @@ def stream_slot(
         sql.Identifier(slot), given
     )
     connection = connect_walsender(conninfo, f"waldelta stream {slot}")
-    try:  # not as a context: COMMIT is none of the protocol's commands
+    try:  # Not as a context manager: COMMIT isn't a command of the protocol.
         pgconn, deadline = connection.pgconn, time.monotonic() + seconds
         result = pgconn.exec_(command.as_bytes(connection))
         if result.status != ExecStatus.COPY_BOTH:

@@ -1,9 +1,8 @@
-"""Row filters: any expression that PostgreSQL allows in one, understood without Spark.
+"""Row filters: understands any expression that PostgreSQL allows in one, without Spark.
 
-``parse`` reads what an engineer wrote and, once ``_analyze`` has let PostgreSQL analyze it, the
-analyzed text; ``resolve`` gives every part its type and finds its ``_signatures``, or refuses it
-with its place. What Spark makes of the result stands in
-``waldelta.row_filter.spark.translate``.
+``parse`` reads a filter as written and, once PostgreSQL has analyzed it by ``_analyze``, the
+analyzed text. ``resolve`` gives every part its type and its ``_signatures`` row, or refuses it with
+its position. ``waldelta.row_filter.spark.translate`` turns the result into Spark SQL.
 """
 
 from waldelta.row_filter._analyze import refused_filter, resolve_filter

@@ -1,6 +1,4 @@
-"""Let PostgreSQL itself say what a filter means: names, types and casts are its own, never
-guessed.
-"""
+"""Lets PostgreSQL itself analyse a filter: names, types and casts are its own, never guessed."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
     """Let the server analyse a filter over ``table``'s columns, in a transaction that is rolled
     back.
 
-    The filter becomes the CHECK constraint of an empty temporary table with the same columns, which
+    The filter becomes the CHECK constraint of an empty temporary table with the same columns. That
     needs SELECT on the table and TEMPORARY on the database, nothing else. The connection must come
-    from ``connection.connect``. Raises ConfigError with the place of what PostgreSQL doesn't take,
-    FilterNotTranslatable for text that this project can't read, PrivilegeMissing. Whether Spark can
-    evaluate it is the question of ``waldelta.row_filter.spark.translate.spark_condition``.
+    from ``connection.connect``. Raises ConfigError with the position of what PostgreSQL refuses,
+    FilterNotTranslatable for text that this project can't read, and PrivilegeMissing.
+    waldelta.row_filter.spark.translate.spark_condition decides whether Spark can evaluate it.
     """
     parse_row_filter(text)
     with conn.transaction(force_rollback=True):
@@ -50,12 +48,12 @@ def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
 
 
 def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
-    """Why PostgreSQL would refuse a publication's filter, as far as a role can find out that may
-    not publish the table.
+    """Return why PostgreSQL would refuse a publication's filter, for a role that may not publish
+    the table.
 
-    It needs no privilege on the table but on its schema: the server analyses the filter, the
-    catalogs say which functions are immutable and what users defined. What else only CREATE
-    PUBLICATION knows stays unsaid.
+    It needs no privilege on the table, only on its schema. The server analyses the filter, and the
+    catalogs show which functions are immutable and what users defined. Reasons that only CREATE
+    PUBLICATION can find aren't returned.
     """
     parsed = parse_row_filter(text)
     statement = sql.SQL("prepare {} as select from only {} where (").format(
@@ -93,15 +91,14 @@ def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
             sql.Identifier(table.name), table.identifier
         )
     )
-    # Filters are expressions, not values; parse_row_filter has read this one. The line break ends a
-    # comment.
+    # Filters are expressions, not values, and parse_row_filter has read this one. The line break
+    # ends a comment.
     before = sql.SQL("alter table {} add constraint {} check (").format(
         copy, sql.Identifier(_CONSTRAINT)
     )
     _run(conn, before, text, sql.SQL("\n)"))
     analysed = fetch(conn, _ANALYSED, {"name": _CONSTRAINT})[0].analysed
-    # Planning evaluates the parts that are constant, as decoding would: 1 / 0 fails there, whatever
-    # the rows.
+    # Planning evaluates constant parts, as decoding would: 1 / 0 fails in it, whatever the rows.
     _run(conn, sql.SQL("explain select from {} where (").format(copy), text, sql.SQL("\n)"))
     columns = column_names(parse_analysed(analysed))
     facts = fetch(conn, _DATABASE, {})[0]
@@ -130,7 +127,7 @@ def _run(conn: Connection, before: sql.Composed, text: str, after: sql.SQL) -> N
 
 
 def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
-    """What is certain about a collation, from its provider and locale."""
+    """Return what is certain about a collation, from its provider and locale."""
     if not locale["deterministic"]:
         return Collation.NONDETERMINISTIC
     collate, ctype = locale["collate"], locale["ctype"]
@@ -138,14 +135,14 @@ def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
         return Collation.DETERMINISTIC
     if collate in _C_LOCALES:
         return Collation.CODE_POINT if ctype in _C_LOCALES else Collation.BINARY_ORDER
-    # The builtin provider's other locales sort by code points too; libc's C.UTF-8 depends on the C
+    # The builtin provider's other locales also sort by code points; libc's C.UTF-8 depends on the C
     # library.
     return Collation.BINARY_ORDER if locale["provider"] == "b" else Collation.DETERMINISTIC
 
 
-# Objects with smaller oids are PostgreSQL's own (FirstNormalObjectId). A name that calls none of
-# its immutable functions calls one that a publication refuses; a column's type or collation counts
-# as what uses it.
+# Objects with smaller oids are PostgreSQL's own (FirstNormalObjectId). A name that isn't one of its
+# immutable functions may be a function that a publication refuses. The type and collation of a used
+# column count as used, too.
 _REFUSED = """
 select 'function' as what, w.name
 from unnest(%(functions)s::text[]) as w (name)

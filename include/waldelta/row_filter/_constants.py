@@ -1,4 +1,4 @@
-"""Constants as PostgreSQL prints them: checked, so that what goes into a Spark literal is known."""
+"""Constants as PostgreSQL prints them, checked before they become Spark literals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _YEAR_DIGITS = 4  # digits
 
 
 def is_representable(text: str) -> bool:
-    """Whether a date or timestamp lies in the years 1 to 9999, which Spark's types are for.
+    """Return whether a date or timestamp is in the years 1 to 9999, which Spark's types cover.
 
     >>> is_representable("0044-03-15 BC"), is_representable("9999-12-31")
     (False, True)
@@ -41,7 +41,7 @@ def is_representable(text: str) -> bool:
 
 
 def numeric_digits(text: str) -> tuple[int, int]:
-    """Digits before and after the decimal point.
+    """Return the number of digits before and after the decimal point.
 
     >>> numeric_digits("-12.50")
     (2, 2)
@@ -51,8 +51,9 @@ def numeric_digits(text: str) -> tuple[int, int]:
 
 
 def interval_parts(text: str) -> tuple[int, int, int] | None:
-    """Months, days and microseconds of an interval in IntervalStyle postgres; None for one that
-    isn't certain.
+    """Return months, days and microseconds of an interval in IntervalStyle postgres.
+
+    None for an interval that isn't certain.
 
     >>> interval_parts("1 year 2 mons -3 days +04:05:06.5".replace("+", ""))
     (14, -3, 14706500000)
@@ -65,7 +66,7 @@ def interval_parts(text: str) -> tuple[int, int, int] | None:
     microseconds = ((int(hours or 0) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)) * 1_000_000
     microseconds += int((fraction or "").ljust(6, "0"))
     microseconds = -microseconds if sign else microseconds
-    # So that the result stays within both calendars.
+    # These limits keep the result within both calendars.
     if (
         abs(total) > _LARGEST_INTERVAL_MONTHS
         or abs(int(days or 0)) > 10**6
@@ -76,7 +77,7 @@ def interval_parts(text: str) -> tuple[int, int, int] | None:
 
 
 def array_elements(text: str) -> list[str | None] | None:
-    """The elements of a one-dimensional array counted from 1; None for any other.
+    """Return the elements of a one-dimensional array with lower bound 1; None for any other.
 
     >>> array_elements('{1,NULL,"a,\\\\"b"}')
     ['1', None, 'a,"b']

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from waldelta.row_filter.typed_tree import Typed
 
-# Those of which an infinite date has none (NULL), and those of which it has an infinite one.
+# An infinite date has no value (NULL) for the periodic fields, and an infinite one for the
+# monotonic ones.
 PERIODIC = frozenset(
     {"month", "day", "hour", "minute", "second", "dow", "isodow", "doy", "quarter", "week"}
 )
 MONOTONIC = frozenset({"year", "isoyear", "epoch"})
 _TIMES = frozenset({"hour", "minute", "second"})
 DATETIME_UNITS = frozenset({"year", "quarter", "month", "week", "day", "hour", "minute", "second"})
-# So many days keep any date of the years 1 to 9999 within both calendars.
+# This many days keep any date of the years 1 to 9999 within both calendars.
 FEW_DAYS = 1_000_000
 
 
 def check_moment(typed: Typed) -> str | None:
-    """Why a call on dates can't be translated; None if it can."""
+    """Return why a call on dates can't be translated; None if it can."""
     if typed.key in ("extract", "date_part"):
         field, kind = typed.arguments[0].value, typed.arguments[1].type.name
         if field not in PERIODIC | MONOTONIC or (kind == "date" and field in _TIMES):

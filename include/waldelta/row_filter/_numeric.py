@@ -1,6 +1,4 @@
-"""How many digits results of numeric operators can have: what makes Spark's decimals exact, or too
-small.
-"""
+"""Limits the digits of numeric results, which decides whether Spark's decimals are exact."""
 
 from __future__ import annotations
 
@@ -16,19 +14,19 @@ OF_INTEGERS: dict[str, Digits] = {"int2": (5, 0), "int4": (10, 0), "int8": (19, 
 
 
 class TooManyDigits(Exception):
-    """The result may need more digits than a decimal of Spark's has."""
+    """The result may need more digits than Spark's decimal has."""
 
 
 def common(types: Sequence[Type]) -> Digits:
-    """The digits that hold the values of all these types."""
+    """Return the digits that values of all these types need."""
     digits = [t.digits or (1, 0) for t in types]
     return max(d[0] for d in digits), max(d[1] for d in digits)
 
 
 def with_digits(typed: Typed) -> Typed:
-    """The node with the digits of its result; raises TooManyDigits.
+    """Return the node with the digits of its result; raises TooManyDigits.
 
-    A comparison, or a remainder, is done with the digits of both sides together.
+    A comparison, or a remainder, uses the digits of both sides together.
     """
     arguments = [a.type.digits or (1, 0) for a in typed.arguments if a.type.name == "numeric"]
     if len(arguments) > 1:
@@ -44,7 +42,7 @@ def with_digits(typed: Typed) -> Typed:
 
 
 def _places(typed: Typed) -> int:
-    """The second argument of round() and trunc()."""
+    """Return the second argument of round() and trunc()."""
     given = (
         typed.arguments[1].value
         if len(typed.arguments) > 1 and typed.arguments[1].type.name == "int4"

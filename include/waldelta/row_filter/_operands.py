@@ -30,23 +30,23 @@ _LARGEST_INT4 = (1 << 31) - 1
 
 
 class Operands(ABC):
-    """What a filter's calls are made of."""
+    """Gives types to the operands of a filter's calls."""
 
     def __init__(self, row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> None:
         self.filter, self.columns = row_filter, columns
 
     def refused(self, node: Node | Typed, reason: str) -> FilterNotTranslatable:
-        """The error for a part that has no certain translation, with its place."""
+        """Return the error for a part that has no certain translation, with its position."""
         return FilterNotTranslatable(
             self.filter.analysed, place(self.filter.analysed, node.start), reason
         )
 
     @abstractmethod
     def node(self, node: Node) -> Typed:
-        """The typed form of any node."""
+        """Return the typed form of any node."""
 
     def column(self, node: Column) -> Typed:
-        """A column of the target, with what is certain of its collation."""
+        """Return a column of the target, with what is certain about its collation."""
         if (column := self.columns.get(node.name)) is None:
             raise self.refused(node, f"column {node.name!r} isn't in the target")
         typed = Typed("column", column.type, value=node.name, start=node.start)
@@ -56,7 +56,7 @@ class Operands(ABC):
         return replace(typed, collation=collation, strength=1)
 
     def literal(self, node: Literal) -> Typed:
-        """A constant that is printed without a cast."""
+        """Return a constant that is printed without a cast."""
         if node.kind in ("true", "false"):
             return Typed("constant", BOOL, value=node.kind, start=node.start)
         if node.kind == "number":
@@ -68,7 +68,7 @@ class Operands(ABC):
         return self.with_default(Typed("constant", TEXT, value=value, start=node.start))
 
     def with_default(self, typed: Typed) -> Typed:
-        """The node with the database's collation, if it is a text."""
+        """Return the node with the database's collation, if it is a text."""
         return (
             replace(typed, collation=self.filter.default_collation)
             if typed.type.name in TEXTS
@@ -76,7 +76,7 @@ class Operands(ABC):
         )
 
     def constant(self, node: Node, kind: Type, text: str | None) -> Typed:
-        """A constant of a type, checked."""
+        """Return a constant of a type, after a check of its text."""
         if text is None:
             digits = (1, 0) if kind.name == "numeric" and kind.digits is None else kind.digits
             return self.with_default(
@@ -95,14 +95,14 @@ class Operands(ABC):
         return self.with_default(Typed("constant", kind, value=text, start=node.start))
 
     def target(self, node: Cast) -> Type:
-        """The type that a cast is to."""
+        """Return the target type of a cast."""
         name = short_name(node.type.name)
         if name is None:
             raise self.refused(node, f"a cast to {node.type.name}")
         return Type("array", element=name) if node.type.is_array else Type(name)
 
     def cast(self, node: Cast) -> Typed:
-        """A cast, or a constant: PostgreSQL prints most of those as casts of strings."""
+        """Return a cast, or a constant: PostgreSQL prints most constants as casts of strings."""
         target = self.target(node)
         if isinstance(node.operand, Literal) and node.operand.kind in ("string", "null"):
             text = None if node.operand.kind == "null" else node.operand.text
@@ -117,7 +117,7 @@ class Operands(ABC):
         return self.modified(node, self.scalar_cast(node, operand, target))
 
     def scalar_cast(self, node: Cast, operand: Typed, target: Type) -> Typed:
-        """A cast by its row in the table, without the type's modifiers."""
+        """Return a cast by its row in the table, without the type's modifiers."""
         if operand.is_constant and (folded := self.folded(node, operand, target)) is not None:
             return folded
         if operand.type.name == target.name:
@@ -131,7 +131,7 @@ class Operands(ABC):
         return Typed(key, target, (operand,), None, node.start, operand.collation, operand.strength)
 
     def folded(self, node: Cast, operand: Typed, target: Type) -> Typed | None:
-        """The constant that a cast of a constant makes, where that is plain."""
+        """Return the constant that a cast of a constant produces, where that is simple."""
         source, text = operand.type.name, operand.value or ""
         to_number = source in ("int2", "int4", "int8", "numeric") and target.name in (
             "numeric",
@@ -161,7 +161,7 @@ class Operands(ABC):
                 "numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start
             )
         if typed.is_constant:
-            return typed  # its value has the modifier already
+            return typed  # The constant's value has the modifier already.
         raise self.refused(node, f"a cast to {node.type.name} with a precision")
 
     def array_constant(self, node: Cast, target: Type, text: str | None) -> Typed:
@@ -176,7 +176,7 @@ class Operands(ABC):
         )
 
     def array(self, node: Node, elements: list[Typed], element: str | None = None) -> Typed:
-        """``ARRAY[…]`` of typed elements, all of one type."""
+        """Return ``ARRAY[…]`` of typed elements, all of one type."""
         names = {each.type.name for each in elements} | ({element} if element else set())
         if len(names) != 1:
             raise self.refused(node, "an array of mixed types")
@@ -185,7 +185,7 @@ class Operands(ABC):
         return Typed("array", kind, tuple(elements), None, node.start, collation, strength)
 
     def array_cast(self, node: Cast, operand: Typed, target: Type) -> Typed:
-        """A cast of a whole array, applied to its elements."""
+        """Return a cast of a whole array, applied to its elements."""
         if operand.key == "array":
             casts = [self.element_cast(node, element, target) for element in operand.arguments]
             return self.array(node, casts, target.element)
@@ -197,7 +197,7 @@ class Operands(ABC):
         raise self.refused(node, f"a cast of {operand.type} to {target}")
 
     def element_cast(self, node: Cast, element: Typed, target: Type) -> Typed:
-        """A cast of an array, for one element of it."""
+        """Return a cast of an array, for one of its elements."""
         kind = Type(target.element or "")
         if element.is_null:
             return self.constant(node, kind, None)
@@ -208,12 +208,14 @@ class Operands(ABC):
         raise self.refused(node, f"a cast of an array to {target}")
 
     def merged(self, node: Node, operands: list[Typed]) -> tuple[Collation | None, int]:
-        """The collation of a call: an explicit one, else the columns', else the database's."""
+        """Return the collation of a call: an explicit one, else the columns', else the
+        database's.
+        """
         texts = [o for o in operands if o.collation is not None]
         strength = max((o.strength for o in texts), default=0)
         found = {o.collation for o in texts if o.strength == strength}
-        # Two columns' collations can be two languages'; PostgreSQL says so only when it meets a
-        # row.
+        # Two columns may have collations of two languages; PostgreSQL raises an error only when it
+        # evaluates a row.
         if len(found) > 1:
             raise self.refused(node, "texts of different collations")
         return (found.pop() if found else None), strength

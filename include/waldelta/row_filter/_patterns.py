@@ -1,7 +1,7 @@
-"""Patterns: PostgreSQL's LIKE, SIMILAR TO and advanced regular expressions as Java's, where both
-mean the same.
+"""Translates PostgreSQL's LIKE, SIMILAR TO and advanced regular expressions to Java's, if both mean
+the same.
 
-Only whether there is a match counts, so greedy and reluctant quantifiers are the same here. Each
+Only whether there is a match counts, so greedy and reluctant quantifiers are equivalent. Each
 function raises PatternRefused with the reason.
 """
 
@@ -21,7 +21,7 @@ _CONTROL = {
     "t": "\t",
     "v": "\v",
 }
-# Under collation C the classes hold ASCII characters only, as in Java.
+# Under collation C the classes contain only ASCII characters, as in Java.
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\x0B\f\r"}
 _NAMED = {
     "alpha": "A-Za-z", "digit": "0-9", "alnum": "0-9A-Za-z", "upper": "A-Z", "lower": "a-z",
@@ -31,13 +31,14 @@ _SPECIAL = frozenset("\\^$.|?*+()[]{}&~-#\"'/ ")
 
 
 class PatternRefused(Exception):
-    """The pattern isn't valid in PostgreSQL, or has no certain counterpart in Java; the message
-    says what it has.
+    """The pattern isn't valid in PostgreSQL, or has no certain counterpart in Java.
+
+    The message names the part that is the reason.
     """
 
 
 def like_parts(pattern: str, escape: str = "\\") -> list[tuple[str, str]]:
-    """A LIKE pattern as ("text", …), ("any", "%") and ("one", "_").
+    """Split a LIKE pattern into ("text", …), ("any", "%") and ("one", "_").
 
     >>> like_parts("a\\\\%b%")
     [('text', 'a%b'), ('any', '%')]
@@ -59,7 +60,8 @@ def like_parts(pattern: str, escape: str = "\\") -> list[tuple[str, str]]:
 
 
 def similar_to_regex(pattern: str, escape: str = "\\") -> str:
-    """What similar_to_escape() makes of a SIMILAR TO pattern: an advanced regular expression.
+    """Return the advanced regular expression that similar_to_escape() makes of a SIMILAR TO
+    pattern.
 
     >>> similar_to_regex("(a|b)%_.")
     '^(?:(?:a|b).*.\\\\.)$'
@@ -67,7 +69,7 @@ def similar_to_regex(pattern: str, escape: str = "\\") -> str:
     if re.search(r"\[\^?\]|\[[^\]]*\[", pattern):
         raise PatternRefused(
             "a bracket within brackets of SIMILAR TO"
-        )  # releases of PostgreSQL differ
+        )  # Releases of PostgreSQL differ.
     out, characters, in_brackets = ["^(?:"], iter(pattern), False
     for c in characters:
         if c == escape:
@@ -88,9 +90,9 @@ def similar_to_regex(pattern: str, escape: str = "\\") -> str:
 
 
 def java_regex(pattern: str, *, certain_case: bool) -> str:
-    """A Java pattern that finds a match exactly where PostgreSQL's ARE matches.
+    """Return a Java pattern that finds a match exactly where PostgreSQL's ARE matches.
 
-    ``certain_case``: the collation is C, so that classes of characters hold ASCII ones only.
+    ``certain_case``: the collation is C, so that classes contain only ASCII characters.
 
     >>> java_regex("^a.c$", certain_case=True)
     '(?s)\\\\Aa.c\\\\z'
@@ -147,7 +149,7 @@ class _Regex:
         if is_anchor:
             self.refuse("a quantified anchor")
         if source.startswith("(") and (quantifier in "*+" or quantifier.endswith(",}")):
-            # Java goes one level of its stack deeper with each repetition, and may need exponential
+            # Java's stack gets one level deeper with each repetition, and it may need exponential
             # time.
             if (letters := re.fullmatch(r"\((?:\?:)?(\w(?:\|\w)*)\)", source)) is None:
                 self.refuse("a group that is repeated without limit")
@@ -199,14 +201,14 @@ class _Regex:
         least, most = int(found[1] or 0), int(found[3] or found[1] or 0)
         if max(least, most) > _MAX_REPEATS or (found[3] and most < least):
             self.refuse("a number of repetitions that PostgreSQL doesn't take")
-        self.skip("?")  # the reluctant form
+        self.skip("?")  # Skips the mark of a reluctant quantifier.
         if self.rest[:1] in ("*", "+", "?", "{") and self.rest:
             self.refuse("two quantifiers in a row")
         return found[0]
 
     def bracket(self) -> str:
         negated = self.skip("^")
-        items = [self.bracket_item()]  # a bracket that comes first ends nothing
+        items = [self.bracket_item()]  # A bracket that comes first doesn't end the class.
         while not self.skip("]"):
             items.append(self.bracket_item())
         return f"[{'^' if negated else ''}{''.join(items)}]"
@@ -232,7 +234,7 @@ class _Regex:
         return f"{_literal(first)}-{_literal(last)}"
 
     def bracket_character(self) -> str:
-        """One character, or the inside of a class."""
+        """Read one character, or the inside of a class."""
         if (c := self.take()) != "\\":
             return c
         c = self.take()

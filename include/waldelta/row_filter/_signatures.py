@@ -1,9 +1,9 @@
-"""The operators and functions that have a certain counterpart in Spark: one row each.
+"""The operators and functions that have a certain counterpart in Spark, one row each.
 
-``name(argument types) result key flags``. The analysed text has every cast in it, so a call is
-known by the exact types of its arguments. Flags: ``c`` needs a text whose case is certain
+A row is ``name(argument types) result key flags``. The analysed text has every cast, so a call is
+identified by the exact types of its arguments. Flags: ``c`` needs a text whose case is certain
 (collation C), ``o`` one whose order is, ``u`` a UTF-8 server, ``k<n>`` constants from argument n
-on. What isn't listed is refused.
+on. Anything that isn't listed is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPARISONS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "g
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One row: what it gives, what it is called in the translation, and what it demands."""
+    """One row: the result type, the key of the translation, and the requirements."""
 
     result: str
     key: str
@@ -171,7 +171,7 @@ name        text        same
 
 
 def _same_kind() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
-    """Comparisons, which differ in nothing but the types."""
+    """Yield the comparisons, which differ only in their types."""
     kinds = [
         "bool",
         "text",
@@ -193,7 +193,7 @@ def _same_kind() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
 
 
 def _arithmetic() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
-    """Whole numbers and floats of mixed sizes give the larger of their types."""
+    """Yield arithmetic of integers and floats; mixed sizes have the larger type as result."""
     words = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
     for family, name in ((INTEGERS, "int"), (FLOATS, "float")):
         for (a, b), (operator, word) in product(product(family, family), words.items()):

@@ -1,4 +1,4 @@
-"""A filter as PostgreSQL understood it."""
+"""A filter as PostgreSQL analysed it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import Enum
 class Collation(Enum):
     """What is certain about how texts of a collation compare and change case."""
 
-    # ordered by code points, case of ASCII letters only: C and POSIX in a UTF-8 database
+    # Ordered by code points, case of ASCII letters only: C and POSIX in a UTF-8 database.
     CODE_POINT = "code point"
-    # ordered by code points, but case follows Unicode: C.UTF-8, ucs_basic
+    # Ordered by code points, but case follows Unicode: C.UTF-8, ucs_basic.
     BINARY_ORDER = "binary order"
-    DETERMINISTIC = "deterministic"  # equal means the same bytes; the order is a language's
+    DETERMINISTIC = "deterministic"  # Equal means the same bytes; the order is that of a language.
     NONDETERMINISTIC = "nondeterministic"
 
 
@@ -22,11 +22,11 @@ class Collation(Enum):
 class RowFilter:
     """A filter, analysed by the server.
 
-    ``analysed`` is pg_get_expr's text: every cast explicit, names outside pg_catalog qualified. It
-    is what to store and to translate; ``text`` is what was written. ``columns`` are those used, in
-    order of appearance. ``collations`` says what is certain about each text column;
+    ``analysed`` is pg_get_expr's text: every cast is explicit, and names outside pg_catalog are
+    qualified. It is stored and translated; ``text`` is what was written. ``columns`` are those
+    used, in order of appearance. ``collations`` has what is certain about each text column,
     ``default_collation`` about texts without a column. A column that isn't listed counts as
-    DETERMINISTIC: what PostgreSQL's own row filters allow at most.
+    DETERMINISTIC, the least certain kind that PostgreSQL's own row filters allow.
     """
 
     text: str
@@ -34,15 +34,16 @@ class RowFilter:
     columns: tuple[str, ...]
     collations: Mapping[str, Collation] = field(default_factory=dict)
     default_collation: Collation = Collation.DETERMINISTIC
-    # Lengths in bytes and checksums follow the server's encoding.
+    # Lengths in bytes and checksums depend on the server's encoding.
     is_utf8: bool = False
 
 
 def published_filter(analysed: str) -> RowFilter:
-    """The filter of a publication, from the text that the catalogs print.
+    """Return the filter of a publication, from the text that the catalogs print.
 
-    Its columns' collations aren't known; PostgreSQL lets no user-defined ones into a publication,
-    and its own are all deterministic. Raises FilterNotTranslatable for a text that can't be read.
+    Its columns' collations aren't known, but PostgreSQL allows no user-defined ones in a
+    publication, and its own are all deterministic. Raises FilterNotTranslatable for a text that
+    can't be read.
 
     >>> published_filter("((a > 1) AND (b = 'x'::text))").columns
     ('a', 'b')

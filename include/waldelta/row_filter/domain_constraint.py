@@ -10,8 +10,9 @@ from waldelta.row_filter.parse.place import place
 
 
 def of_column(expression: str, column: str) -> str:
-    """The constraint, as the catalogs print it, with the column in the place of VALUE; raises
-    FilterNotTranslatable.
+    """Return the constraint, as the catalogs print it, with the column in place of VALUE.
+
+    Raises FilterNotTranslatable.
 
     >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
     '(("a b")::text <> \\'VALUE\\'::text)'

@@ -1,5 +1,5 @@
-"""Give every part of an analysed filter its type, and find its row in the table of signatures, or
-refuse it.
+"""Gives every part of an analysed filter its type and its row in the table of signatures, or
+refuses it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _NAMED_COLLATIONS = {
 
 
 def resolve(row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> Typed:
-    """The typed filter; raises FilterNotTranslatable with the place of the part that has no certain
-    translation.
+    """Return the typed filter.
+
+    Raises FilterNotTranslatable with the position of a part that has no certain translation.
     """
     resolver = _Resolver(row_filter, columns)
     node = parse_analysed(row_filter.analysed)
@@ -59,10 +60,12 @@ def resolve(row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> Typed:
 
 
 class _Resolver(Operands):
-    """Calls, conditions and patterns; columns, constants, casts and arrays are the base class's."""
+    """Resolves calls, conditions and patterns; the base class resolves columns, constants, casts
+    and arrays.
+    """
 
     def node(self, node: Node) -> Typed:
-        """The typed form of any node."""
+        """Return the typed form of any node."""
         return _BY_SYNTAX[type(node)](self, node)
 
     def test(self, node: Test) -> Typed:
@@ -152,8 +155,8 @@ class _Resolver(Operands):
             )
 
     def special(self, node: Node, typed: Typed, collation: Collation | None) -> Typed:
-        """What a signature's row can't say: digits, patterns, fields of dates, elements of
-        arrays.
+        """Handle what a signature's row can't express: digits, patterns, fields of dates, array
+        elements.
         """
         if any(a.is_null for a in typed.arguments):
             # Strict: PostgreSQL folds such a call into NULL without looking at its other arguments.
@@ -185,7 +188,7 @@ class _Resolver(Operands):
             raise self.refused(node, f"arrays of {one} and {two}")
 
     def escaped(self, node: Call, arguments: list[Typed]) -> Typed:
-        """like_escape() or similar_to_escape() of constants: a pattern."""
+        """Return the pattern of like_escape() or similar_to_escape() of constants."""
         if not all(a.is_constant and a.value is not None for a in arguments):
             raise self.refused(node, "a pattern that isn't a constant")
         texts = [a.value or "" for a in arguments]
@@ -207,7 +210,7 @@ class _Resolver(Operands):
             if is_like:
                 mark = escape.value or "" if escape else "\\"
                 like_parts(text, mark)
-                value = (  # as the Spark SQL reads it: any character may be the mark
+                value = (  # The Spark SQL reads this form: any character may be the escape mark.
                     f"{len(mark)}{mark}{text}"
                 )
             else:
@@ -231,11 +234,11 @@ class _Resolver(Operands):
                 start=node.start,
             )
         if node.name != "COALESCE":
-            self.found(node, "<", arguments[:2])  # they need an order
+            self.found(node, "<", arguments[:2])  # The arguments need an order.
         return self.alike(node, node.name.lower(), arguments, arguments)
 
     def alike(self, node: Node, key: str, results: list[Typed], arguments: list[Typed]) -> Typed:
-        """An expression whose results, all of one type, become its own."""
+        """Return an expression whose results, all of one type, determine its type."""
         names = {r.type.name for r in results}
         if len(names) != 1 or any(r.type.element or r.type.name == "opaque" for r in results):
             raise self.refused(
@@ -266,7 +269,7 @@ class _Resolver(Operands):
             when = self.node(condition)
             if operand is not None:
                 if when.type.name != operand.type.name:
-                    # PostgreSQL prints no cast of the operand here.
+                    # PostgreSQL prints no cast of the operand in this case.
                     raise self.refused(condition, f"CASE of {operand.type} with {when.type}")
                 when = self.found(condition, "=", [operand, when])
             self.need_boolean(condition, when)
@@ -284,7 +287,7 @@ class _Resolver(Operands):
         if array.key != "array":
             return self.any_of_column(node, operand, array)
         if any(not (e.is_constant or e.key == "column") for e in array.arguments):
-            # PostgreSQL computes all of them first, and may fail where Spark stops early.
+            # PostgreSQL computes all elements first, and may fail where Spark stops early.
             raise self.refused(node.array, "a list of more than constants and columns")
         compared = [
             self.found(node, node.operator, [operand, element]) for element in array.arguments

@@ -1,5 +1,6 @@
-"""What of a filter can raise for some row: such a row stops the slot of every table, since
-PostgreSQL can't decode it.
+"""Finds parts of a filter that can raise an error for some row.
+
+PostgreSQL can't decode such a row, so it blocks the slot for every table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from waldelta.row_filter.parse.tree import (
 
 _DIVISIONS = frozenset({"/", "%", "div", "mod"})
 _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floor"})
-# LIKE, and regular expressions, read their pattern for each row.
+# LIKE and regular expressions interpret their pattern for each row.
 _PATTERNS = frozenset({"~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"})
 _LIKE = frozenset({"~~", "!~~", "~~*", "!~~*"})
 _UNKNOWN = "a part that isn't known here"
@@ -90,14 +91,16 @@ _SAFE_FUNCTIONS = frozenset(
     }
 )
 _TEXTS = frozenset({"text", "character varying", "character", "bpchar", "varchar", "name"})
-# What holds every value of the type before it.
+# Each type can hold every value of the type before it.
 _WIDER = ("smallint", "integer", "bigint", "numeric")
 _FLOATS = frozenset({"real", "double precision"})
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A constant pattern of LIKE, or a regular expression; of an array of them the array's text."""
+    """A constant pattern of LIKE, or a regular expression; for an array of patterns, the array's
+    text.
+    """
 
     text: str
     is_like: bool
@@ -105,8 +108,8 @@ class Pattern:
 
 
 def refused_patterns(conn: Connection, filters: Iterable[str]) -> frozenset[Pattern]:
-    """The constant patterns of these filters that PostgreSQL takes when the filter is written, and
-    refuses for each row.
+    """Return the constant patterns that PostgreSQL accepts in a filter, but refuses for each
+    row.
     """
     patterns = {pattern for text in filters for pattern in _patterns(text)}
     return frozenset(pattern for pattern in patterns if _is_refused(conn, pattern))
@@ -123,11 +126,11 @@ def _is_refused(conn: Connection, pattern: Pattern) -> bool:
     return bool(found)
 
 
-# An odd number of backslashes: the last one escapes nothing.
+# With an odd number of backslashes, the last one escapes nothing.
 _ENDS_WITH_ESCAPE = r"""
 select bool_or(length(substring(p from '\\*$')) %% 2 = 1) from unnest(%s::text[]) as p
 """
-# Counting evaluates each match; PostgreSQL would leave out one whose result doesn't matter.
+# Counting evaluates each match; PostgreSQL would skip one whose result doesn't matter.
 _IS_READ = "select count('' ~ p) < 0 from unnest(%s::text[]) as p"
 
 
@@ -162,11 +165,11 @@ def raising_parts(
     *,
     is_analysed: bool = True,
 ) -> list[str]:
-    """The kinds of operations of a filter that can raise, in the order of the text; ``types`` are
-    the columns', ``refused`` the constant patterns that PostgreSQL refuses.
+    """Return the kinds of operations of a filter that can raise, in the order of the text.
 
-    A filter that can't be read here may raise, when PostgreSQL has analysed it. Of one that is as
-    the pipeline file has it (not ``is_analysed``) nothing is known then.
+    ``types`` are the columns' types, ``refused`` the constant patterns that PostgreSQL refuses. A
+    filter that PostgreSQL has analysed, but that can't be read here, may raise. Of a filter as
+    written in the pipeline file (not ``is_analysed``) nothing is known then.
 
     >>> raising_parts("(((10 / n) > 0) AND ((v)::integer < 5))", {"n": "integer", "v": "text"})
     ['division', 'a cast to integer']
@@ -217,7 +220,7 @@ def _is_safe_call(call: Call) -> bool:
 
 
 def _is_constant(node: Node) -> bool:
-    """PostgreSQL has evaluated it by now."""
+    """Return whether PostgreSQL has already evaluated the node."""
     match node:
         case Literal():
             return True
@@ -233,7 +236,7 @@ def _is_safe_cast(operand: Node, kind: TypeName, types: Mapping[str, str]) -> bo
     wanted = kind.name
     if wanted in _TEXTS:
         return True
-    if wanted == "numeric" and kind.modifiers:  # of so many digits
+    if wanted == "numeric" and kind.modifiers:  # The precision may be too small.
         return False
     found = _type_of(operand, types)
     if found == wanted:
@@ -253,15 +256,18 @@ def _type_of(node: Node, types: Mapping[str, str]) -> str:
 
 
 def _is_float(node: Node, types: Mapping[str, str]) -> bool:
-    """Whether a part of a calculation is a floating point number; its result is one then."""
+    """Return whether a part of a calculation is a floating point number; then its result is one,
+    too.
+    """
     if isinstance(node, Call):
         return any(_is_float(argument, types) for argument in node.arguments)
     return _type_of(node, types) in _FLOATS
 
 
 def _is_other_than_zero(divisor: Node) -> bool:
-    """A constant that isn't zero, nor -1, by which the least integer can't be divided; or null in
-    zero's place.
+    """Return whether a divisor is a constant that isn't zero, or that is null in place of zero.
+
+    -1 doesn't count, because the least integer can't be divided by it.
     """
     while isinstance(divisor, Cast):
         divisor = divisor.operand

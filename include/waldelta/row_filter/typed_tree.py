@@ -1,5 +1,5 @@
-"""A filter with types: every node says its PostgreSQL type and which row of the table of signatures
-it is.
+"""A filter with types: every node has its PostgreSQL type and its row in the table of
+signatures.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _SHORT = {
     "interval": "interval",
 }
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-MAX_DIGITS = 38  # of Spark's decimal
+MAX_DIGITS = 38  # The precision of Spark's decimal.
 
 INTEGERS = ("int2", "int4", "int8")
 FLOATS = ("float4", "float8")
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
-# Spark's types that hold every value of their PostgreSQL type; for others some stand verbatim in
-# _wd_raw.
+# Spark's types that can hold every value of their PostgreSQL type. For other types, some values are
+# raw in _wd_raw.
 _COMPLETE = frozenset(
     {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary"}
 )
-# What holds the values of a type in Spark.
+# The Spark type that holds the values of each type.
 SPARK_TYPE_NAMES = {
     "int2": "smallint",
     "int4": "int",
@@ -68,8 +68,8 @@ class Type:
     """A PostgreSQL type by its short name.
 
     ``digits`` of a numeric: how many there can be before and after the decimal point. ``element``
-    is the short name of an array's elements. Types of which only NULL can be told apart are called
-    ``opaque`` and keep what PostgreSQL prints in ``printed``.
+    is the short name of an array's elements. Types that only support tests for NULL are called
+    ``opaque``, and keep PostgreSQL's printed name in ``printed``.
     """
 
     name: str
@@ -86,7 +86,7 @@ BOOL, TEXT, NUMERIC = Type("bool"), Type("text"), Type("numeric")
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column as the target holds it; ``may_be_raw`` when some of its values stand verbatim in
+    """A column as the target stores it; ``may_be_raw``: some of its values may be raw in
     ``_wd_raw``.
     """
 
@@ -96,12 +96,12 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A node. ``key`` is column, constant, or what the table of signatures (or the syntax) calls
-    it.
+    """A node. ``key`` is column, constant, or the key in the table of signatures (or of the
+    syntax).
 
     ``value`` is a column's name, a constant's canonical text (None for NULL), or what the key needs
-    besides arguments. ``collation`` is what is certain of a text's, ``strength`` how it came by it:
-    0 none, 1 a column's, 2 COLLATE.
+    in addition to arguments. ``collation`` is what is certain about a text's collation,
+    ``strength`` its origin: 0 none, 1 a column's, 2 COLLATE.
     """
 
     key: str
@@ -114,22 +114,22 @@ class Typed:
 
     @property
     def is_constant(self) -> bool:
-        """A literal, perhaps NULL."""
+        """Whether it is a literal, perhaps NULL."""
         return self.key == "constant"
 
     @property
     def is_null(self) -> bool:
-        """The literal NULL."""
+        """Whether it is the literal NULL."""
         return self.key == "constant" and self.value is None
 
 
 def short_name(printed: str) -> str | None:
-    """PostgreSQL's short name of a type it prints; None for a type that isn't known here."""
+    """Return PostgreSQL's short name of a printed type; None for a type that isn't supported."""
     return _SHORT.get(printed)
 
 
 def column_type(printed: str, spark_type: str) -> ColumnType:
-    """The type of a column, from what PostgreSQL and Spark call it.
+    """Return the type of a column, from its names in PostgreSQL and Spark.
 
     >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits
     (10, 2)
@@ -138,7 +138,8 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
     short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
-    # A numeric, or a domain on one, is a double by choice: only where nothing would be rounded.
+    # A numeric, or a domain on one, is stored as double by an option: only values that it doesn't
+    # round.
     may_be_raw = spark_type not in _COMPLETE or (spark_type == "double" and short != "float8")
     opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
     if is_array:
@@ -150,7 +151,7 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
         )
     if short == "numeric":
         found = _DECIMAL.fullmatch(spark_type)
-        # Of a numeric without precision any number may stand verbatim, so its order isn't known.
+        # For a numeric without precision any number may be raw, so its order isn't known.
         if found is None or "(" not in printed:
             return opaque
         precision, scale = int(found[1]), int(found[2])

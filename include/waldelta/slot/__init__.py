@@ -1,4 +1,6 @@
-"""The replication slot: read, acknowledge, recover, follow; its health and failover."""
+"""The replication slot: reading, acknowledging and recovering it, following a promotion; its
+health.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,9 @@
-"""Moving the slot: verified consumption of what has landed, and idle moves; every move is preceded
-by an intent.
+"""Moves the slot: verified consumption of what has landed, and idle moves. An intent precedes every
+move.
 
-The order of effects is the whole point: the batch is durable in the lake, the intent is durable in
-the ledger, a temporary copy of the slot keeps a way back, and only then does PostgreSQL forget the
-changes.
+The order of effects is essential. First the batch is durable in the lake, then the intent is
+durable in the ledger, then a temporary slot copy keeps a way back. Only then does PostgreSQL forget
+the changes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def consume(
     landed: Transactions,
     sessions: Sessions | None = None,
 ) -> Transactions:
-    """Consume the slot up to ``move.lsn`` and verify that this is what has landed. ``sessions``
-    opens more like ``connection``.
+    """Consume the slot up to ``move.lsn``, and verify that this is what has landed.
 
-    Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's
-    copy permanent so that nothing is lost (with ``acknowledge: peek`` nothing has been consumed
-    then); SlotStuck when the slot didn't move, SlotInUse when somebody else reads it.
+    ``sessions`` opens more connections like ``connection``. Raises ConsumeMismatch when the
+    consumed transactions aren't the landed ones. It then makes the slot copy permanent so that
+    nothing is lost; with ``acknowledge: peek`` nothing has been consumed yet. Raises SlotStuck when
+    the slot didn't move, SlotInUse when another process reads it.
     """
     fault_point("consume.landed")
     by_get = source.options.acknowledge == "get"
@@ -74,8 +74,8 @@ def consume(
 
 
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
-    """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL
-    back.
+    """Move a slot past WAL that was read and has nothing for us, so that it doesn't keep that
+    WAL.
     """
     ledger.append(replace(move, at=now(), event="intent"))
     fault_point("idle.intended")
@@ -85,7 +85,7 @@ def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: Slot
 
 
 def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
-    """The slot's confirmed_flush_lsn."""
+    """Return the slot's confirmed_flush_lsn."""
     row = connection.execute(
         "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
     ).fetchone()
@@ -116,7 +116,7 @@ def _get_verified(
         differs = (
             f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
         )
-        # Before anything else may fail: whoever looks for it later finds it here.
+        # Log before anything else may fail, so that the log has it in any case.
         log.error(differs)
         try:
             kept = _keep_copy(connection, source.slot, keep)
@@ -130,8 +130,8 @@ def _get_verified(
             f"{differs}; the slot {kept!r} still holds these changes: compare them with the change"
             " log, then drop one of the two slots"
         )
-    # Where its session was lost while another one consumed, the copy is gone already, and what was
-    # found stands.
+    # If its session was lost while another one consumed, the copy is gone already, and the result
+    # is valid.
     with suppress(psycopg.OperationalError):
         connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed
@@ -139,7 +139,7 @@ def _get_verified(
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The copy that is the way back, and the backend whose session holds it."""
+    """The slot copy that is the way back, and the backend of its session."""
 
     name: str
     pid: int
@@ -151,9 +151,10 @@ def _backend_pid(connection: Connection) -> int:
 
 
 def _check_kept(session: Connection, kept: _Kept) -> None:
-    """Raises SourceUnreachable where the copy of the slot isn't to be seen from this session: its
-    own may be lost, or on another server, as behind an address that has moved to a standby which
-    was promoted.
+    """Raise SourceUnreachable when this session doesn't see the slot copy.
+
+    The copy's own session may be lost, or on another server: the address may have moved to a
+    promoted standby.
     """
     query = (
         "select 1 from pg_replication_slots where slot_name = %s and temporary and active_pid = %s"
@@ -166,8 +167,9 @@ def _check_kept(session: Connection, kept: _Kept) -> None:
 
 
 def _check_alone(connection: Connection, move: SlotMove) -> None:
-    """Raises LateWriter when another run has moved the slot meanwhile: what is got behind it is
-    nothing, which is no mismatch.
+    """Raise LateWriter when another run has moved the slot since.
+
+    A read after that move returns nothing, which isn't a mismatch.
     """
     if confirmed_lsn(connection, move.slot).value >= move.lsn:
         raise LateWriter(
@@ -178,11 +180,11 @@ def _check_alone(connection: Connection, move: SlotMove) -> None:
 def _get_in_binary(
     sessions: Sessions, source: Source, move: SlotMove, kept: _Kept
 ) -> Transactions | None:
-    """The same call, for whose answer nobody has to print values; None where they have to be, and
-    nothing was given away.
+    """Count the same call with values in binary format, so that the server needn't print them.
 
-    In a session of its own: nothing is decoded in one any more in which that has failed, and the
-    copy, which is temporary, goes with any error of its own session.
+    Returns None where values must be printed; then nothing was consumed. The call has a session of
+    its own: a session in which decoding failed can't decode any more, and an error in the temporary
+    copy's session would drop the copy.
     """
     with sessions() as session:
         if not is_plain(session, source.publication_names):
@@ -190,7 +192,7 @@ def _get_in_binary(
         _check_kept(session, kept)
         try:
             return counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
-        except psycopg.Error as err:  # the slot moves behind the last message
+        except psycopg.Error as err:  # The slot moves only after the last message.
             if not is_refused(err):
                 raise
             log.info(
@@ -202,8 +204,9 @@ def _get_in_binary(
 
 
 def check_no_mismatch(connection: Connection, slot: str) -> None:
-    """Raises ConsumeMismatch while the copy of an earlier mismatch is kept: no run goes on over
-    what it stands for.
+    """Raise ConsumeMismatch while the slot copy of an earlier mismatch exists.
+
+    No run may continue past the changes that the copy keeps.
     """
     if (kept := kept_copy(connection, slot)) is not None:
         raise ConsumeMismatch(
@@ -213,7 +216,7 @@ def check_no_mismatch(connection: Connection, slot: str) -> None:
 
 
 def kept_copy(connection: Connection, slot: str) -> str | None:
-    """The name of the copy that an earlier mismatch left, if there is one."""
+    """Return the name of the slot copy that an earlier mismatch left, if there is one."""
     kept = name_of_kept(slot)
     found = connection.execute(
         "select 1 from pg_replication_slots where slot_name = %s", (kept,)
@@ -222,7 +225,7 @@ def kept_copy(connection: Connection, slot: str) -> str | None:
 
 
 def name_of_kept(slot: str) -> str:
-    """What the copy of a slot is called that a mismatch leaves."""
+    """Return the name of the slot copy that a mismatch leaves."""
     return f"{short_name(slot)}_mismatch"
 
 
@@ -235,8 +238,8 @@ def _copy_slot(connection: Connection, slot: str) -> str:
             " way back; nothing was consumed, the changes are landed: end its session, or drop it"
             f" (select pg_drop_replication_slot('{name}'))"
         )
-    # After a mismatch the copy is copied once more, to stay: without room for that, nothing would
-    # be left of the changes.
+    # After a mismatch the copy is copied again, permanently. Without a free slot for that, nothing
+    # would be left of the changes.
     free = (
         "select current_setting('max_replication_slots')::int - count(*) >= 2 from"
         " pg_replication_slots"

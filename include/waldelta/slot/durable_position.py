@@ -1,9 +1,9 @@
-"""How far a slot stays moved whatever becomes of its server: PostgreSQL writes a slot's position
-down with its checkpoints.
+"""Finds the durable slot position: PostgreSQL writes a slot's position to disk with its
+checkpoints.
 
-Stopped without one, the server has the slot where it was written down last, and a run compares once
-more what the slot holds again with what has landed (waldelta.slot.recovery). A server that nobody
-writes to makes no checkpoint for days.
+After a stop without a checkpoint, the server has the slot at the last written position. A run then
+compares again what the slot holds with what has landed (waldelta.slot.recovery). An idle server
+makes no checkpoint for days.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 
-# From an intent to the end of what it announces: counting a large batch takes minutes.
+# The longest time from an intent to the end of its move: counting a large batch takes minutes.
 MOVING = timedelta(hours=1)
 
-# Of a checkpoint that has ended, when it began: what was moved before is written down. Ages, since
-# clocks differ.
+# When the last finished checkpoint began: moves before that are on disk. It is read as an age,
+# since clocks differ.
 _WRITTEN_DOWN = """
 select slot.confirmed_flush_lsn::text,
        (select extract(epoch from clock_timestamp() - checkpoint_time)::float
@@ -33,8 +33,8 @@ where slot.slot_name = %s
 
 
 def durable_position(job: Job) -> Lsn:
-    """The position behind which the slot of this pipeline never goes back; 0 when that can't be
-    told now.
+    """Return the position before which this pipeline's slot never goes back; 0 when not known
+    now.
     """
     slot = job.pipeline.source.slot
     with job.connect_slot("maintain") as connection:
@@ -55,15 +55,17 @@ def _read(connection: psycopg.Connection[tuple[Any, ...]], slot: str) -> tuple[A
 
 
 def written_down(moves: Sequence[SlotMove], confirmed: Lsn, checkpoint: datetime) -> Lsn:
-    """How far a slot at ``confirmed`` had been moved when the last ``checkpoint`` began; 0 where it
-    may have gone back meanwhile.
+    """Return how far a slot at ``confirmed`` had been moved when the last ``checkpoint`` began.
+
+    Returns 0 where it may have gone back since.
     """
     before = [move.lsn for move in moves if move.at < checkpoint - MOVING]
     since = [
         move.lsn for move in moves if move.at >= checkpoint - MOVING and move.event == "intent"
     ]
     furthest = max(before, default=0)
-    # Moved once more to where it had been, it had gone back, perhaps before the checkpoint.
+    # A repeated move to an earlier position shows that the slot had gone back, perhaps before the
+    # checkpoint.
     if confirmed.value < furthest or any(lsn <= furthest for lsn in since):
         return Lsn(0)
     return Lsn(furthest)

@@ -1,10 +1,9 @@
-"""Failover: a standby became the primary, and the slot goes on in its timeline when that is shown
-to be exact.
+"""Failover: follows a standby that became the primary, when its timeline is shown to be exact.
 
-WAL positions mean the same on two timelines up to where the one was left for the other. So a lake
-may follow a promotion when everything in it lies before that: the slot, which PostgreSQL kept on
-the standby and which may lag behind, is then moved up to what has landed as after any crash. A lake
-that is ahead holds what the source has lost, and is refused.
+WAL positions mean the same on two timelines up to where one branched off the other. So a lake may
+follow a promotion when all of its data is from before that. PostgreSQL kept the slot on the
+standby, where it may lag behind; it is moved up to what has landed, as after any crash. A lake that
+is ahead has changes that the source lost, and is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ RUNBOOK = "docs/how-to/failover.md"
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """The slot on the server's present timeline, which left the one that the lake knows at
+    """The slot on the server's current timeline, which left the lake's timeline at
     ``switchpoint``.
     """
 
@@ -59,11 +58,10 @@ def find_promotion(
     change_log: ChangeLog,
     server: ServerPosition,
 ) -> Promotion | None:
-    """The promotion that lies between lake and server; None when the server is on the timeline that
-    the lake knows.
+    """Return the promotion between lake and server; None when the server is on the lake's timeline.
 
-    Raises SourceChanged unless it is shown that all that has landed belongs to the server's
-    history, SourceUnreachable when that can't be read. Changes nothing.
+    Raises SourceChanged unless everything that has landed is shown to belong to the server's
+    history, and SourceUnreachable when that history can't be read. Changes nothing.
     """
     if (identity.system_identifier, identity.timeline) == (
         server.system_identifier,
@@ -84,8 +82,9 @@ def find_promotion(
 
 
 def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
-    """Raises SourceChanged when the connection leads to another cluster: asked first, since a slot
-    isn't there either.
+    """Raise SourceChanged when the connection leads to another cluster.
+
+    This is checked first, since the slot doesn't exist there either.
     """
     if identity.system_identifier != server.system_identifier:
         raise SourceChanged(
@@ -95,10 +94,10 @@ def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
 
 
 def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> SlotIdentity:
-    """The slot's identity, when the connection leads to its server and timeline; for copies, whose
-    snapshots count there alone.
+    """Return the slot's identity when the connection leads to its server and timeline.
 
-    Raises SourceChanged, also for a promoted standby that no run has followed yet.
+    Copies need this, because their snapshots are valid only there. Raises SourceChanged, also for a
+    promoted standby that no run has followed yet.
     """
     identity, server = job.slot_identity(), read_position(connection)
     check_system(identity, server)
@@ -111,8 +110,9 @@ def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> S
 
 
 def check_followed(job: Job, identity: SlotIdentity) -> None:
-    """Raises LateWriter when another run has followed a promotion meanwhile: this one still reads
-    the server of before.
+    """Raise LateWriter when another run has followed a promotion since.
+
+    This run still reads the earlier server.
     """
     if (present := job.slot_identity()).timeline > identity.timeline:
         raise LateWriter(
@@ -123,15 +123,16 @@ def check_followed(job: Job, identity: SlotIdentity) -> None:
 
 
 def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict[int, Lsn]:
-    """The server's timeline history; that it can't be read now doesn't make the server another
-    one.
+    """Return the server's timeline history.
+
+    A failure to read it doesn't make the server another one.
     """
     try:
         return read_timeline_ends(job.conninfo, server.timeline)
     except (
         AuthenticationFailed,
         PrivilegeMissing,
-    ):  # as they say, and trying again changes nothing
+    ):  # A retry wouldn't change these errors.
         raise
     except SourceError as err:
         raise SourceUnreachable(
@@ -142,11 +143,12 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
 
 
 def _landed_upto(job: Job, change_log: ChangeLog) -> Lsn:
-    """The end of the last transaction that landed in the slot's present life, whatever of the log
-    was dropped since.
+    """Return the end of the last transaction landed in the current slot incarnation.
+
+    It includes batches that were dropped from the log since.
     """
     floor, cut = job.first_batch(), job.ledger.last_cut()
-    landed = change_log.end_after(floor)  # the last batch may be empty, and a cut held back
+    landed = change_log.end_after(floor)  # The last batch may be empty, and a cut may be behind.
     return Lsn(max(landed, cut.end_lsn if cut is not None and cut.batch > floor else 0))
 
 
@@ -157,11 +159,11 @@ def judge_history(
     known: dict[int, Lsn],
     landed_end: Lsn,
 ) -> Lsn:
-    """Where the server's history left the lake's timeline; raises SourceChanged when the lake has
-    what that history lacks.
+    """Return where the server's history left the lake's timeline.
 
-    ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what the lake was
-    shown of it at earlier promotions.
+    ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what earlier
+    promotions recorded of it. Raises SourceChanged when the lake has changes that the history
+    lacks.
     """
     switchpoint = ends.get(identity.timeline)
     others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}
@@ -182,17 +184,18 @@ def judge_history(
 
 
 def known_ends(life: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
-    """Where the slot's earlier timelines were left, as its earlier promotions recorded it."""
+    """Return where the slot's earlier timelines ended, as recorded at earlier promotions."""
     chain = [life, *(move for move in moves if move.event == "promoted")]
     return {older.timeline: Lsn(newer.lsn) for older, newer in pairwise(chain)}
 
 
 def record_promotion(job: Job, promotion: Promotion) -> None:
-    """Enter it into the ledger, when the slot's changes were found to be those that landed;
-    idempotent.
+    """Record a promotion in the ledger, after the slot's changes were found to be those that
+    landed.
 
-    Copies taken from what the server has lost are marked to be copied again first: their snapshots
-    count transactions as seen whose numbers the server gives to others now.
+    It is idempotent. Copies that include changes which the server has lost are first marked for a
+    new copy: their snapshots treat transactions as visible whose numbers the server
+    now reuses.
     """
     identity, lsn = promotion.identity, promotion.switchpoint.value
     done = _recorded(job, identity)
@@ -201,7 +204,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     for state in copies_beyond(list(job.table_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
             latest = job.table_states().get(state.table_name)
-            # Once it is recorded, by another run, what was copied is of the new timeline.
+            # After another run has recorded it, new copies are of the new timeline.
             if (
                 latest is not None
                 and copies_beyond([latest], promotion.switchpoint)
@@ -236,8 +239,9 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
 
 
 def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
-    """What was done to the slot last; None when that is this promotion: twice, it would say that
-    this timeline was left there, too.
+    """Return the slot's last event; None when that is this promotion.
+
+    Recording it twice would say that this timeline was left there, too.
     """
     last = job.ledger.slot_lives(identity.slot)[-1]
     is_it = (last.event, last.incarnation, last.timeline) == (
@@ -249,7 +253,7 @@ def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
 
 
 def copies_beyond(states: Sequence[TableState], switchpoint: Lsn) -> list[TableState]:
-    """Complete copies whose snapshot may hold what came after that position."""
+    """Return complete copies whose snapshot may include changes from after that position."""
     return [
         state
         for state in states
@@ -260,7 +264,7 @@ def copies_beyond(states: Sequence[TableState], switchpoint: Lsn) -> list[TableS
 def _not_followed(
     identity: SlotIdentity, server: ServerPosition, slot: SlotState | None
 ) -> str | None:
-    """Why another timeline of the cluster isn't even a candidate."""
+    """Return why another timeline of the cluster can't be followed at all."""
     if server.timeline < identity.timeline:
         return (
             "this is the server from before a failover, and what is written to it is lost: point"

@@ -1,9 +1,8 @@
-"""Gaps: what of the stream the lake lacks for good, recorded once when a run or a look finds it,
-closed when it is made up for.
+"""Data gaps: changes that the lake lacks, recorded once when found, and closed by a resync.
 
-A lost, dropped or moved slot, or another server, gives the changes behind the landed end no more.
-Nothing brings these changes back; the rows that they left behind are in the source, and a resync
-brings the targets there.
+After a slot was lost, dropped or moved, or on another server, changes after the landed end can't be
+read any more. Nothing brings these changes back. Their effect on rows is in the source, and a
+resync brings the targets to that state.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from waldelta.slot.standby import slot_position
 log = logging.getLogger(__name__)
 
 OPEN, CLOSED = "open", "closed"
-# What a slot can be found in that it doesn't come back from.
+# Errors after which a slot doesn't recover.
 BREAKS = (SlotMissing, SlotLost, SlotGap, SlotUnreadable, SourceChanged)
 
 _REMEDY = "run resync: it recreates the slot and repairs the targets"
@@ -47,10 +46,11 @@ _OTHER_SERVER = "point the connection back, if it leads to the wrong server; els
 
 @contextmanager
 def gaps_recorded(job: Job) -> Iterator[None]:
-    """Record the gap that an error inside means; without one, what was recorded of this life of the
-    slot is closed.
+    """Record the gap that an error inside means; without an error, close this incarnation's open
+    gap.
 
-    That was a connection to another server, say, which leads back by now.
+    Such a gap may have come from a connection to another server that leads back by now, for
+    example.
     """
     with breaks_recorded(job):
         yield
@@ -59,21 +59,23 @@ def gaps_recorded(job: Job) -> Iterator[None]:
 
 @contextmanager
 def breaks_recorded(job: Job) -> Iterator[None]:
-    """Record the gap that an error inside means; that there is none says nothing of the slot."""
+    """Record the gap that an error inside means; without an error, do nothing."""
     try:
         yield
     except BREAKS as err:
         try:
             record_gap(job, err)
         except Exception as other:
-            # The error itself says what to do, and every run that meets it tries again.
+            # The error itself says what to do, and the next run that meets it tries to record the
+            # gap again.
             log.warning("the gap was not recorded: %s", other)
         raise
 
 
 def record_gap(job: Job, err: SlotError) -> Gap | None:
-    """Enter the gap that ``err`` means into the ledger, once; None when the slot was never set up,
-    or was torn down.
+    """Record once, in the ledger, the gap that ``err`` means.
+
+    Returns None when the slot was never set up, or was torn down.
     """
     try:
         identity = job.slot_identity()
@@ -104,24 +106,23 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
         str(err),
         _REMEDY if stands else _OTHER_SERVER + _REMEDY,
     )
-    with suppress(LateWriter):  # a run and a look found it at the same moment
+    with suppress(LateWriter):  # A run and an idle check found it at the same time.
         job.ledger.append_gap(gap, last)
     log.error("slot=%s changes in %s are lost to the lake: %s", gap.slot, describe(gap), gap.cause)
     return gap
 
 
 def open_gaps(rows: Sequence[Gap]) -> list[Gap]:
-    """Those whose newest row says that they are open, of rows oldest first."""
+    """Return the gaps whose newest row is open; ``rows`` are oldest first."""
     newest = {(row.slot, row.incarnation): row for row in rows}
     return [row for row in newest.values() if row.status == OPEN]
 
 
 def close_gaps(job: Job) -> list[Gap]:
-    """Close the gaps of the slot's earlier lives once every published table has been copied, or
-    mended, in the present one.
+    """Close the gaps of earlier slot incarnations once every published table is complete again.
 
-    Returns those that were closed. Whoever completes the last table does it: a resync, or a sync
-    after a setup.
+    Each table must have been copied or repaired in the current incarnation. Returns the closed
+    gaps. The run that completes the last table calls this: a resync, or a sync after a setup.
     """
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
@@ -149,7 +150,7 @@ def close_gaps(job: Job) -> list[Gap]:
 
 
 def describe(gap: Gap) -> str:
-    """The gap's bounds.
+    """Return the gap's bounds as text.
 
     >>> describe(Gap(now(), "r", OPEN, "s", "1", 1, "0/1", 0x10, None, "SlotMissing", "", ""))
     '0/10..?'
@@ -171,15 +172,16 @@ def _close_false(job: Job) -> None:
         return
     present = job.slot_identity().incarnation
     if any(gap.incarnation != present for gap in opened):
-        close_gaps(job)  # whoever completed the last table was killed before it could
+        # The run that completed the last table was killed before it could close them.
+        close_gaps(job)
     for gap in opened:
         if gap.incarnation == present:
             _close(job, gap, gap.from_lsn)
 
 
 def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:
-    """Between which positions the changes were committed that the lake lacks; where they end may
-    not be known.
+    """Return the positions between which the lost changes were committed; the end may not be
+    known.
     """
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
@@ -192,9 +194,9 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
 def _landed_end(job: Job, identity: SlotIdentity) -> int:
     change_log = job.change_log(identity)
     last = change_log.last_batch()
-    # An intent is written once its batch is durable; killed in between, the batch alone tells. Of a
-    # log that was removed, or put back to an earlier state, what the slot moved over since isn't
-    # landed any more.
+    # An intent is written once its batch is durable; after a kill in between, only the batch shows
+    # it. After a log was removed or restored to an earlier state, batches that the slot was moved
+    # past aren't landed any more.
     return max(
         change_log.landed_end(last) if last is not None else 0,
         job.ledger.furthest_lsn(identity.slot, identity.incarnation, last or 0),
@@ -202,8 +204,9 @@ def _landed_end(job: Job, identity: SlotIdentity) -> int:
 
 
 def _position(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
-    """Where the slot stands, if that is the gap, else how far the server's WAL is flushed; None
-    when it is another server's.
+    """Return the slot's position if that is the gap, else the server's flushed position.
+
+    None when it is another server.
     """
     with suppress(SourceError, psycopg.Error), job.connect_slot("gap") as connection:
         position, slot = slot_position(connection, job), read_slot(connection, identity.slot)

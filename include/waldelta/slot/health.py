@@ -1,9 +1,7 @@
-"""The slot's health: how much WAL it holds back, and how long until that is too much, should it
-stand still.
+"""The slot's health: how much WAL it keeps, and how long until that is too much if it doesn't move.
 
-A slot that isn't moved holds back everything that the server writes. Beyond
-``max_slot_wal_keep_size`` it is lost, and with it the stream; without that setting the disk fills,
-and the application stands.
+A slot that isn't moved keeps all WAL that the server writes. Beyond ``max_slot_wal_keep_size`` it
+is lost, and with it the changes. Without that setting the disk fills up, and the application stops.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ log = logging.getLogger(__name__)
 
 HealthLevel = Literal["warning", "critical"]
 
-# Over a shorter time a rate is a guess.
+# Over a shorter time, a rate isn't reliable.
 _SHORTEST = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotWarning:
-    """One thing worth saying of the slot, with figures."""
+    """A warning about the slot, with figures."""
 
     severity: HealthLevel
     text: str
@@ -39,7 +37,7 @@ class SlotWarning:
 
 
 def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
-    """What a run records of the slot."""
+    """Return what a run records of the slot."""
     return SlotReading(
         at.isoformat(), slot.wal_status, lag_bytes, slot.retained_bytes, slot.safe_wal_size
     )
@@ -47,10 +45,11 @@ def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """When the slot's limit is reached, should nothing move it.
+    """When the slot reaches its limit if nothing moves it.
 
-    ``limit`` is what sets it (max_slot_wal_keep_size or slot_limits.disk_budget_mb), ``left_bytes``
-    the WAL until then, ``hours`` the time at the present rate; None while no rate is known.
+    ``limit`` is the setting that limits it (max_slot_wal_keep_size or slot_limits.disk_budget_mb).
+    ``left_bytes`` is the WAL until then, ``hours`` the time at the current rate; None while no rate
+    is known.
     """
 
     limit: str
@@ -60,8 +59,9 @@ class Forecast:
 
 
 def wal_rate(slot: SlotState, last_move: SlotMove | None, at: datetime) -> float | None:
-    """Bytes of WAL an hour: the server's average, or what came since the slot's last move when that
-    is more.
+    """Return bytes of WAL per hour.
+
+    It is the larger of the server's average and the rate since the slot's last move.
     """
     rates = [] if slot.wal_bytes_per_hour is None else [slot.wal_bytes_per_hour]
     if last_move and slot.restart_lsn is not None and (passed := at - last_move.at) >= _SHORTEST:
@@ -73,8 +73,8 @@ def wal_rate(slot: SlotState, last_move: SlotMove | None, at: datetime) -> float
 def forecast(
     slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
 ) -> Forecast | None:
-    """When the nearer of the server's limit and the pipeline file's budget is reached; None where
-    there is neither.
+    """Forecast the nearer of the server's limit and the pipeline file's budget; None without
+    either.
     """
     left = {}
     if slot.safe_wal_size is not None:
@@ -93,7 +93,7 @@ def forecast(
 def slot_warnings(
     slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
 ) -> list[SlotWarning]:
-    """What is worth saying of the slot before a run; nothing within the pipeline file's limits."""
+    """Return warnings about the slot before a run; none within the pipeline file's limits."""
     found = [
         _about_to_go(slot),
         _backlog(slot, limits),
@@ -160,7 +160,7 @@ def _running_out(
 
 
 def log_warnings(found: Iterable[SlotWarning]) -> list[str]:
-    """Log these, critical ones as errors, and give their texts."""
+    """Log these warnings, critical ones as errors, and return their texts."""
     texts = []
     for warning in found:
         log.log(logging.ERROR if warning.severity == "critical" else logging.WARNING, "%s", warning)
@@ -169,12 +169,12 @@ def log_warnings(found: Iterable[SlotWarning]) -> list[str]:
 
 
 def critical(found: Iterable[SlotWarning]) -> list[str]:
-    """The texts of those that somebody has to be told of, whatever becomes of the run."""
+    """Return the texts of critical warnings, which must be reported however the run ends."""
     return [warning.text for warning in found if warning.severity == "critical"]
 
 
 def duration(hours: float) -> str:
-    """Hours for a message.
+    """Return hours as text for a message.
 
     >>> duration(0.25), duration(3.6), duration(100)
     ('15 minutes', '3.6 hours', '4.2 days')

@@ -1,5 +1,6 @@
-"""Pending: when the oldest commit was made that targets lack, by the slot and by the change log. A
-source on which nothing happens has none, however long ago the last run was.
+"""Finds the oldest pending commit, by the slot and by the change log.
+
+A source without changes has none, however long ago the last run was.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from waldelta.slot.read.decode_failure import Refusal
 from waldelta.slot.read.peek import whole
 from waldelta.slot.verify.slot_count import first_message
 
-# A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as
-# that goes.
+# A dead pipeline's first change is found at once. WAL without any of ours is searched for this
+# long.
 SEARCH_BUDGET_S = 30.0
 
 
 def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
-    """When the first transaction was committed that the slot still has for us up to a position;
-    None when there is none.
+    """Return the commit time of the first transaction that the slot still has for us up to a
+    position.
 
-    Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout when there is too much WAL
-    to say, StateError while the slot has again what has landed.
+    Returns None without any. Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout
+    when there is too much WAL to search, and StateError while the slot is behind what has landed.
     """
     source = job.pipeline.source
     landed = Lsn(job.change_log(job.slot_identity()).end_after(job.first_batch()))
@@ -74,8 +75,9 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
 
 
 def _of_changes(source: Source) -> Source:
-    """The source without logical messages, of which those that aren't transactional have no time;
-    targets hold none.
+    """Return the source without logical messages.
+
+    Those that aren't transactional have no commit time, and targets have none of them.
     """
     plain = whole(source)
     return plain.model_copy(
@@ -84,8 +86,9 @@ def _of_changes(source: Source) -> Source:
 
 
 def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, datetime]:
-    """The same of what has landed, by target that hasn't applied it; a target that can't be read is
-    left out.
+    """Return, by target, the oldest commit that has landed but isn't applied.
+
+    Targets that can't be read are left out.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)

@@ -1,4 +1,4 @@
-"""Recovery: what an older run left half done on the slot is finished before anything new begins."""
+"""Recovery: finishes what an earlier run left half done on the slot before anything new begins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where slot and lake stand once they agree; ``identity`` is the slot's on the server's present
+    """The state of slot and lake once they agree; ``identity`` has the server's current
     timeline.
     """
 
@@ -57,12 +57,13 @@ def recover(
 ) -> Recovered:
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
-    The slot may be behind (a run died between landing and consuming, or an immediate stop moved the
-    slot back): it is advanced, after what it holds there was compared with what has landed, a bite
-    at a time; with ``one_window``, PeekTimeout is raised when one wasn't enough. It must not be
-    ahead of every position we ever meant to move it to: then somebody else consumed it. Nor may the
-    log lack a batch that was consumed. After a promotion of the standby that kept the slot, both
-    are judged by what the new timeline has in common with the old one (waldelta.slot.failover).
+    The slot may be behind: a run died between landing and consuming, or an immediate stop of the
+    server moved the slot back. It is then advanced, after its changes were compared with what has
+    landed, one read window at a time. With ``one_window``, PeekTimeout is raised when one window
+    wasn't enough. The slot must not be ahead of every position that this pipeline ever meant to
+    move it to: then another process consumed it. Nor may the log lack a batch that was consumed.
+    After the promotion of a standby that kept the slot, both are judged by what the new timeline
+    has in common with the old one (waldelta.slot.failover).
     """
     ledger = job.ledger
     check_log(job, identity, change_log)
@@ -71,7 +72,7 @@ def recover(
     confirmed = confirmed_lsn(connection, identity.slot)
     furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
     if promotion is not None:
-        # Beyond, the server has other WAL, which nobody has read.
+        # After the switchpoint, the server has other WAL, which no run has read.
         identity, furthest = promotion.identity, min(furthest, promotion.switchpoint)
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch()
@@ -116,7 +117,7 @@ def recover(
             except (PeekTooLarge, SourceDiskFull) as err:
                 bites.lacks_room(
                     is_disk_full=isinstance(err, SourceDiskFull)
-                )  # the next run compares less at once
+                )  # The next run compares less at once.
                 raise
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
@@ -134,13 +135,12 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
     promotion: Promotion | None,
     one_window: bool,
 ) -> None:
-    """Advance the slot to the end of what has landed, over each stretch once it was found to be the
-    same.
+    """Advance the slot to the end of what has landed, past each range once that was verified.
 
-    Compared whatever acknowledge says: a server put back to an earlier day, or a batch that a run
-    read from the server of before a failover, shows by nothing else, and what the slot holds there
-    would be lost. Not all at once: a catch-up lands any number of bites between two checkpoints,
-    and one answer for them may be more than the server has disk or time for.
+    It compares whatever ``acknowledge`` says. Only this comparison reveals a server restored to an
+    earlier state, or a batch read from the server before a failover; moving on would lose what the
+    slot holds there. It doesn't compare everything at once: any number of windows may have landed
+    between two checkpoints, and one answer for all may exceed the server's disk or time.
     """
     identity = SlotIdentity(move.slot, move.system_identifier, move.timeline, move.incarnation)
     position, moved = confirmed, False
@@ -152,7 +152,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
                 f" {Lsn(move.lsn)}"
             )
         is_last = verified is behind[-1]
-        # The others were counted when the slot was moved over them first.
+        # The other batches were counted when the slot was first moved past them.
         step = move if is_last else replace(move, lsn=end, batch=verified.batches[1], messages=None)
         try:
             with _other_session(connection, job) as session:
@@ -160,13 +160,11 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
                     session, job.pipeline.source, step, verified, position.value
                 )
         except ConsumeMismatch:
-            check_unmoved(
-                connection, job, identity, position
-            )  # by another run, there is less than has landed
+            check_unmoved(connection, job, identity, position)  # Another run may have moved it.
             raise
         if is_last and promotion is not None:
             record_promotion(job, promotion)
-        # What couldn't be compared stays until something behind it was.
+        # A range that couldn't be compared isn't passed until a later one was compared.
         if compared or is_last:
             fault_point("recover.compared")
             unverified = not compared and job.pipeline.source.options.acknowledge != "advance"
@@ -180,8 +178,9 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
 def _other_session(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """One more, with the same limit of a statement: in one whose decoding has failed nothing is
-    decoded any more (binary_count).
+    """Open one more session with the same statement timeout.
+
+    A session in which decoding has failed can't decode any more (binary_count).
     """
     with job.connect_slot("compare") as session:
         ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()
@@ -192,11 +191,10 @@ def _other_session(
 def check_unmoved(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, position: Lsn
 ) -> None:
-    """After a peek, before anything follows from it: the slot still stood at ``position``, so that
-    nothing in front is missing.
+    """Check after a peek, before using its result, that the slot was still at ``position``.
 
-    A move that comes later is harmless: what was read is whole then. Raises SlotGap, or LateWriter
-    when it was another run of this pipeline that moved the slot.
+    Then nothing is missing at the beginning. A later move is harmless, because what was read is
+    complete. Raises SlotGap, or LateWriter when another run of this pipeline moved the slot.
     """
     confirmed = confirmed_lsn(connection, identity.slot)
     if confirmed <= position:
@@ -220,21 +218,21 @@ def _recovered(
 def landed_behind(
     change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, most: tuple[int, int]
 ) -> list[VerifiedRange]:
-    """What has landed behind the slot: one batch after a kill, several after an immediate stop, by
-    what they were read by.
+    """Return what has landed after the slot's position, by read request.
 
-    Those had been compared before. A server whose files were put back to an earlier day tells
-    itself by nothing but what it holds there now: system identifier and timeline are the same, and
-    its WAL may have grown past the landed end again. ``batches`` are those after the first, up to
-    the second. A stretch ends where the slot stood when something else was asked for, be it by an
-    empty batch: up to there the slot was moved only over WAL that held nothing by the same request.
-    It holds no more than ``most``, messages and bytes of WAL, as one bite, unless a single batch
-    does.
+    That is one batch after a kill, and several after an immediate stop, which had been compared
+    before. They are compared again because only the content reveals a server whose files were
+    restored to an earlier state: system identifier and timeline are the same, and its WAL may have
+    grown past the landed end again. ``batches`` are those after the first number, up to the second.
+
+    A range ends where the read request changed, even by an empty batch: up to there, the slot was
+    moved only past WAL without changes for the same request. It has no more than ``most``, messages
+    and bytes of WAL, like one read window, unless a single batch exceeds that.
     """
     behind: set[int] = set()
     first = batches[1]
     for first in sorted(change_log.sizes(*batches), reverse=True):
-        # One without a transaction's end says nothing of where the slot stood.
+        # A batch without a transaction's end doesn't show the slot's position.
         if 0 < change_log.landed_end(first) <= confirmed.value:
             break
         behind.add(first)
@@ -274,9 +272,7 @@ def slot_move(
     batch: int | None = None,
     messages: int | None = None,
 ) -> SlotMove:
-    """An intent to move the slot to ``lsn``, over ``batch`` of so many messages, as a row for the
-    ledger.
-    """
+    """Return an intent to move the slot to ``lsn``, past ``batch``, as a row for the ledger."""
     return SlotMove(
         now(),
         run_id,
@@ -294,10 +290,10 @@ def slot_move(
 def never_compared(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity
 ) -> list[str]:
-    """A warning when nothing says that what the server gave away as the last batch was compared
-    with what has landed.
+    """Return a warning when the last consumed batch may not have been compared with what has
+    landed.
 
-    Asked before recover(), which compares what the slot still holds, or holds again.
+    Call this before recover(), which compares what the slot still holds, or holds again.
     """
     move = job.ledger.uncompared(identity.slot, identity.incarnation)
     if move is None or confirmed_lsn(connection, identity.slot).value < move.lsn:
@@ -312,13 +308,12 @@ def never_compared(
 
 
 def check_log(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> None:
-    """Raises SlotGap when the change log lacks a batch that was consumed from the slot, or messages
-    of one.
+    """Raise SlotGap when the change log lacks a consumed batch, or messages of one.
 
-    An intent is written once its batch is durable, so the log holds every batch that has one.
-    Batches that are numbered anew would count as applied, wherever those of the same numbers were.
-    A batch that all targets have applied may be missing: no target lacks its changes, and a replay
-    that needs them refuses.
+    An intent is written once its batch is durable, so the log has every batch with an intent. New
+    batches with reused numbers would count as applied wherever batches of the same numbers were. A
+    batch that all targets have applied may be missing: no target lacks its changes, and a replay
+    that needs it refuses.
     """
     consumed = job.ledger.consumed_batches(identity.slot, identity.incarnation)
     intended = max(consumed, default=0)

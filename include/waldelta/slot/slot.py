@@ -1,4 +1,4 @@
-"""The logical replication slot: what the server says of it, whether it can be used, creating and
+"""The logical replication slot: its state on the server, whether it is usable, creating and
 dropping it.
 """
 
@@ -30,8 +30,8 @@ from waldelta.slot.read.read_window import open_transactions
 
 PLUGIN = "pgoutput"
 CREATE_TIMEOUT_S = 60
-# What keeps a slot on a standby from being lost again, by why it was. Before PostgreSQL 17 the
-# reason isn't told.
+# How to keep a slot on a standby from being lost again, by reason. PostgreSQL reports the reason
+# from version 17 on.
 _CONFLICT = (
     "see that the standby has hot_standby_feedback on and a primary_slot_name"
     " (docs/how-to/read-from-a-standby.md)"
@@ -46,10 +46,10 @@ _PREVENTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One row of pg_replication_slots, with what belongs to it.
+    """One row of pg_replication_slots, with related data.
 
-    ``retained_bytes`` is the WAL the slot holds back, ``active_by`` the application_name of who
-    reads it now. ``invalidation_reason`` and ``inactive_since`` are known from PostgreSQL 17 on.
+    ``retained_bytes`` is the WAL that the slot keeps, ``active_by`` the application_name of its
+    current reader. ``invalidation_reason`` and ``inactive_since`` are known from PostgreSQL 17 on.
     """
 
     name: str
@@ -71,42 +71,42 @@ class SlotState:
     retained_bytes: int
     system_identifier: str
     timeline: int
-    # Transactions that were ever decoded for it, as far as the server's statistics reach back.
+    # Transactions ever decoded for it, as far as the server's statistics reach back.
     decoded: int = 0
-    # Of these, how many didn't fit into logical_decoding_work_mem, and what was written to the
-    # server's disk for them.
+    # How many of these didn't fit into logical_decoding_work_mem, and what the server wrote to disk
+    # for them.
     spilled: int = 0
     spilled_bytes: int = 0
-    # How many transactions vacuum of the catalogs lags behind for it.
+    # The number of transactions by which vacuum of the catalogs lags because of the slot.
     catalog_xmin_age: int | None = None
-    # Whether it is kept on standbys too, and whether it was made by that on what was one then (both
-    # from PostgreSQL 17 on).
+    # Whether standbys keep it, too, and whether PostgreSQL created it that way on what was a
+    # standby then (both from PostgreSQL 17 on).
     failover: bool = False
     synced: bool = False
     # Whether its server is a standby now.
     in_recovery: bool = False
     # Standbys of synchronized_standby_slots that aren't connected: until they are, a failover slot
-    # gives nothing away.
+    # returns nothing.
     standbys_away: tuple[str, ...] = ()
-    # What the server writes on average since its statistics were reset; None while that is too
-    # short ago.
+    # The server's average WAL rate since its statistics were reset; None when that was too recent.
     wal_bytes_per_hour: float | None = None
 
     @property
     def is_servers_own(self) -> bool:
-        """Whether PostgreSQL keeps it on a standby as the copy of a slot of the primary's: nobody
-        reads, moves or drops it.
+        """Whether PostgreSQL keeps it on a standby as the copy of a primary's slot.
+
+        Such a slot can't be read, moved or dropped.
         """
         return self.synced and self.in_recovery
 
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
-    """The slot as the server sees it now; None when there is none of this name."""
+    """Return the slot's current state on the server; None when no slot has this name."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         row: Any = cursor.execute(_SLOT.encode(), {"name": name}).fetchone()
     if row is None:
         return None
-    extra: dict[str, Any] = row.everything  # columns that not every version has
+    extra: dict[str, Any] = row.everything  # These columns don't exist in every version.
     since = extra.get("inactive_since")
     return SlotState(
         name=row.slot_name,
@@ -146,13 +146,13 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
 def check_health(
     slot: SlotState | None, name: str, *, two_phase: bool | None = None, standby: str | None = None
 ) -> SlotState:
-    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse,
-    StandbyAway or ConfigError.
+    """Return the slot when a run can use it.
 
-    ``standby`` names the server that ought to have it, where that is source.read_from's.
-    ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a
-    call with the option would turn it on for good. A reader that an earlier attempt of ours left
-    behind doesn't count as use: whoever holds the slot's lock ends it.
+    Raises SlotMissing, SlotForeign, SlotLost, SlotInUse, StandbyAway or ConfigError. ``standby``
+    names the server that should have the slot, where that is source.read_from's. ``two_phase`` is
+    the pipeline file's setting (None: not checked). It must match the slot's own, because a call
+    with the option would turn it on permanently. A reader that an earlier attempt of ours left
+    doesn't count as use: the holder of the slot's lock ends it.
     """
     if slot is None:
         raise SlotMissing(
@@ -188,7 +188,7 @@ def check_health(
 
 
 def check_ours(slot: SlotState) -> None:
-    """Raises SlotForeign when the slot can't be read as pgoutput from this database."""
+    """Raise SlotForeign when the slot can't be read as pgoutput from this database."""
     remedy = "choose another slot name in the pipeline file"
     if slot.slot_type != "logical":
         raise SlotForeign(
@@ -219,13 +219,12 @@ def create_slot(
     timeout_s: float = CREATE_TIMEOUT_S,
     primary: Connection | None = None,
 ) -> SlotState:
-    """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin.
-    ``failover`` needs PostgreSQL 17.
+    """Create the slot; the result's ``confirmed_flush_lsn`` is where its changes begin.
 
-    PostgreSQL waits for every transaction that is open or prepared; raises TransactionsStillOpen
-    that names them after ``timeout_s``, and nothing was created then. On a standby it is the
-    ``primary`` that knows them; StandbyAway when there are none, and the standby got no word of
-    that.
+    ``failover`` needs PostgreSQL 17. PostgreSQL waits for every transaction that is open or
+    prepared. Raises TransactionsStillOpen with their names after ``timeout_s``; then nothing was
+    created. On a standby, the ``primary`` knows them. Raises StandbyAway when there are none, but
+    the standby wasn't informed of that.
     """
     before = conn.execute("select current_setting('statement_timeout')").fetchone()
     conn.execute("select set_config('statement_timeout', %s, false)", (f"{timeout_s * 1000:.0f}",))
@@ -253,7 +252,7 @@ def create_slot(
 
 
 def drop_slot(conn: Connection, name: str) -> bool:
-    """Drop the slot; False when there was none. Raises SlotInUse when somebody reads it."""
+    """Drop the slot; False when there was none. Raises SlotInUse while another process reads it."""
     try:
         conn.execute("select pg_drop_replication_slot(%s)", (name,))
     except psycopg.errors.UndefinedObject:
@@ -268,7 +267,7 @@ def drop_slot(conn: Connection, name: str) -> bool:
 def _not_created(
     conn: Connection, primary: Connection | None, name: str, timeout_s: float
 ) -> TransactionsStillOpen | StandbyAway:
-    """Why a slot wasn't made in time."""
+    """Return why a slot wasn't created in time."""
     rows = open_transactions(primary or conn)
     if primary is None or rows:
         return TransactionsStillOpen(_blocked_by(rows, name, timeout_s))
@@ -281,11 +280,10 @@ def _not_created(
 
 
 def check_received(conn: Connection, name: str, upto: Lsn) -> None:
-    """Raises StandbyAway when a standby hasn't received WAL up to a position, which a failover slot
-    doesn't give away before.
+    """Raise StandbyAway when a standby hasn't received WAL up to a position.
 
-    Its connection says nothing: one that is up may receive nothing for hours. Who reads waits for
-    it, as long as for a slow server.
+    Before that, a failover slot doesn't return it. Whether the standby is connected doesn't matter:
+    a connected one may receive nothing for hours. The reader waits for it as for a slow server.
     """
     rows = conn.execute(_NOT_RECEIVED, {"slot": name, "upto": str(upto)}).fetchall()
     if rows:

@@ -1,9 +1,9 @@
-"""A standby that has the slot (source.read_from): where it stands beside its primary, and what it
-has to be waited for.
+"""A standby that has the slot (source.read_from): its position relative to its primary, and waiting
+for it.
 
-Its WAL is the primary's, byte by byte, so positions and transaction ids mean the same on both. What
-it has replayed is what can be read there; copies, whose snapshots only the primary can give, run
-ahead of that and fit the stream by visibility.
+Its WAL equals the primary's byte by byte, so positions and transaction ids mean the same on both.
+Only what it has replayed can be read there. Copies need snapshots of the primary, so they are ahead
+of that, and fit the stream by transaction visibility.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ _NUDGE_S = 0.5
 def slot_position(
     connection: Connection, job: Job, primary: Connection | None = None
 ) -> ServerPosition:
-    """Where the server stands that has the slot and that ``connection`` leads to; ``primary`` where
-    the caller has that one too.
+    """Return the position of the server that has the slot, to which ``connection`` leads.
 
-    Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's
-    server, SourceChanged when it has WAL that the primary hasn't, SourceUnreachable when it doesn't
-    say what it replays.
+    A caller that is connected to the primary passes that as ``primary``. Raises NotPrimary. With
+    source.read_from, it raises NotStandby when that isn't a standby of conn_id's server,
+    SourceChanged when it has WAL that the primary lacks, and SourceUnreachable when it doesn't
+    report what it replays.
     """
     if job.pipeline.source.read_from is None:
         return read_position(connection)
-    # A server that isn't in recovery may have no room for a walsender: what it is comes first.
+    # A server that isn't in recovery may have no free walsender, so what it is comes first.
     standby = read_standby_position(connection, timeline=0)
     with nullcontext(primary) if primary is not None else job.connect("primary") as connected:
-        # Afterwards, so that it isn't behind what the standby has replayed: a primary sends only
-        # what it has flushed.
+        # Read afterwards, so that it isn't behind what the standby has replayed: a primary sends
+        # only what it has flushed.
         ahead = read_position(connected)
     standby = replace(standby, timeline=_timeline(job), primary_lsn=ahead.flush_lsn)
     _check_follows(connection, standby, ahead)
@@ -79,11 +79,10 @@ def slot_position(
 def committed_upto(
     connection: Connection, server: ServerPosition, requested_at: datetime
 ) -> datetime:
-    """A moment up to which all that was committed on the primary can be read where ``connection``
-    leads to.
+    """Return a time up to which all commits of the primary can be read through ``connection``.
 
-    That is ``requested_at``, before the position was read; on a standby that was behind then, the
-    commit time of the last transaction that it has replayed.
+    That is ``requested_at``, a time before the position was read. For a standby that was behind
+    then, it is the commit time of the last transaction that it has replayed.
     """
     if server.replay_lag:
         row = connection.execute("select pg_last_xact_replay_timestamp()").fetchone()
@@ -94,8 +93,8 @@ def committed_upto(
 
 
 def check_slot(connection: Connection, job: Job) -> SlotState:
-    """The slot, on the server that ``connection`` leads to and that has it; raises as
-    check_health() does.
+    """Return the slot on the server to which ``connection`` leads; raises as check_health()
+    does.
     """
     source = job.pipeline.source
     standby = describe_server(connection) if source.read_from is not None else None
@@ -110,8 +109,7 @@ def check_slot(connection: Connection, job: Job) -> SlotState:
 def standby_warnings(
     primary: Connection, connection: Connection, job: Job, server: ServerPosition
 ) -> list[SlotWarning]:
-    """What is worth saying before a run of where the slot is, beside the slot itself; nothing of a
-    primary's.
+    """Return warnings, before a run, about the standby that has the slot; none for a primary.
 
     ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the
     primary.
@@ -124,8 +122,8 @@ def standby_warnings(
 
 
 def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarning]:
-    """What is worth saying of a standby that is behind its primary: the slot's backlog doesn't tell
-    it.
+    """Return warnings about a standby that is behind its primary; the slot's backlog doesn't show
+    that.
     """
     behind = server.replay_lag or 0
     if behind <= limits.warn_mb << 20:
@@ -141,8 +139,9 @@ def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarn
 
 
 def remaining_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
-    """A line on the primary's slot of that name, when ``connection`` leads to a standby that has
-    the pipeline's.
+    """Return a warning about the primary's slot of that name, when a standby has the pipeline's.
+
+    ``connection`` leads to the server that has the pipeline's slot.
     """
     left = read_slot(primary, name) if connection is not primary else None
     if left is None:
@@ -158,10 +157,9 @@ def remaining_on_primary(primary: Connection, connection: Connection, name: str)
 def wait_replayed(
     primary: Connection, connection: Connection, timeout_s: float = REPLAY_TIMEOUT_S
 ) -> None:
-    """Return once the server that has the slot has replayed what the primary has written until now;
-    at once where it is the primary.
+    """Wait until the server that has the slot has replayed what the primary has written so far.
 
-    Raises StandbyAway after ``timeout_s``.
+    Returns at once when it is the primary. Raises StandbyAway after ``timeout_s``.
     """
     if connection is primary:
         return
@@ -180,8 +178,8 @@ def wait_replayed(
 
 @contextmanager
 def snapshots_logged(primary: Connection) -> Iterator[None]:
-    """Have the primary write down which transactions run, again and again, while a slot is made on
-    its standby.
+    """Make the primary log its running transactions repeatedly while a slot is created on its
+    standby.
 
     The slot waits for such records, which an idle primary doesn't write by itself.
     """
@@ -205,7 +203,7 @@ def _timeline(job: Job) -> int:
     except (
         AuthenticationFailed,
         PrivilegeMissing,
-    ):  # as they say, and trying again changes nothing
+    ):  # A retry wouldn't change these errors.
         raise
     except SourceError as err:
         raise SourceUnreachable(
@@ -227,7 +225,7 @@ def _check_follows(
             " (docs/how-to/read-from-a-standby.md)"
         )
     if standby.database != primary.database:
-        # A slot there would have no changes of ours, and every run would find none and move it on.
+        # A slot there would have none of our changes, and every run would find none and move it on.
         raise NotStandby(
             f"source.read_from leads to database {standby.database!r} of"
             f" {describe_server(connection)}, and conn_id to {primary.database!r}: let both lead to"

@@ -1,4 +1,4 @@
-"""How a table is cut into chunks, which are read in parallel, and the chunks into tasks."""
+"""Divides a table into chunks, which are read in parallel, and the chunks into tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TASKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive; None: to the end) of each of
-    these leaves.
+    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive; None: to the end) of these
+    leaves.
 
-    A leaf that the role may read is a chunk's only one. Others are read together ``through`` the
-    table above them, whose range of ctid is a range of each of its partitions.
+    A leaf that the role may read directly has chunks of its own. Others are read together
+    ``through`` the table above them: a range of its ctid is that range in each of its partitions.
     """
 
     leaves: tuple[Leaf, ...]
@@ -30,12 +30,12 @@ class Chunk:
 
     @property
     def id(self) -> TableId:
-        """What is read."""
+        """The relation that is read."""
         return self.leaves[0].id if self.through is None else self.through.id
 
     @property
     def size_bytes(self) -> int:
-        """Planned size; what was added behind the last planned block isn't counted."""
+        """The planned size, without rows added after the last planned block."""
         ends = [
             leaf.blocks if self.last_block is None else min(self.last_block, leaf.blocks)
             for leaf in self.leaves
@@ -47,18 +47,20 @@ class Chunk:
 
 
 def bytes_per_task(table_bytes: int) -> int:
-    """How much of a table one task reads: so little that no core waits long for another's last
-    task, in files that aren't small.
+    """Return how many bytes of a table one task reads.
+
+    Tasks are small enough that no core waits long for another's last task, and large enough for
+    files that aren't small.
     """
     return min(MOST_BYTES_PER_TASK, max(LEAST_BYTES_PER_TASK, table_bytes // _TASKS))
 
 
 def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:
-    """Cut the leaves into ranges of blocks of at most ``bytes_per_chunk``: each by itself, or those
-    that are read through one table together.
+    """Divide the leaves into block ranges of at most ``bytes_per_chunk``.
 
-    The last chunk is open-ended, since a leaf may have grown between the look at its size and the
-    snapshot; so an empty leaf has one chunk too.
+    Leaves that are read through one table are divided together. The last chunk is open-ended, since
+    a leaf may have grown between the read of its size and the snapshot; so an empty leaf has one
+    chunk, too.
     """
     together: dict[object, list[Leaf]] = {}
     for leaf in leaves:
@@ -72,7 +74,7 @@ def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:
 
 
 def _starts(leaves: Sequence[Leaf], bytes_per_chunk: int) -> Iterator[int]:
-    """The first blocks of the chunks of leaves that are read together."""
+    """Yield the first blocks of the chunks of leaves that are read together."""
     at, end = 0, max(leaf.blocks for leaf in leaves)
     yield at
     if not all(leaf.has_ctid for leaf in leaves):
@@ -86,8 +88,8 @@ def _starts(leaves: Sequence[Leaf], bytes_per_chunk: int) -> Iterator[int]:
 
 
 def plan_tasks(chunks: Sequence[Chunk], bytes_per_task: int) -> list[list[Chunk]]:
-    """Gather small neighbours, so that a thousand little partitions make neither a thousand tasks
-    nor files.
+    """Combine small adjacent chunks, so that a thousand small partitions don't make a thousand
+    tasks and files.
     """
     tasks: list[list[Chunk]] = []
     size = 0

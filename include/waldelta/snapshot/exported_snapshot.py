@@ -1,9 +1,9 @@
-"""The snapshot a table is copied from: when it may be taken, and who keeps it alive.
+"""The snapshot that a table is copied from: when it may be taken, and how it is kept alive.
 
-A copy and the stream fit together by visibility: the copy holds what its snapshot sees, the stream
-brings what it doesn't. That is exact only if no transaction that was open at the slot's creation,
-or at a change of the publication, is open any more when the snapshot is taken; hence
-wait_for_old_transactions().
+A copy and the stream fit together by visibility: the copy has what its snapshot sees, the stream
+has the rest. That is exact only if no transaction that was open at the slot's creation, or at a
+change of the publication, is still open when the snapshot is taken. wait_for_old_transactions()
+ensures that.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from waldelta.postgres.server_position import WRITTEN_SQL
 if TYPE_CHECKING:
     pass
 
-_POLL_S = (0.02, 1.0)  # first and longest pause between two looks
+_POLL_S = (0.02, 1.0)  # First and longest pause between two checks.
 
 # Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may
-# be decoded already, yet no snapshot sees it. It keeps the lock on its own xid until it is visible;
-# so does a prepared one.
+# be decoded already, but no snapshot sees it. It keeps the lock on its own xid until it is visible;
+# a prepared one does, too.
 _OPEN_XIDS = """
     select transactionid::text
       from pg_locks
@@ -59,12 +59,14 @@ _ACTIVE_TASKS = """
 
 
 def reader_name(holder_pid: int, task: int, table: object = "") -> str:
-    """The application_name of a task's session: whose snapshot it reads, and which task it is."""
+    """Return the application_name of a task's session: its snapshot's holder, its number and
+    table.
+    """
     return f"waldelta copy {holder_pid}/{task} {table}".rstrip()
 
 
 def not_primary(conninfo: str) -> NotPrimary:
-    """The error of a copy that would read from this standby."""
+    """Return the error for a copy that would read from this standby."""
     return NotPrimary(
         f"{describe(conninfo)} is a standby, whose snapshots leave running transactions out: copy"
         " from the primary"
@@ -74,9 +76,9 @@ def not_primary(conninfo: str) -> NotPrimary:
 def wait_for_old_transactions(
     conn: psycopg.Connection[Any], timeout_s: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return once no transaction is open that was open at the call; call it after slot creation has
-    returned and after every committed change of a publication.
+    """Wait until no transaction is open that was open at the call.
 
+    Call it after slot creation has returned and after every committed change of a publication.
     Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after
     ``timeout_s``.
     """
@@ -87,10 +89,10 @@ def wait_for_old_transactions(
 def wait_until_visible(
     conn: psycopg.Connection[Any], xids: Iterable[int], timeout_s: float
 ) -> None:
-    """Return once a new snapshot sees all of these committed transactions (64-bit ids).
+    """Wait until a new snapshot sees all of these committed transactions (64-bit ids).
 
-    A commit that waits for a synchronous standby is decoded before anybody sees it. Raises
-    TransactionsStillOpen, naming each, when some still can't be seen after ``timeout_s``.
+    A commit that waits for a synchronous standby is decoded before it is visible. Raises
+    TransactionsStillOpen, naming each, when some still aren't visible after ``timeout_s``.
     """
     decoded = {str(xid & 0xFFFFFFFF) for xid in xids}
     if hidden := _open_after(conn, decoded & _open_xids(conn), timeout_s, time.sleep):
@@ -102,7 +104,7 @@ def wait_until_visible(
 
 
 def read_clock(conn: psycopg.Connection[Any]) -> datetime:
-    """The server's clock; behind every commit that a snapshot taken before sees."""
+    """Return the server's clock, which is later than every commit that an earlier snapshot sees."""
     ((moment,),) = conn.execute("select clock_timestamp()").fetchall()
     return moment  # type: ignore[no-any-return]
 
@@ -114,7 +116,7 @@ def _open_xids(conn: psycopg.Connection[Any]) -> set[str]:
 def _open_after(
     conn: psycopg.Connection[Any], held: set[str], timeout_s: float, sleep: Callable[[float], None]
 ) -> set[str]:
-    """Which of these xids are still held when the time is over; ends as soon as none is."""
+    """Return which of these xids are still locked after the timeout; returns early when none is."""
     deadline = time.monotonic() + timeout_s
     pause, longest = _POLL_S
     while held and time.monotonic() < deadline:
@@ -135,12 +137,12 @@ def _still_open(conn: psycopg.Connection[Any], xids: Iterable[str], timeout_s: f
 
 
 class SnapshotHolder:
-    """One exported snapshot, kept alive by an idle transaction on a connection of its own (a
-    context manager).
+    """An exported snapshot, kept alive by an idle transaction on its own connection (a context
+    manager).
 
-    ``snapshot`` is what it sees (text of pg_current_snapshot()), ``snapshot_id`` what readers
-    import, ``lsn`` a WAL position by which every transaction it sees had committed. Raises
-    NotPrimary on a standby, whose snapshots leave running transactions out.
+    ``snapshot`` is what it sees (text of pg_current_snapshot()). ``snapshot_id`` is what readers
+    import. ``lsn`` is a WAL position by which every transaction it sees had committed. Raises
+    NotPrimary on a standby, whose snapshots omit running transactions.
     """
 
     connection: psycopg.Connection[Any]
@@ -169,7 +171,7 @@ class SnapshotHolder:
         self.end()
 
     def end(self) -> None:
-        """Let go of the snapshot, which nobody reads by any more: it holds vacuum back."""
+        """Release the snapshot, which no reader uses any more: it holds vacuum back."""
         self.connection.close()
 
     @property
@@ -178,10 +180,11 @@ class SnapshotHolder:
         return self.connection.info.backend_pid
 
     def relfilenodes(self, oids: Sequence[int]) -> dict[int, int]:
-        """Each relation's file as of the snapshot; a reader that finds another one reads a
-        rewritten table.
+        """Return each relation's file as of the snapshot.
+
+        A reader that finds another file would read a rewritten table.
         """
-        # Not pg_relation_filenode(): that shows the present, and a TRUNCATE may lie between
+        # Not pg_relation_filenode(): it returns the current file, and a TRUNCATE may come between
         # snapshot and call.
         rows = self._execute(
             "select oid::bigint, relfilenode::bigint from pg_class where oid = any(%s)",
@@ -190,8 +193,9 @@ class SnapshotHolder:
         return dict(rows)
 
     def active_tasks(self) -> dict[int, int]:
-        """Rows read so far by each task that is reading now (its readers name themselves by
-        reader_name()).
+        """Return the rows read so far by each task that is reading now.
+
+        The tasks' sessions are named by reader_name().
         """
         # Statistics are frozen within a transaction until they are cleared.
         self._execute("select pg_stat_clear_snapshot()")
@@ -203,12 +207,12 @@ class SnapshotHolder:
         (standby,) = self._execute("select pg_is_in_recovery()")[0]
         if standby:
             raise not_primary(self._conninfo)
-        # The transaction idles as long as its readers read, whatever the role's or database's
+        # The transaction is idle as long as its readers read, whatever the role's or database's
         # defaults.
         self._execute("select set_config('idle_in_transaction_session_timeout', '0', false)")
         self.connection.execute("begin isolation level repeatable read read only")
-        # The first statement takes the snapshot; the insert position read after it lies behind all
-        # commits it sees.
+        # The first statement takes the snapshot. The insert position read after it is later than
+        # all commits it sees.
         self.snapshot, self.snapshot_id, written, segment_bytes = self._execute(
             f"select pg_current_snapshot()::text, pg_export_snapshot(), {WRITTEN_SQL}"
         )[0]

@@ -1,10 +1,9 @@
-"""Settled publications: no transaction is open any more that wrote anything under an earlier
-version of them.
+"""Ensures that all transactions from before the last change of the publications have ended.
 
-Only then may a table's snapshot be taken. What a transaction wrote before an ALTER PUBLICATION is
-decoded by the rules of that moment, though it commits later; a snapshot taken while it is open
-doesn't see it either, and its rows would be in neither. Anybody may alter a publication at any
-time, so each snapshot is asked which version it sees.
+Only then may a table's snapshot be taken. Changes from before an ALTER PUBLICATION are decoded by
+the rules of that moment, though they commit later. A snapshot taken while their transaction is open
+doesn't see them either, so they would be in neither. A publication may be altered at any time, so
+the version that each snapshot sees is checked.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder, wait_for_old_tra
 
 @dataclass(frozen=True, slots=True)
 class PublicationVersion:
-    """Publications, their version whose older transactions have all ended, and how long to wait for
-    those of a later one.
+    """Publications, their version whose older transactions have ended, and the timeout for waiting
+    again.
     """
 
     publications: tuple[str, ...]
@@ -33,12 +32,13 @@ class PublicationVersion:
 def wait_for_version(
     connection: psycopg.Connection[Any], publications: Sequence[str], timeout_s: float
 ) -> PublicationVersion:
-    """Wait for the transactions that may have written under an earlier version; raises
-    TransactionsStillOpen.
+    """Wait for transactions that may have written under an earlier version of the publications.
+
+    Raises TransactionsStillOpen.
     """
     version = read_version(
         connection, publications
-    )  # before the wait: a later ALTER must give another one
+    )  # Read before the wait, so that a later ALTER changes the version.
     wait_for_old_transactions(connection, timeout_s)
     return PublicationVersion(tuple(publications), version, timeout_s)
 
@@ -46,16 +46,14 @@ def wait_for_version(
 def wait_for_version_again(
     connection: psycopg.Connection[Any], drained: PublicationVersion
 ) -> PublicationVersion:
-    """For a copy that starts again: waits anew only when the publications were altered since."""
+    """Wait again, for a copy that starts again, only when the publications were altered since."""
     if read_version(connection, drained.publications) == drained.version:
         return drained
     return wait_for_version(connection, drained.publications, drained.timeout_s)
 
 
 def check_version(holder: SnapshotHolder, drained: PublicationVersion) -> None:
-    """Raises SnapshotLost when the snapshot sees publications that were altered after they had
-    settled.
-    """
+    """Raise SnapshotLost when the snapshot sees publications that were altered after the wait."""
     if read_version_as_of(holder, drained) != drained.version:
         raise SnapshotLost(
             "the publications were altered before the snapshot was taken: the copy starts again"
@@ -65,7 +63,7 @@ def check_version(holder: SnapshotHolder, drained: PublicationVersion) -> None:
 def read_version_as_of(
     holder: SnapshotHolder, drained: PublicationVersion, oids: Sequence[int] | None = None
 ) -> str:
-    """As read_version(), as the snapshot sees it; raises SnapshotLost when its session has
+    """Return read_version() as the snapshot sees it; raises SnapshotLost when its session has
     ended.
     """
     try:
@@ -81,19 +79,19 @@ def read_version(
     publications: Sequence[str],
     oids: Sequence[int] | None = None,
 ) -> str:
-    """A text that is another one after any change of the publications, also after one that was
-    taken back.
+    """Return a text that changes with every change of the publications, even after one that was
+    reverted.
 
-    With the ``oids`` of tables: after any change of what they say of these, which setting their
-    options isn't.
+    With the ``oids`` of tables, it changes only with how these are published; setting publication
+    options doesn't count.
     """
     params = {"publications": list(publications), "oids": None if oids is None else list(oids)}
     ((version,),) = connection.execute(_VERSION.encode(), params).fetchall()
     return str(version)
 
 
-# ALTER PUBLICATION writes a row anew, or takes it out and puts in another one: oid and xmin never
-# come back.
+# ALTER PUBLICATION replaces a row, or removes it and adds another one: oid and xmin never come
+# back.
 _VERSION = """
 with publication as (
     select oid, xmin from pg_publication where pubname = any(%(publications)s::name[])

@@ -1,8 +1,7 @@
-"""Reads chosen rows of a table as a snapshot sees them: those that meet a condition, or those of
-given keys.
+"""Reads selected rows of a table as a snapshot sees them: by a condition, or by given keys.
 
-What a repair adds to a target. Without ranges of ctid, so that PostgreSQL finds the rows by an
-index where there is one.
+A repair adds these rows to a target. The queries have no ctid ranges, so that PostgreSQL can use an
+index.
 """
 
 from __future__ import annotations
@@ -30,17 +29,16 @@ from waldelta.snapshot.read_table import (
     select_statement,
 )
 
-# One statement lists so many keys.
+# One statement lists this many keys.
 KEYS_PER_READ = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows of one relation (as it stands behind FROM) that meet a condition; ``files``: what the
-    snapshot sees of its leaves.
+    """Rows of one relation (as written after FROM) that meet a condition.
 
-    ``root`` is the partitioned table that the leaves are read through, by its oid; None: the
-    relation is its only leaf.
+    ``files`` has the files of its leaves that the snapshot sees. ``root`` is the oid of the
+    partitioned table through which the leaves are read; None: the relation is its only leaf.
     """
 
     relation: str
@@ -49,23 +47,21 @@ class Choice:
     root: int | None = None
 
     def statement(self, copy: TableCopy, *further: sql.Composable) -> str:
-        """The SELECT, with more conditions."""
-        # PostgreSQL's own deparsed texts.
+        """Return the SELECT, with more conditions."""
+        # The text was deparsed by PostgreSQL.
         conditions: list[sql.Composable] = [sql.SQL(f"({self.condition})")]
         return select_statement(copy, sql.SQL(self.relation), [*conditions, *further])
 
 
 def whole_table(table: PublishedTable, condition: str, files: Mapping[int, int]) -> Choice:
-    """Rows of a table with all that is published as its rows: its partitions, but not what inherits
-    from it.
-    """
+    """Select rows of a table and its partitions, but not of tables that inherit from it."""
     if table.relkind == "p":
         return Choice(table.id.identifier.as_string(None), condition, files, table.oid)
     return of_leaf(next(leaf for leaf in table.leaves if leaf.oid == table.oid), condition, files)
 
 
 def of_leaf(leaf: Leaf, condition: str, files: Mapping[int, int]) -> Choice:
-    """Rows of one leaf, through the table above it where the role may not read it."""
+    """Select rows of one leaf, through the table above it where the role may not read it."""
     if leaf.through is None:
         return Choice(f"only {leaf.id.identifier.as_string(None)}", condition, files)
     return of_leaves_through(leaf.through, [leaf], condition, files)
@@ -74,7 +70,7 @@ def of_leaf(leaf: Leaf, condition: str, files: Mapping[int, int]) -> Choice:
 def of_leaves_through(
     through: Through, leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]
 ) -> Choice:
-    """Rows of these leaves, read through one table above them."""
+    """Select rows of these leaves, read through one table above them."""
     these = of_leaves([leaf.oid for leaf in leaves]).as_string(None)
     return Choice(
         through.id.identifier.as_string(None), f"({condition}) and {these}", files, through.oid
@@ -84,8 +80,9 @@ def of_leaves_through(
 def read_choices(
     conninfo: str, copy: TableCopy, choices: Sequence[Choice], application_name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen rows as the target's columns. Raises SnapshotLost when a leaf isn't the file
-    that the snapshot sees.
+    """Yield the selected rows as the target's columns.
+
+    Raises SnapshotLost when a leaf has another file than the snapshot sees.
     """
     with (
         closing(connect_arrow(conninfo, application_name)) as connection,
@@ -103,8 +100,9 @@ def read_keys(
     batches: Iterable[pa.RecordBatch],
     application_name: str,
 ) -> Iterator[pa.RecordBatch]:
-    """As read_choices(), of the rows with these keys: ``key`` names columns and types, each batch
-    has their texts first.
+    """Yield the rows with these keys, as read_choices() does.
+
+    ``key`` names columns and types; the first columns of each batch are the keys' texts.
     """
     with (
         closing(connect_arrow(conninfo, application_name)) as connection,
@@ -121,8 +119,8 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     begin_snapshot(connection, copy)
     yield from fetch_rows(connection, copy, statement)
-    # Under the locks that the query has taken: a TRUNCATE or a rewrite before it would have shown
-    # it an empty relation.
+    # Checked under the locks that the query took: a TRUNCATE or rewrite before it would have shown
+    # an empty relation.
     with connection.cursor() as cursor:
         cursor.execute(other_files(choice))
         others = cursor.fetch_arrow_table().column(0)[0].as_py()
@@ -134,8 +132,9 @@ def _read(
 
 
 def other_files(choice: Choice) -> str:
-    """How many of the leaves have another file by now than the snapshot sees, or were detached;
-    under the locks of what read them.
+    """Return a query of how many leaves have another file than the snapshot sees, or were detached.
+
+    It runs under the locks of the statements that read them.
     """
     query = sql.SQL(
         "select count(*) from unnest({}::oid[], {}::oid[]) as f (leaf, node)"
@@ -150,14 +149,15 @@ def other_files(choice: Choice) -> str:
 
 
 def is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:
-    """The condition that a row has one of these keys, given as texts by column; ``key`` names
-    columns and types.
+    """Return the condition that a row has one of these keys, given as texts by column.
+
+    ``key`` names columns and types.
     """
     names = [
         sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name) for name, _ in key
     ]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
-    # A type's name is PostgreSQL's own, quoted where it must be.
+    # A type's name is PostgreSQL's own, quoted where needed.
     typed = [
         sql.SQL("k.{}::{}").format(number, sql.SQL(kind))
         for number, (_, kind) in zip(numbered, key, strict=True)

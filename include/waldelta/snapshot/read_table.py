@@ -1,8 +1,8 @@
-"""Reads the rows of a table as a snapshot sees them, chunk by chunk, as Arrow record batches (COPY
-through ADBC).
+"""Reads a table's rows as a snapshot sees them, by chunks, as Arrow record batches (COPY through
+ADBC).
 
-Runs inside Spark's Python tasks. Errors leave here by name, in one line and without credentials,
-because a task's exception travels to the driver as text.
+This runs in Spark's Python tasks. Errors are named, in one line and without credentials, because a
+task's exception reaches the driver as text.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key
 
-# A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on
-# the whole server.
+# A reader that waits for a table keeps its snapshot, which holds vacuum back on the whole server.
 COPY_LOCK_TIMEOUT_MS = 60_000
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
@@ -56,8 +55,8 @@ METADATA_COLUMNS: dict[str, Any] = {
     RAW: RAW_TYPE,
 }
 
-# What a reader meets when the relation was dropped, renamed or altered, or the holder died, since
-# the snapshot.
+# Errors of a reader when the relation was dropped, renamed or altered since the snapshot, or the
+# snapshot's session ended.
 GONE = {"3F000", "42P01", "42703", "42804", "42883"}
 NO_SNAPSHOT = {"22023", "42704"}
 NO_PRIVILEGE = "42501"
@@ -66,10 +65,10 @@ LOCKED = "55P03"
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """What the readers of one table need to know; travels to the tasks.
+    """What the readers of one table need to know; it is sent to the tasks.
 
     ``gathers``: the first column is the row's leaf. ``relfilenodes`` are the files that the
-    snapshot sees, by leaf; ``lsn`` is None for targets without metadata columns. ``where`` is the
+    snapshot sees, by leaf. ``lsn`` is None for targets without metadata columns. ``where`` is the
     target's own filter, as PostgreSQL prints it.
     """
 
@@ -98,8 +97,9 @@ def plan_copy(
     options: TypeOptions = DEFAULT_TYPES,
     where: RowFilter | None = None,
 ) -> TableCopy:
-    """Describe the copy of a published table: its published columns, the publications' ORed row
-    filter, the target's own.
+    """Describe the copy of a published table.
+
+    It has the published columns, the publications' ORed row filter, and the target's own filter.
     """
     types = column_types(
         {column.name: column.type for column in table.columns}, table.key_columns, options
@@ -120,28 +120,28 @@ def plan_copy(
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> str:
-    """The SELECT of one chunk; ``bounds`` as lock_query() gives them.
+    """Return the SELECT of one chunk; ``bounds`` as returned by lock_query().
 
-    ONLY, since a table that others inherit from is published without them. The filter is
+    It uses ONLY, since a table from which others inherit is published without them. The filter is
     PostgreSQL's own deparsed text, read and evaluated with the same search_path.
     """
     return select_statement(copy, chunk_relation(chunk), chunk_conditions(copy, chunk, bounds))
 
 
 def chunk_relation(chunk: Chunk) -> sql.Composable:
-    """What stands behind FROM."""
+    """Return the relation to write after FROM."""
     return sql.SQL("only {}" if chunk.through is None else "{}").format(chunk.id.identifier)
 
 
 def chunk_conditions(
     copy: TableCopy, chunk: Chunk, bounds: str | None = None
 ) -> list[sql.Composable]:
-    """Which rows of its leaves are the chunk's, and pass the filter."""
+    """Return which rows of its leaves belong to the chunk and pass the filter."""
     conditions: list[sql.Composable] = []
     if chunk.through is not None:
         conditions.append(of_leaves([leaf.oid for leaf in chunk.leaves]))
     if bounds is not None:
-        # PostgreSQL's own deparsed text.
+        # The text was deparsed by PostgreSQL.
         conditions.append(sql.SQL(f"({bounds})"))
     if chunk.first_block > 0 or chunk.last_block is not None:
         conditions.append(
@@ -153,12 +153,12 @@ def chunk_conditions(
 
 
 def of_leaves(oids: Sequence[int]) -> sql.Composable:
-    """The condition on rows of a partitioned table that they are of these leaves."""
+    """Return the condition that rows of a partitioned table belong to these leaves."""
     return sql.SQL("tableoid = any ({}::oid[])").format(sql.Literal(list(oids)))
 
 
 def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
-    """The filter of a copy's rows, if it has one."""
+    """Return the filter of a copy's rows, if it has one."""
     row_filter = _row_filter(copy)
     return [] if row_filter is None else [sql.SQL("(" + row_filter + ")")]
 
@@ -166,13 +166,14 @@ def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
 def select_statement(
     copy: TableCopy, relation: sql.Composable, conditions: Sequence[sql.Composable]
 ) -> str:
-    """The SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
+    """Return the SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
     selected = [e for pair in _expressions(copy) for e in pair if e is not None]
     where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
     return sql.Composed(
         [
             sql.SQL("select "),
-            # Numbered, for a column may have any name, and values and raw texts stand side by side.
+            # Numbered, since a column may have any name, and values and raw texts are next to each
+            # other.
             sql.SQL(", ").join(e + sql.SQL(f" as c{n}") for n, e in enumerate(selected)),
             sql.SQL(" from "),
             relation,
@@ -182,8 +183,9 @@ def select_statement(
 
 
 def _row_filter(copy: TableCopy) -> str | None:
-    """The publications' filter and the target's own, which is asked of rows that pass the first, as
-    in the stream.
+    """Return the publications' filter combined with the target's own.
+
+    The latter is evaluated only for rows that pass the first, as in the stream.
     """
     if copy.row_filter is None or copy.where is None:
         return copy.where or copy.row_filter
@@ -193,11 +195,11 @@ def _row_filter(copy: TableCopy) -> str | None:
 def read_chunks(
     conninfo: str, copy: TableCopy, chunks: Sequence[Chunk], application_name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of these chunks as the target's columns; one connection, one short transaction
-    per chunk.
+    """Yield the rows of these chunks as the target's columns.
 
-    Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that
-    it sees, ApplyError for a key that its type in the lake can't hold.
+    This uses one connection, and one short transaction per chunk. Raises SnapshotLost when the
+    snapshot can't be imported any more or a leaf has another file than it sees, ApplyError for a
+    key that its type in the lake can't hold.
     """
     with (
         closing(connect_arrow(conninfo, application_name)) as connection,
@@ -211,9 +213,9 @@ def _read_chunk(
     connection: adbc.Connection, copy: TableCopy, chunk: Chunk
 ) -> Iterator[pa.RecordBatch]:
     begin_snapshot(connection, copy)
-    # Under the lock that reading takes anyway the files can't change until the transaction ends.
-    # Without the comparison a TRUNCATE or rewriting ALTER would show an older snapshot an empty
-    # table, silently.
+    # Under the lock that reading takes anyway, the files can't change until the transaction ends.
+    # Without the comparison, a TRUNCATE or rewriting ALTER would silently show an older snapshot an
+    # empty table.
     with connection.cursor() as cursor:
         cursor.execute(lock_query(copy, chunk))
         ((is_other, bounds),) = cursor.fetchall()
@@ -229,7 +231,7 @@ def _read_chunk(
 def fetch_rows(
     connection: adbc.Connection, copy: TableCopy, query: str
 ) -> Iterator[pa.RecordBatch]:
-    """What a select_statement() finds, as the target's columns."""
+    """Yield what a select_statement() finds, as the target's columns."""
     with connection.cursor() as cursor:
         limit_batches(cursor)
         cursor.execute(query)
@@ -253,12 +255,11 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
 
 
 def lock_query(copy: TableCopy, chunk: Chunk) -> str:
-    """Lock a chunk's leaves as reading them does; gives whether any isn't what the snapshot sees,
-    and bounds of their rows.
+    """Return the query that locks a chunk's leaves as reading does, and checks their files.
 
-    The bounds are those of a leaf that is read through a table above it: by them PostgreSQL leaves
-    that one's other partitions alone. Reading a partition's bounds locks it, and needs no
-    privilege.
+    It returns whether any leaf differs from what the snapshot sees, and the bounds of the leaves'
+    rows. The bounds are for a leaf that is read through a table above it: by them PostgreSQL skips
+    that table's other partitions. Reading a partition's bounds locks it, and needs no privilege.
     """
     if chunk.through is None:
         (leaf,) = chunk.leaves
@@ -278,9 +279,8 @@ def lock_query(copy: TableCopy, chunk: Chunk) -> str:
     ).as_string(None)  # fmt: skip
 
 
-# The bounds of a hash partition exclude none of its siblings, and are dear to evaluate. Those of a
-# key with an expression would run the functions in it, which may be anything the table's owner
-# wrote, as the role that reads.
+# The bounds of a hash partition exclude none of its siblings, and are expensive to evaluate. Those
+# of a key with an expression would run functions of the table's owner as the role that reads.
 _LOCK_THROUGH = """
 with locked as materialized (
     select leaf, file, pg_get_partition_constraintdef(leaf) as bounds
@@ -302,10 +302,11 @@ from locked
 
 
 def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable | None]]:
-    """What to select for each column: its value, and its raw text where the type may not hold it.
+    """Return what to select for each column: its value, and its raw text where the type may not
+    hold it.
 
-    Of a very wide table such columns are selected as text alone, which costs more to read:
-    PostgreSQL has a limit.
+    In a very wide table such columns are selected as text only, which costs more to read, because
+    PostgreSQL limits the number of expressions.
     """
     chosen = [target.copy_expressions(column_sql(copy, name)) for name, target in copy.columns]
     if sum(1 + (raw is not None) for _, raw in chosen) <= MOST_EXPRESSIONS:
@@ -318,14 +319,12 @@ def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable |
 
 
 def column_sql(copy: TableCopy, name: str) -> sql.Composable:
-    """A column of the target as it is selected."""
+    """Return a column of the target as SQL in the select list."""
     return sql.SQL("tableoid") if copy.gathers and name == RELID else sql.Identifier(name)
 
 
 def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Bring what was selected into the target's types; texts are read by the codec that reads the
-    stream's.
-    """
+    """Convert the selected columns to the target's types; texts are read as those of the stream."""
     columns = iter(batch.columns)
     values: list[ArrowArray] = []
     raws: dict[str, ArrowArray] = {}
@@ -351,8 +350,9 @@ def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> p
 
 
 def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
-    """One map per row from column name to PostgreSQL's text, of the columns that have one; null
-    where none has.
+    """Return one map per row from column name to PostgreSQL's text, for columns that have one.
+
+    It is null for rows without any.
     """
     if not raws:
         return pa.nulls(row_count, RAW_TYPE)
@@ -369,7 +369,7 @@ def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
     counts = np.bincount(rows, minlength=row_count)
     offsets = _indexes(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
     keys: ArrowArray = pa.array(list(raws), pa.string()).take(_indexes(names))
-    # A null slot still needs its offset, so nulls are set by mask.
+    # A null slot still needs an offset, so nulls are set by mask.
     made: ArrowArray = pa.MapArray.from_arrays(
         offsets, keys, texts.take(_indexes(order)), mask=pa.array(counts == 0)
     )
@@ -387,14 +387,14 @@ def _indexes(values: npt.NDArray[np.integer[Any]]) -> ArrowArray:
 
 
 def run_statement(connection: adbc.Connection, statement: str) -> None:
-    """Run a statement that returns nothing."""
+    """Run a statement without a result."""
     with connection.cursor() as cursor:
         cursor.execute(statement)
 
 
 @contextmanager
 def named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) -> Iterator[None]:
-    """The driver's errors by name, in one line and without credentials."""
+    """Raise the driver's errors as named ones, in one line and without credentials."""
     try:
         yield
     except WaldeltaError:
@@ -403,8 +403,8 @@ def named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) ->
         named = _named(err, connection, conninfo, copy)
     else:
         return
-    # Raised here, so that not even the context of the driver's own exception, with its query, goes
-    # along.
+    # Raised outside the except block, so that the driver's exception with its query isn't even the
+    # context.
     raise named
 
 
@@ -431,8 +431,7 @@ def _named(
             f"{copy.table} can't be copied now: it stayed locked for"
             f" {COPY_LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"
         )
-    # An error in mid-stream comes without SQLSTATE, so whether the session has survived it tells
-    # what it was.
+    # An error in mid-stream has no SQLSTATE, so whether the session survived it is tested.
     if not _is_alive(connection):
         return SourceUnreachable(
             f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
@@ -441,7 +440,9 @@ def _named(
 
 
 def _holders(conninfo: str) -> str:
-    """Who keeps tables locked against readers, where that can be asked, in the error's one line."""
+    """Return which sessions keep tables locked against readers, if that can be read, in one
+    line.
+    """
     with (
         suppress(WaldeltaError, psycopg.Error),
         connect(conninfo, "waldelta copy locks") as connection,

@@ -1,5 +1,6 @@
-"""Checks that a Spark Connect server answers before PySpark asks it: PySpark repeats a call for
-minutes and logs no reason.
+"""Checks that a Spark Connect server answers before PySpark connects to it.
+
+PySpark repeats a failed call for minutes and logs no reason.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 SPARK_CONNECT_TIMEOUT_S = 30.0
 # Servers on other machines that are used without TLS, as host:port, separated by commas: a service
-# mesh encrypts below PySpark.
+# mesh may encrypt below PySpark.
 UNENCRYPTED_VARIABLE = "WALDELTA_UNENCRYPTED_SPARK"
-# How long the port itself is asked for the reason, once no connection came about.
+# How long the port itself is tested for the reason, after no connection was made.
 _REASON_TIMEOUT_S = 5.0
 
 
@@ -29,8 +30,8 @@ def check_reachable(remote: str, timeout_s: float = SPARK_CONNECT_TIMEOUT_S) -> 
     """Connect to the Spark Connect server of a SPARK_REMOTE as PySpark will, and close the
     connection.
 
-    Raises SparkUnreachable with the reason, and ConfigError for an address that can't be read, or
-    leads to another machine without TLS.
+    Raises SparkUnreachable with the reason. Raises ConfigError for an address that can't be read,
+    or that leads to another machine without TLS.
     """
     import grpc
 
@@ -53,7 +54,9 @@ def check_reachable(remote: str, timeout_s: float = SPARK_CONNECT_TIMEOUT_S) -> 
 
 
 def named_refusal(remote: str, err: Exception) -> SparkUnreachable | None:
-    """The error for a token that the server refused; None when ``err`` says something else."""
+    """Return the error for a token that the server refused; None when ``err`` is about something
+    else.
+    """
     if "UNAUTHENTICATED" not in str(err) and "authentication token" not in str(err):
         return None
     return _for_good(
@@ -69,7 +72,7 @@ def _parsed(remote: str) -> DefaultChannelBuilder:
     try:
         return DefaultChannelBuilder(remote)
     except (PySparkException, ValueError):
-        # Their messages repeat the address, which may hold a token.
+        # PySpark's messages repeat the address, which may contain a token.
         raise ConfigError(
             "the address of the Spark Connect server can't be read: write sc://host:port/;token=…"
             f" into {_ADDRESS}"
@@ -77,8 +80,9 @@ def _parsed(remote: str) -> DefaultChannelBuilder:
 
 
 def _refuse_clear_text(server: DefaultChannelBuilder) -> None:
-    """What a job sends holds the source's password: Spark's tasks read the source themselves.
-    Nothing is sent before this.
+    """Refuse a connection to another machine without TLS, before anything is sent.
+
+    A job's messages contain the source's password, since Spark's tasks read the source themselves.
     """
     allowed = {one.strip() for one in os.environ.get(UNENCRYPTED_VARIABLE, "").split(",")}
     host = server.host.strip("[]")
@@ -94,9 +98,7 @@ def _refuse_clear_text(server: DefaultChannelBuilder) -> None:
 
 
 def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreachable:
-    """The reason why no connection came about, by what the port itself answers; no token is
-    sent.
-    """
+    """Return why no connection was made, from what the port itself answers; sends no token."""
     host, port = server.host.strip("[]"), int(server.endpoint.rpartition(":")[2])
     where = f"the Spark Connect server {server.endpoint}"
     try:
@@ -150,14 +152,14 @@ def _mismatch(server: DefaultChannelBuilder, host: str, *, tls: bool) -> str:
 
 
 def _speaks_tls(host: str, port: int) -> bool | None:
-    """Whether the port answers the beginning of TLS by TLS; None when it takes the connection and
-    says nothing.
+    """Return whether the port answers a TLS handshake by TLS; None when it accepts and stays
+    silent.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = (
         False,
         ssl.CERT_NONE,
-    )  # the answer alone is wanted, nothing is sent
+    )  # Only the answer is needed; nothing is sent.
     context.set_alpn_protocols(["h2"])
     with socket.create_connection((host, port), timeout=_REASON_TIMEOUT_S) as plain:
         try:
@@ -166,7 +168,7 @@ def _speaks_tls(host: str, port: int) -> bool | None:
         except TimeoutError:
             return None
         except ssl.SSLError as err:
-            # An alert is TLS, too: the server asks for a certificate, say.
+            # An alert is TLS, too: the server may ask for a certificate, for example.
             return "ALERT" in (err.reason or "")
         except OSError:
             return False

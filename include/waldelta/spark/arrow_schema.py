@@ -9,6 +9,6 @@ from waldelta.spark_sql import quote
 
 
 def ddl(schema: pa.Schema) -> str:
-    """An Arrow schema as the text of a DDL."""
+    """Return an Arrow schema as DDL text."""
     fields = from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
     return ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in fields)

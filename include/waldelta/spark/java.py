@@ -1,6 +1,4 @@
-"""The Java that Spark's launcher will start, checked before the launcher runs: its own messages
-name no remedy.
-"""
+"""Checks the Java that Spark's launcher will start; the launcher's own messages name no remedy."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ def check_java() -> None:
     """Raise ConfigError where Spark's launcher would find no Java, or one that is too old for
     Spark.
 
-    No process is started for it: a Java that doesn't record its version is left to the launcher,
-    and so is the whole question where a spark-env.sh may set JAVA_HOME.
+    This starts no process. A Java that doesn't record its version isn't checked, and nothing is
+    checked where a spark-env.sh may set JAVA_HOME.
     """
     if has_conf_file("spark-env.sh"):
         return
@@ -55,7 +53,7 @@ def check_java() -> None:
 
 
 def _version(home: Path) -> int | None:
-    """The major version that a Java's folder records; None where it records none."""
+    """Return the major version recorded in a Java's folder; None where there is no record."""
     try:
         found = _RELEASE.search((home / "release").read_text(encoding="utf-8", errors="replace"))
     except OSError:

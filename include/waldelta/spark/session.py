@@ -1,4 +1,4 @@
-"""The Spark session, classic or Connect; the only module that may know which."""
+"""Opens the Spark session, classic or Connect; only this module knows which."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Settings that a session of somebody else's Connect server takes too.
+# Settings that a session of another operator's Connect server accepts, too.
 _SESSION_SETTINGS = (
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
@@ -46,30 +46,30 @@ _SESSION_SETTINGS = (
     "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
 )
-# What tags one statement's commit (merge.tagged); a killed run leaves it behind, and Delta would
-# take a later commit for it.
+# The settings that tag one statement's commit (statements.tagged). A killed run leaves them in the
+# session, and Delta would treat a later commit as a repetition.
 COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
     "spark.databricks.delta.write.txnAppId",
     "spark.databricks.delta.write.txnVersion",
     "spark.databricks.delta.commitInfo.userMetadata",
 )
-# Of sessions beside one another: more than those of a pool.
+# The number of the session for concurrent work, above those of a pool.
 _CONCURRENT = 9
 _IDS_PER_KEY = 10_000
-# Set while a run is in the session, and ever after when that was killed.
+# Set while a run uses the session, and left set when that run is killed.
 _IS_OPEN = "spark.waldelta.open"
-# What the sequence of a session's ids is made of.
+# The attribute with the key that a session's id is made from.
 _KEY = "waldelta_key"
 
 
 def spark_session(
     master: str = LOCAL_MASTER, *, name: str = "waldelta", session_key: str | None = None
 ) -> SparkSession:
-    """A session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a local
-    one.
+    """Return a session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a
+    local one.
 
-    ``session_key`` fixes the Connect session's id; whatever runs in that session is interrupted, so
-    the caller holds the lock of that key (open_session does).
+    ``session_key`` fixes the Connect session's id. Everything that runs in that session is
+    interrupted, so the caller must hold the lock of that key (open_session does).
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if remote := os.environ.get("SPARK_REMOTE"):
@@ -78,9 +78,7 @@ def spark_session(
 
 
 class DeferredSession:
-    """A session that is made by the first use of it, so that work which never uses it starts no
-    JVM.
-    """
+    """A session that is created at first use, so that work which never uses it starts no JVM."""
 
     def __init__(self, make: Callable[[], SparkSession]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -94,7 +92,7 @@ class DeferredSession:
 
 
 def is_started(spark: SparkSession) -> bool:
-    """Whether the session is there already; False where its first use would start a JVM."""
+    """Return whether the session exists already; False where its first use would start a JVM."""
     return not isinstance(spark, DeferredSession) or spark.made is not None
 
 
@@ -102,10 +100,9 @@ def is_started(spark: SparkSession) -> bool:
 def deferred_session(
     name: str, job: Job | None = None, session_key: str | None = None
 ) -> Iterator[SparkSession]:
-    """As open_session(), but a session whose JVM would be started here is only made once it is
-    used.
+    """Open a session like open_session(), but start a local JVM only at first use.
 
-    A Spark Connect server is there anyway, as is the JVM that spark-submit has started.
+    A Spark Connect server runs already, and so does the JVM that spark-submit has started.
     """
     if "SPARK_REMOTE" in os.environ or _is_submitted():
         with open_session(name, job, session_key) as spark:
@@ -120,11 +117,11 @@ def deferred_session(
 def open_session(
     name: str, job: Job | None = None, session_key: str | None = None
 ) -> Iterator[SparkSession]:
-    """A session for one job, stopped at the end whatever happens.
+    """Open a session for one job; it is always stopped at the end.
 
     With a job and a key, a Connect session is one that a later run can find again: that run
-    interrupts there what a killed one left running. The key's lock comes first, since only its loss
-    shows that the other run is dead: raises LockHeld when that one is alive.
+    interrupts what a killed run left running there. The key's lock is taken first, since only its
+    loss shows that the other run is dead. Raises LockHeld when that run is alive.
     """
     key = session_key if job is not None and "SPARK_REMOTE" in os.environ else None
     with session_lock(job, key) if job is not None and key is not None else nullcontext():
@@ -135,7 +132,7 @@ def open_session(
             with _marked_open(spark) if key is not None else nullcontext():
                 yield spark
         finally:
-            # Released, the session's id would be refused for the next run.
+            # If the session were released, its id would be refused for the next run.
             if key is not None:
                 _close(spark)
             else:
@@ -143,11 +140,10 @@ def open_session(
 
 
 def read_log_store(spark: SparkSession | None, scheme: str) -> str:
-    """The class by which Spark commits to Delta tables of a scheme, as configured; empty where
-    Delta's default is.
+    """Return the configured class by which Spark commits to Delta tables of a scheme.
 
-    Of a session that a job would have, where none is given; raises the named error of one that
-    can't be had.
+    It is empty where Delta's default applies. Without ``spark``, a session as a job would have is
+    opened; raises its named error when that fails.
     """
     if (spark := spark or _active_session()) is not None:
         configured = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
@@ -157,7 +153,7 @@ def read_log_store(spark: SparkSession | None, scheme: str) -> str:
             return read_log_store(opened, scheme)
     except WaldeltaError:
         raise
-    except Exception as err:  # setup needs no Spark, but for this
+    except Exception as err:  # Setup needs Spark only for this.
         log.warning("Spark can't be asked for its log store: %s", err)
         return ""
 
@@ -173,10 +169,10 @@ def _active_session() -> SparkSession | None:
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop a session; where it is classic, with its JVM's context.
+    """Stop a session; for a classic one, also its JVM's context.
 
-    PySpark waits up to a second and a half for a thread of its own that looks every so often
-    whether it is to end; it may do so later.
+    PySpark would wait up to a second and a half for a thread of its own that checks at intervals
+    whether it must end. That thread ends later in the background.
     """
     context = None if is_connect(spark) else spark.sparkContext
     accumulators = getattr(context, "_accumulatorServer", None)
@@ -185,7 +181,7 @@ def _stop(spark: SparkSession) -> None:
     try:
         spark.stop()
     except Exception as err:
-        if not has_lost_jvm(err):  # the run's own error says so
+        if not has_lost_jvm(err):  # The run's own error reports the lost JVM.
             raise
     if accumulators is not None:
         threading.Thread(
@@ -196,7 +192,7 @@ def _stop(spark: SparkSession) -> None:
 def _connect_session(remote: str, session_key: str | None) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    # pyspark.sql.functions look here for which kind of column to make.
+    # pyspark.sql.functions reads this to decide which kind of column to create.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     check_reachable(remote)
     # The classic and the Connect session share their public surface; job code uses nothing else.
@@ -210,29 +206,29 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
     except Exception as err:
         if (refused := named_refusal(remote, err)) is None:
             raise
-        # Not chained: the server's own error may repeat what the client sent.
+        # Not chained, because the server's error may repeat what the client sent.
         raise refused from None
     return spark
 
 
 def _configure(spark: SparkSession) -> None:
-    """Give a Connect session the settings that every statement relies on."""
+    """Set the settings of a Connect session on which every statement relies."""
     for key in _SESSION_SETTINGS:
         spark.conf.set(key, SETTINGS[key])
-    # The server would keep analysed plans under numbers that each client process counts from the
-    # same beginning, so that a later process of a session that goes on is given the columns which a
-    # target had in an earlier one.
+    # The server would cache analysed plans under numbers that each client process counts from the
+    # same beginning. A later process in the same session would get the columns that a target had in
+    # an earlier process.
     spark.conf.set("spark.connect.session.planCache.enabled", "false")
     for key in COMMIT_SETTINGS:
         spark.conf.unset(key)
 
 
 def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
-    """The first session of this key's sequence that nobody has left open; whatever runs in one that
-    is open is interrupted.
+    """Return the first session of this key's sequence that no run has left open.
 
-    That one is closed for good. The server never takes an id again once its session was closed, or
-    has expired, so one fixed id would work only until then.
+    Everything that runs in an open one is interrupted, and that session is closed for good. The
+    server never accepts an id again once its session was closed or has expired, so one fixed id
+    would work only until then.
     """
     separator = (
         "" if remote.endswith(";") else ";" if "/;" in remote or remote.endswith("/") else "/;"
@@ -251,8 +247,8 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
             if not was_left:
                 setattr(spark, _KEY, session_key)
                 return spark
-            # Whoever left it may not be dead: what it goes on to set would be the settings of this
-            # run's commits.
+            # The run that left it may be alive: the settings that it sets would apply to this run's
+            # commits.
             cast("ConnectSession", spark).release_session_on_close = True
             spark.stop()
     raise ConfigError(
@@ -263,10 +259,9 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
 
 @contextmanager
 def _marked_open(spark: SparkSession) -> Iterator[None]:
-    """Tell who comes next that somebody may be in the session, unless this process says at its end
-    that it isn't any more.
+    """Mark the session as in use until this process removes the mark at its end.
 
-    A mark that stays, since the server is gone or has closed an idle session, costs the next run
+    A mark that stays, because the server is gone or has closed an idle session, costs the next run
     one more id.
     """
     spark.conf.set(_IS_OPEN, "true")
@@ -285,7 +280,9 @@ def _unmark(spark: SparkSession) -> None:
 
 
 def _was_lost(err: BaseException) -> bool:
-    """Whether a call to the server failed: if it is gone, it would be asked again for minutes."""
+    """Return whether a call to the server failed; calling a lost server again would take
+    minutes.
+    """
     seen: BaseException | None = err
     while seen is not None and not type(seen).__module__.startswith("grpc"):
         seen = seen.__cause__ or seen.__context__
@@ -300,11 +297,10 @@ def _close(spark: SparkSession) -> None:
 
 @contextmanager
 def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
-    """One more session beside this one, with temporary views of its own; ``number`` tells several
-    apart.
+    """Open one more session next to this one, with temporary views of its own.
 
-    Over Connect its id follows from the first one's key, so that a later run interrupts what a
-    killed one left there.
+    ``number`` distinguishes several. Over Connect its id follows from the first one's key, so that
+    a later run interrupts what a killed one left there.
     """
     if not is_connect(spark):
         yield spark.newSession()
@@ -315,7 +311,7 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         with _marked_open(sibling):
             yield sibling
     except BaseException:
-        with suppress(Exception):  # what went wrong comes first
+        with suppress(Exception):  # The original error is raised, not this one.
             sibling.interruptAll()
         raise
     finally:
@@ -323,25 +319,28 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
 
 
 def concurrent_session(spark: SparkSession) -> AbstractContextManager[SparkSession]:
-    """One more session, for work beside this one's and its pool's."""
+    """Open one more session, for work concurrent with this session's and its pool's."""
     return sibling_session(spark, _CONCURRENT)
 
 
 def interrupt(spark: SparkSession) -> None:
-    """End what is under way in a session; what others of the same server or JVM do goes on."""
-    with suppress(Exception):  # the session has ended meanwhile
+    """Interrupt what runs in a session; other sessions of the same server or JVM continue."""
+    with suppress(Exception):  # The session has ended since.
         spark.interruptAll()
 
 
 def has_siblings(spark: SparkSession) -> bool:
-    """Whether more sessions beside this one can be had; a Connect session made by hand doesn't say
-    where from.
+    """Return whether sibling sessions can be opened.
+
+    A Connect session made by hand doesn't know its address.
     """
     return not is_connect(spark) or "SPARK_REMOTE" in os.environ
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is a Spark Connect server's, which goes on when its client is gone."""
+    """Return whether the session is of a Spark Connect server, which continues when its client is
+    gone.
+    """
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
@@ -360,11 +359,12 @@ def _classic_session(master: str, name: str) -> SparkSession:
     }
     settings = driver_settings() | local_settings() | log_settings() | own
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
-    if master.startswith("local"):  # else Spark warns of the host's name at each start
+    if master.startswith("local"):  # Otherwise Spark warns about the host's name at each start.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Else spark-submit starts one more Python only to find it.
+    # Otherwise spark-submit starts another Python only to find it.
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    with private_files(), _named_start(master):  # the JVM starts the tasks' Python processes
+    # The JVM starts the tasks' Python processes, which inherit the umask.
+    with private_files(), _named_start(master):
         context = SparkContext.getOrCreate(conf)
         _quieten(context)
         if master.startswith("local"):
@@ -373,7 +373,7 @@ def _classic_session(master: str, name: str) -> SparkSession:
 
 
 def _is_submitted() -> bool:
-    """Whether spark-submit has started this process."""
+    """Return whether spark-submit has started this process."""
     return "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", "")
 
 
@@ -401,8 +401,8 @@ def _named_start(master: str) -> Iterator[None]:
 
 
 def _quieten(context: SparkContext) -> None:
-    """Keep PySpark's server of accumulators from printing a stack trace when the JVM, its only
-    client, is gone.
+    """Stop PySpark's accumulator server from printing a stack trace when the JVM, its only client,
+    is gone.
     """
     if (
         log_level() != "DEBUG"
@@ -412,17 +412,18 @@ def _quieten(context: SparkContext) -> None:
 
 
 def _start_workers(context: SparkContext) -> None:
-    """Have the tasks' Python import what it needs while the session is still being made, and the
-    driver reads catalogs and the ledger.
+    """Start the tasks' Python processes and their imports in the background.
+
+    In the meantime, the session is completed, and the driver reads catalogs and the ledger.
     """
-    # The thread calls the JVM alone: imports of two threads can meet modules that the other is in
-    # the middle of.
+    # The thread only calls the JVM: imports in two threads can meet modules that the other has half
+    # imported.
     job = context.parallelize([0], 1).mapPartitions(_unchanged)._jrdd  # noqa: SLF001 - what Python makes of it, for the JVM
 
     def run() -> None:
         with suppress(
             Exception
-        ):  # the session has ended already, or its first task tells what is wrong
+        ):  # The session has ended already, or its first task will report what is wrong.
             job.count()
 
     threading.Thread(target=run, name="start workers", daemon=True).start()

@@ -1,7 +1,7 @@
-"""Work on several targets at once, each piece on a Spark session that no other uses meanwhile.
+"""Works on several targets at once, each piece on a Spark session that no other piece uses.
 
-Settings and temporary views belong to a session, and Great Expectations gives all its queries'
-views one name.
+Settings and temporary views belong to a session, and Great Expectations gives the views of all
+queries the same name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Small targets are bound by round trips, not by cores: more at once than two cores have.
+# Small targets are bound by round trips, not by cores, so more run at once than two cores could
+# compute.
 MOST_AT_ONCE = 4
 
 
 class SessionPool:
-    """The given session and as many siblings as ``pieces`` of work call for; ends them when it is
-    left.
+    """The given session and as many siblings as ``pieces`` of work need.
+
+    Leaving the ``with`` block ends the siblings.
     """
 
     def __init__(self, spark: SparkSession, pieces: int) -> None:
@@ -55,8 +57,9 @@ class SessionPool:
         self._leave.__exit__(kind, err, trace)
 
     def map(self, work: Callable[[SparkSession, T], R], items: Sequence[T]) -> list[R]:
-        """The results in the items' order; the first error is raised, and what hasn't begun then
-        never does.
+        """Return the results in the items' order.
+
+        The first error is raised, and work that hasn't begun by then never does.
         """
 
         def run(item: T) -> R:
@@ -72,6 +75,5 @@ class SessionPool:
         try:
             return list(executor.map(run, items))
         finally:
-            # Not waited for: when the run is being ended, leaving the pool interrupts what still
-            # runs.
+            # Don't wait: when the run is being ended, leaving the pool interrupts what still runs.
             executor.shutdown(wait=False, cancel_futures=True)

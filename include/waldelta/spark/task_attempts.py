@@ -1,8 +1,9 @@
-"""Attempts: Spark does a task again whose process died, and should; an error of ours it would only
-meet again.
+"""Keeps Spark from retrying tasks that raised one of our errors; a task whose process died is
+retried.
 
-So what a task fails by isn't raised where it can be told as a row; and where rows are the task's
-result, it is noted for the attempts that come, which raise it at once.
+A retry would only meet the same error. So a task doesn't raise such an error where it can return it
+as a row. Where rows are the task's result, the error is noted for later attempts, which raise it at
+once.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ _Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def error_text(err: BaseException) -> str:
-    """An error as the text that ``named_error`` reads, on its way to the driver in a row."""
+    """Return an error as the text that ``named_error`` reads, for a row to the driver."""
     return "".join(traceback.format_exception_only(err)).strip()
 
 
 def once(read: _Reader) -> _Reader:
-    """The same function of a task, whose later attempts raise the named error that an earlier one
-    met instead of doing all again.
+    """Wrap a task's function so that later attempts raise the named error that an earlier one met.
 
-    They know of it on the machine that it was met on: the note is in the folder that Spark clears
+    This works on the machine where the error occurred: the note is in the folder that Spark clears
     when the application ends.
     """
     key = uuid.uuid4().hex

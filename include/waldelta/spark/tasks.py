@@ -1,5 +1,5 @@
-"""Tasks: Python functions that Spark runs wherever it has cores, each with a number; what they tell
-comes back as rows.
+"""Runs numbered Python functions as Spark tasks wherever Spark has cores; their results are
+rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Task = Callable[[int], pa.Table]
-# Has a number of tasks done, whose answers have this schema; gives the rows of these.
+# Runs a number of tasks that return rows of this schema, and returns these rows.
 RunTask = Callable[[int, pa.Schema, Task], list[Any]]
 
 _FAILED = pa.field("_wd_failed", pa.string())
@@ -40,9 +40,7 @@ R = TypeVar("R", bound=_HasSize)
 
 
 def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
-    """Pieces in their order, as many together as make a task of at least so many rows, or so many
-    bytes.
-    """
+    """Group pieces, in their order, into tasks of at least this many rows or bytes."""
     found: list[list[R]] = []
     taken, weighs = rows, 0
     for piece in pieces:
@@ -57,13 +55,12 @@ def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
 def run_tasks(
     spark: SparkSession, count: int, row_schema: pa.Schema, task: Task, *, stops: bool = False
 ) -> list[Any]:
-    """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they
-    told, of schema ``row_schema``.
+    """Run ``task`` with each number from 0 to ``count`` - 1; returns rows of schema ``row_schema``.
 
-    A task may be run again, when its worker died or its stage is repeated; not when it raised an
-    error of ours, which is raised here once all of them have ended. With ``stops`` that ends the
-    others at once, whose work counts for nothing without it. A single task is run here where no
-    session has been started yet: a JVM takes longer to start than most of them.
+    A task may run again when its worker died or its stage is repeated. It doesn't after raising one
+    of our errors, which this raises once all tasks have ended. With ``stops`` such an error ends
+    the other tasks at once, because their work is useless without it. A single task runs in this
+    process while no session has been started: a JVM takes longer to start than most tasks.
     """
 
     umask, schema = lake_umask(), row_schema.append(_FAILED)
@@ -84,7 +81,7 @@ def run_tasks(
                 yield from done.append_column(
                     _FAILED, pa.nulls(len(done), _FAILED.type)
                 ).to_batches()
-                # Spark keeps the process for whatever comes next, perhaps for hours.
+                # Spark keeps the process for later tasks, perhaps for hours.
                 pa.default_memory_pool().release_unused()
 
     if not count:
@@ -102,7 +99,7 @@ def run_tasks(
 
 
 def _collected(answers: DataFrame) -> list[Any]:
-    """The rows; raises what a task ended the others by under its name."""
+    """Return the rows; raises a task's error, which ended the others, under its name."""
     try:
         return answers.collect()
     except Exception as err:

@@ -1,4 +1,4 @@
-"""What a failed write of Spark's means, and whether its tasks can write into the lake at all."""
+"""Explains a failed write by Spark, and checks whether its tasks can write into the lake."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def why_not_writable_in_task(spark: SparkSession, root: str) -> str | None:
-    """As why_not_writable(), asked in a task: its process may be another user's, on another
-    machine.
-    """
+    """Run why_not_writable() in a task, whose process may be another user's, on another machine."""
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -32,7 +30,7 @@ def why_not_writable_in_task(spark: SparkSession, root: str) -> str | None:
 
 
 def change_log_write_error(uri: str, err: Exception) -> TargetNotWritable | None:
-    """TargetNotWritable when that is what Spark's error means."""
+    """Return TargetNotWritable when Spark's error means that; else None."""
     refused = storage_refusal(str(err))
     if refused is None:
         return None

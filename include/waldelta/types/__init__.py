@@ -1,4 +1,4 @@
-"""How values of PostgreSQL's types are read into Arrow: one file per family."""
+"""Reads values of PostgreSQL's types into Arrow: one file per family of types."""
 
 from typing import TYPE_CHECKING
 

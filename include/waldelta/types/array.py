@@ -16,8 +16,10 @@ _NULL_WORD = b"NULL"
 
 @dataclass(frozen=True)
 class Array(TargetType):
-    """A list of mapped scalars; arrays of more dimensions, with other lower bounds or with an
-    unheld element are raw.
+    """A list of mapped scalars.
+
+    Arrays with more dimensions, with other lower bounds, or with an element that its type can't
+    hold are raw.
     """
 
     element: TargetType
@@ -50,8 +52,9 @@ class Array(TargetType):
         return lists, None if held.all() else split_representable(text, held)[1]
 
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
-        """One dimension, counted from 1: an array with other bounds begins with them, one of more
-        dimensions with {{.
+        """Return which values have one dimension with lower bound 1.
+
+        An array with other bounds begins with them, one of more dimensions with {{.
         """
         opening, closing = (ord(b) for b in self.brackets)
         plain = np.asarray(np.diff(offsets) >= 2)
@@ -66,13 +69,13 @@ class Array(TargetType):
     def _places(
         self, source: Bytes, offsets: Positions, quotes: Quotes | None
     ) -> tuple[Positions, Positions, Positions]:
-        """Start and end of every element, and how many there are up to each value."""
+        """Return start and end of every element, and how many there are up to each value."""
         is_delimiter = source == ord(self.delimiter)
         if quotes is not None:
             is_delimiter &= ~quotes.inside
         delimiters = np.flatnonzero(is_delimiter)
         filled = np.diff(offsets) > 2
-        # Two sorted runs each; a stable sort merges them.
+        # Each array consists of two sorted sequences, which a stable sort merges.
         starts = np.sort(np.concatenate([offsets[:-1][filled], delimiters]), kind="stable") + 1
         ends = np.sort(np.concatenate([delimiters, offsets[1:][filled] - 1]), kind="stable")
         counts = np.diff(np.searchsorted(delimiters, offsets)) + filled
@@ -91,7 +94,7 @@ class Array(TargetType):
         keep[ends] = False
         if quotes is not None:
             keep &= ~(quotes.mark | quotes.escaping)
-        # An element that is the word NULL, and not null, is printed in quotes.
+        # An element with the text NULL that isn't null is printed in quotes.
         is_null = ends - starts == len(_NULL_WORD)
         places = starts[is_null]
         is_null[is_null] = np.logical_and.reduce(

@@ -1,4 +1,4 @@
-"""What every family offers, and reading a text that the type may not be able to hold."""
+"""The interface of all type families, and reading texts that a type may not be able to hold."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psycopg import sql
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 
-# The typed values, and PostgreSQL's text where the type can't hold it (None: nowhere in this
-# array).
+# The typed values, and PostgreSQL's text where the type can't hold the value (None: no such value
+# in this array).
 Representable: TypeAlias = tuple[ArrowArray, ArrowArray | None]
 Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
 
@@ -30,9 +30,9 @@ class TargetType(ABC):
     def from_text(self, values: ArrowArray) -> Representable:
         """Read what PostgreSQL's output function printed (binary or string).
 
-        A value that the type can't hold is null among the typed values and stands verbatim in the
-        second array. Raises DecodeError only for bytes that aren't UTF-8, which a server with
-        ``client_encoding UTF8`` sends for databases of encoding SQL_ASCII alone.
+        A value that the type can't hold is null among the typed values, and its raw text is in the
+        second array. Raises DecodeError only for bytes that aren't UTF-8. A server with
+        ``client_encoding UTF8`` sends such bytes only for databases of encoding SQL_ASCII.
         """
         if values.null_count == len(values):
             return pa.nulls(len(values), self.arrow), None
@@ -43,19 +43,19 @@ class TargetType(ABC):
 
     @abstractmethod
     def read(self, text: ArrowArray) -> Representable:
-        """As from_text(), for a string array whose bytes haven't been checked to be UTF-8."""
+        """Read as from_text() does, from a string array whose bytes may not be UTF-8."""
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """What to select so that a copy holds the same values as the stream.
+        """Return what to select so that a copy has the same values as the stream.
 
-        The first expression gives the Arrow type itself, or text for from_text(); the second, if
-        any, the raw texts.
+        The first expression returns the Arrow type itself, or text for from_text(). The second, if
+        any, returns the raw texts.
         """
         return printed(column), None
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """True for Arrow types that may carry PostgreSQL's text."""
+    """Return True for Arrow types that may contain PostgreSQL's text."""
     t = pa.types
     return bool(
         t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind)
@@ -74,7 +74,7 @@ def _as_string(values: ArrowArray) -> ArrowArray:
 
 
 def utf8(text: ArrowArray) -> ArrowArray:
-    """The same array, checked; raises DecodeError."""
+    """Return the same array after a check for UTF-8; raises DecodeError."""
     try:
         return text.view(pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
@@ -83,11 +83,11 @@ def utf8(text: ArrowArray) -> ArrowArray:
 
 
 def printed(column: sql.Composable) -> sql.Composable:
-    """SQL for what the type's output function prints, as pgoutput sends it.
+    """Return SQL for what the type's output function prints, as pgoutput sends it.
 
-    Not ``::text``: that strips the padding of char(n), adds a mask to inet, keeps the XML
-    declaration, says true for t. ``is distinct from null`` is false for a composite whose fields
-    are all null, ``is null`` would be true.
+    It isn't ``::text``, which strips the padding of char(n), adds a mask to inet, keeps the XML
+    declaration, and returns true for t. ``is distinct from null`` is false for a composite whose
+    fields are all null, where ``is null`` would be true.
     """
     return sql.SQL("case when {0} is distinct from null then pg_catalog.concat({0}) end").format(
         column
@@ -95,14 +95,15 @@ def printed(column: sql.Composable) -> sql.Composable:
 
 
 def split_representable(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
-    """The texts to go on with (null where not held), and the raw ones (null where held)."""
+    """Return the texts to convert (null where not held), and the raw ones (null where held)."""
     text, keep, nothing = utf8(text), pa.array(held), pa.scalar(None, pa.string())
     return pc.if_else(keep, text, nothing), pc.if_else(keep, nothing, text)
 
 
 def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None) -> Representable:
-    """Cast text; values that can't be cast stay text. ``unheld`` matches those that PostgreSQL is
-    known to send.
+    """Cast text; values that can't be cast stay text.
+
+    ``unheld`` matches those that PostgreSQL is known to send.
     """
     try:
         return text.cast(arrow), None
@@ -120,7 +121,7 @@ def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None)
 
 
 def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, held: Mask) -> None:
-    """Find by halving the few others, if any."""
+    """Find the few other values, if any, by halving."""
     ranges = [(0, len(text))]
     while ranges:
         first, last = ranges.pop()
@@ -135,5 +136,5 @@ def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, held: Mask) -> None:
 
 
 def validity(held: Mask) -> pa.Buffer | None:
-    """An Arrow validity bitmap."""
+    """Return an Arrow validity bitmap."""
     return pa.py_buffer(np.packbits(held, bitorder="little").tobytes())

@@ -22,14 +22,15 @@ _PREFIX = (ord("\\"), ord("x"))
 
 @dataclass(frozen=True)
 class Bytea(TargetType):
-    """Bytes, from ``\\x`` and two digits each."""
+    """Bytes, printed as ``\\x`` and two digits each."""
 
     spark: str = "binary"
     arrow: Any = field(default_factory=pa.binary)
 
     def read(self, text: ArrowArray) -> Representable:
-        """All values at once: each has an even length, so the digits' pairs lie aligned over the
-        whole buffer.
+        """Read all values at once.
+
+        Each value has an even length, so the pairs of digits are aligned over the whole buffer.
         """
         held = _is_hex(text)
         raw = None
@@ -44,7 +45,7 @@ class Bytea(TargetType):
         return pa.Array.from_buffers(pa.binary(), len(text), buffers), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """The value itself."""
+        """Return the value itself."""
         return sql.SQL("{}::pg_catalog.bytea").format(column), None
 
 
@@ -53,6 +54,7 @@ def _is_hex(text: ArrowArray) -> Mask:
     size, start = np.diff(offsets), offsets[:-1]
     held = (size >= 2) & (size % 2 == 0)
     held[held] = (digits[start[held]] == _PREFIX[0]) & (digits[start[held] + 1] == _PREFIX[1])
-    # Digits that aren't, counted up to each place; the prefix itself has two of them.
+    # The number of bytes that aren't hex digits, up to each position; the prefix itself has two of
+    # them.
     wrong = np.concatenate([[0], np.cumsum(_NIBBLES[digits] == _BAD)])
     return np.asarray(held & (wrong[offsets[1:]] - wrong[start] == 2))

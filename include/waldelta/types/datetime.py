@@ -21,11 +21,11 @@ class Moment(TargetType):
     name: str
 
     def read(self, text: ArrowArray) -> Representable:
-        """Arrow's parser takes exactly the ISO forms with a year of four digits."""
+        """Read with Arrow's parser, which accepts exactly the ISO forms with a four-digit year."""
         return cast_or_raw(text, self.arrow, _UNHELD)
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """The value itself within Spark's calendar, its text outside."""
+        """Return the value itself within Spark's calendar, its text outside."""
         zone = "+00" if self.name == "timestamptz" else ""
         parts = {
             "value": sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)),

@@ -13,7 +13,7 @@ from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
 from waldelta.types.scan import find_quotes, numbers, packed, take_bytes
 
-# Outside quotes hstore prints exactly: "=>" in each pair, ", " between pairs, NULL.
+# Outside quotes hstore prints exactly these: "=>" in each pair, ", " between pairs, NULL.
 _PAIR = '"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"=>(?:"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|NULL)'
 _SHAPE = f"(?s)^(?:{_PAIR}(?:, {_PAIR})*)?$"
 
@@ -26,7 +26,7 @@ class Hstore(TargetType):
     arrow: Any = field(default_factory=lambda: pa.map_(pa.string(), pa.string()))
 
     def read(self, text: ArrowArray) -> Representable:
-        """Keys and values are the quoted texts before and after each => outside quotes."""
+        """Read keys and values: the quoted texts before and after each => outside quotes."""
         text = utf8(text)
         held = _has_shape(text)
         kept, raw = (text, None) if held.all() else split_representable(text, held)

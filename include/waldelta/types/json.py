@@ -1,8 +1,8 @@
-"""json and jsonb as Spark's variant: the text stays as it is here, and Spark parses it; only what
-it would change is raw.
+"""json and jsonb as Spark's variant: values stay text until Spark parses it.
 
-A variant holds a document's value: no white space, no order of keys, no trailing zeros of numbers.
-PostgreSQL's text says more, so the values held are those that are equal as JSON.
+Only documents that a variant would change are raw. A variant has a document's value: no white
+space, no order of keys, no trailing zeros of numbers. PostgreSQL's text has more, so the variant's
+value is equal to it as JSON.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
 from waldelta.types.scan import Quotes, find_quotes, packed, take_bytes
 
-# Below what Spark's parser takes: 1,000 levels, names of 50,000 characters, 16 MB of variant.
+# Below the limits of Spark's parser: 1,000 levels, names of 50,000 characters, 16 MB of variant.
 _MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20
-# A variant's decimal has 38 digits; Spark reads any number with more of them, or with an exponent,
+# A variant's decimal has 38 digits; Spark reads any number with more digits, or with an exponent,
 # as a double.
 _LONG_NUMBER, _EXPONENT = "[0-9.]{39}", "[0-9][eE]"
 _SURROGATE = r"\\u[dD][89a-fA-F]"
-_OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # with this bit [ and ] are { and }
+_OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # With this bit set, [ and ] become { and }.
 
 
 @dataclass(frozen=True)
 class Variant(TargetType):
-    """A JSON document as a variant; ``may_repeat_keys`` for json, whose objects may name a key
-    twice.
+    """A JSON document as a variant.
+
+    ``may_repeat_keys`` is True for json, whose objects may have the same key twice.
     """
 
     spark: str = "variant"
@@ -41,8 +42,10 @@ class Variant(TargetType):
     may_repeat_keys: bool = False
 
     def read(self, text: ArrowArray) -> Representable:
-        """All documents at once; only numbers with an exponent and escapes in keys or of surrogates
-        are looked at one by one.
+        """Read all documents at once.
+
+        Only documents with exponents, or with escapes in keys or of surrogates, are examined one by
+        one.
         """
         text = utf8(text)
         source, offsets = packed(text, "null")
@@ -50,7 +53,7 @@ class Variant(TargetType):
         if quotes is None:
             nothing = np.zeros(len(source), np.bool_)
             quotes = Quotes(nothing, nothing, nothing, np.ones(len(text), np.bool_))
-        if not quotes.balanced.all():  # no JSON at all, so never PostgreSQL's
+        if not quotes.balanced.all():  # The text isn't JSON, so PostgreSQL doesn't print it.
             rest, raw = split_representable(text, quotes.balanced)
             typed, more = self.read(rest)
             return typed, raw if more is None else pc.coalesce(raw, more)
@@ -64,7 +67,9 @@ class Variant(TargetType):
         return split_representable(text, held)
 
     def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
-        """Which documents a variant holds, and which of them have to be looked at more closely."""
+        """Return which documents a variant can hold, and which of them need a closer
+        examination.
+        """
         outside = documents.outside()
         held = (np.diff(documents.offsets) <= _MAX_BYTES) & documents.are_flat()
         held &= ~np.asarray(pc.match_substring_regex(outside, _LONG_NUMBER))
@@ -80,7 +85,7 @@ class Variant(TargetType):
 
 @dataclass(frozen=True)
 class _Keys:
-    """Where the keys of all objects begin and end, without quotes; the document and the colon of
+    """The positions of the keys of all objects, without quotes; the document and the colon of
     each.
     """
 
@@ -100,16 +105,17 @@ class _Documents:
         brackets = ((folded == _OPENING) | (folded == _CLOSING)) & self._is_outside
         self._brackets = np.flatnonzero(brackets)
         self._opens = folded[self._brackets] == _OPENING
-        # Levels after each bracket, counted through: complete documents end where they began.
+        # The level after each bracket, counted across documents: complete documents end on the
+        # level where they began.
         self._levels = np.cumsum(np.where(self._opens, 1, -1))
 
     def outside(self) -> ArrowArray:
-        """The texts without their strings."""
+        """Return the texts without their strings."""
         valid = np.ones(len(self.offsets) - 1, np.bool_)
         return take_bytes(self.source, self._is_outside, self.offsets[:-1], self.offsets[1:], valid)
 
     def are_flat(self) -> Mask:
-        """Documents whose brackets match and aren't nested too deeply."""
+        """Return which documents have matching brackets that aren't nested too deeply."""
         rows = self._rows(self._brackets)
         most, last = (
             np.zeros(len(self.offsets) - 1, np.int64),
@@ -120,7 +126,7 @@ class _Documents:
         return np.asarray((most <= _MAX_LEVELS) & (last == 0))
 
     def keys(self) -> _Keys:
-        """Every colon outside strings stands behind a key."""
+        """Return the keys: every colon outside strings follows one."""
         colons = np.flatnonzero((self.source == ord(":")) & self._is_outside)
         marks = np.flatnonzero(self.quotes.mark)
         opens, closes = marks[0::2], marks[1::2]
@@ -130,9 +136,9 @@ class _Documents:
         return _Keys(opens[which] + 1, closes[which], self._rows(colons), colons)
 
     def rows_that_repeat(self, keys: _Keys) -> Positions:
-        """Documents with an object that has two keys of the same bytes."""
+        """Return the documents with an object that has two keys of the same bytes."""
         level = self._levels[np.searchsorted(self._brackets, keys.colons) - 1]
-        # The object of a key is the last one opened on its level before it.
+        # The object of a key is the last one opened on the key's level before it.
         span = len(self.source) + 1
         opened = np.sort(self._levels[self._opens] * span + self._brackets[self._opens])
         container = np.searchsorted(opened, level * span + keys.colons) - 1
@@ -156,7 +162,7 @@ class _Documents:
 
 
 def _is_exact(text: str) -> bool:
-    """Whether one document comes back from a variant."""
+    """Return whether one document survives a conversion to a variant and back."""
     try:
         found = json.loads(text, object_pairs_hook=_distinct, parse_float=_exact, parse_int=str)
         json.dumps(found, ensure_ascii=False).encode()
@@ -173,7 +179,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _exact(number: str) -> str:
-    """A number that Spark reads as a double must print as its own digits."""
+    """Check that a number that Spark reads as a double prints with its own digits."""
     if "e" in number.lower():
         value = float(number)
         if not math.isfinite(value) or _digits(number) != _digits(repr(value)):

@@ -20,19 +20,19 @@ from waldelta.types.base import (
     utf8,
 )
 
-MAX_PRECISION = 38  # of Spark's decimal
+MAX_PRECISION = 38  # The precision of Spark's decimal.
 _UNHELD = "^(NaN|-?Infinity)$"
 
 
 @dataclass(frozen=True)
 class Boolean(TargetType):
-    """t and f."""
+    """A boolean, printed as t or f."""
 
     spark: str = "boolean"
     arrow: Any = field(default_factory=pa.bool_)
 
     def read(self, text: ArrowArray) -> Representable:
-        """Anything but t and f is raw."""
+        """Read t and f; anything else is raw."""
         true: ArrowArray = pc.equal(text, pa.scalar("t"))
         known: ArrowArray = pc.or_(true, pc.equal(text, pa.scalar("f")))
         if pc.all(known).as_py() is not False:
@@ -42,53 +42,56 @@ class Boolean(TargetType):
         return pc.if_else(held, true, pa.scalar(None, pa.bool_())), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """The value itself."""
+        """Return the value itself."""
         return sql.SQL("{}::pg_catalog.bool").format(column), None
 
 
 @dataclass(frozen=True)
 class Number(TargetType):
-    """Integers and floats, NaN, the infinities and negative zero included; ``name`` is
+    """Integers and floats, including NaN, the infinities and negative zero; ``name`` is
     PostgreSQL's.
     """
 
     name: str
 
     def read(self, text: ArrowArray) -> Representable:
-        """Arrow's parser reads the shortest text that PostgreSQL prints back to the same bits."""
+        """Read with Arrow's parser: the shortest text that PostgreSQL prints yields the same
+        bits.
+        """
         return cast_or_raw(text, self.arrow)
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """The value itself."""
+        """Return the value itself."""
         return sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)), None
 
 
 @dataclass(frozen=True)
 class Decimal(TargetType):
-    """numeric(p, s); NaN is raw, and so is what has more digits: ``unheld`` matches such texts."""
+    """numeric(p, s); NaN and values with more digits are raw: ``unheld`` matches such texts."""
 
     unheld: str = _UNHELD
 
     def read(self, text: ArrowArray) -> Representable:
-        """Arrow refuses to round, so a value is exact or raw."""
+        """Read values exactly or as raw, since Arrow refuses to round."""
         return cast_or_raw(text, self.arrow, self.unheld)
 
 
 @dataclass(frozen=True)
 class NumericAsDouble(TargetType):
-    """numeric as double: only values whose digits come back from it, NaN and the infinities
-    included.
+    """numeric as double: only values that a double represents with the same digits.
+
+    NaN and the infinities are included.
     """
 
     spark: str = "double"
     arrow: Any = field(default_factory=pa.float64)
 
     def read(self, text: ArrowArray) -> Representable:
-        """A double prints as the shortest digits that read back to it: those of the numeric, or it
-        was rounded.
+        """Read values that a double doesn't round.
 
-        Only trailing zeros are lost, which change no value; the sign and the point's place need no
-        comparison.
+        A double prints as the shortest digits that yield it: if these aren't the numeric's digits,
+        it was rounded. Only trailing zeros are lost, which change no value. The sign and the
+        position of the point need no comparison.
         """
         typed, raw = cast_or_raw(text, self.arrow)
         if raw is not None:
@@ -107,7 +110,7 @@ class NumericAsDouble(TargetType):
 
 
 def _digits(text: ArrowArray) -> ArrowArray:
-    """The significant digits alone.
+    """Return only the significant digits.
 
     >>> _digits(pa.array(["-0.0120", "1.2e-05"])).to_pylist()
     ['12', '12']
@@ -117,8 +120,9 @@ def _digits(text: ArrowArray) -> ArrowArray:
 
 
 def scaled_decimal(scale: int) -> Decimal:
-    """decimal(38, scale) for numeric without limits: digits before and behind the point beyond it
-    are raw.
+    """Return decimal(38, scale) for a numeric without limits.
+
+    Values with more digits before or after the point are raw.
     """
     before, behind = rf"^-?[0-9]{{{MAX_PRECISION - scale + 1},}}", rf"\.[0-9]{{{scale}}}[0-9]*[1-9]"
     if scale == MAX_PRECISION:
@@ -128,7 +132,8 @@ def scaled_decimal(scale: int) -> Decimal:
 
 
 def decimal(typmod: int) -> Decimal | None:
-    """The decimal for a numeric's typmod; None when it has none, or needs more than 38 digits.
+    """Return the decimal for a numeric's typmod; None when it has none, or needs more than 38
+    digits.
 
     >>> decimal(((12 << 16) | 2) + 4).spark
     'decimal(12,2)'
@@ -137,7 +142,7 @@ def decimal(typmod: int) -> Decimal | None:
     if declared is None:
         return None
     precision, scale = declared
-    # numeric(3, -2) holds up to 99900, numeric(3, 5) up to 0.00999; Spark wants 0 <= scale <=
+    # numeric(3, -2) holds up to 99900, numeric(3, 5) up to 0.00999; Spark requires 0 <= scale <=
     # precision.
     precision, scale = (precision - scale, 0) if scale < 0 else (max(precision, scale), scale)
     if precision > MAX_PRECISION:
@@ -146,7 +151,8 @@ def decimal(typmod: int) -> Decimal | None:
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int] | None:
-    """How many digits a numeric has, and how many of them behind the point; None without limits.
+    """Return the precision and the scale of a numeric; None without limits.
+
     The scale may be negative, or larger than the precision.
 
     >>> precision_and_scale(((3 << 16) | (-2 & 0x7FF)) + 4)
@@ -156,4 +162,5 @@ def precision_and_scale(typmod: int) -> tuple[int, int] | None:
         return None
     packed = typmod - VARHDRSZ
     scale = packed & 0x7FF
-    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024  # eleven bits, signed since PostgreSQL 15
+    # The scale has eleven bits, and a sign since PostgreSQL 15.
+    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024

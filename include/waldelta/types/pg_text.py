@@ -1,5 +1,5 @@
-"""Typed values as text that PostgreSQL reads as the same value; for keys and rows that are told,
-not for data.
+"""Prints typed values as text that PostgreSQL reads as the same value; for messages about keys and
+rows, not for data.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from waldelta.pgoutput.byte_readers import ArrowArray
 
-# Of a timestamp that Arrow has printed: zeros at the end of the fraction, and the zone.
+# In a timestamp that Arrow has printed: zeros at the end of the fraction, and the zone.
 _FRACTION = r"\.?0+(Z?)$"
 _FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def pg_text(values: ArrowArray) -> list[str | None]:
-    """Each value as text, None where it is null; arrays and hstore as their literals.
+    """Return each value as text, None where it is null; arrays and hstore as their literals.
 
     >>> pg_text(pa.array([[1.5, None], None]))
     ['{"1.5",NULL}', None]

@@ -19,12 +19,14 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 def numbers(values: NDArray[Any], null: Mask | None = None) -> ArrowArray:
-    """Offsets or indices for Arrow."""
+    """Return offsets or indices for Arrow."""
     return pa.array(values.astype(np.int32), mask=null)
 
 
 def packed(text: ArrowArray, null: str) -> tuple[Bytes, Positions]:
-    """The values' bytes without gaps, and where each begins and ends; ``null`` stands for nulls."""
+    """Return the values' bytes without gaps, and their offsets; ``null`` is the text used for
+    nulls.
+    """
     text = pc.fill_null(text, null) if text.null_count else text
     offsets: Any
     _, offsets, data = text.buffers()
@@ -39,9 +41,7 @@ def packed(text: ArrowArray, null: str) -> tuple[Bytes, Positions]:
 
 @dataclass(frozen=True)
 class Quotes:
-    """Which bytes are quotes, lie within quotes, or are backslashes that escape the byte after
-    them.
-    """
+    """Which bytes are quotes, are within quotes, or are backslashes that escape the next byte."""
 
     mark: Mask
     inside: Mask
@@ -50,7 +50,10 @@ class Quotes:
 
 
 def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
-    """Where the quotes are; None when there is none. ``balanced`` says so for each value."""
+    """Return where the quotes are; None when there is none.
+
+    ``balanced`` says for each value whether its quotes are balanced.
+    """
     quote, backslash = source == _QUOTE, source == _BACKSLASH
     if not quote.any() and not backslash.any():
         return None
@@ -64,12 +67,12 @@ def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
 
 
 def _escaped(backslash: Mask) -> Mask:
-    """Bytes after an odd run of backslashes."""
+    """Return the bytes after an odd number of backslashes."""
     if not backslash.any():
         return np.zeros(len(backslash), np.bool_)
     places = np.arange(len(backslash))
     last_other = np.maximum.accumulate(np.where(backslash, -1, places))
-    run = places - last_other  # how many backslashes end here
+    run = places - last_other  # The number of backslashes that end at each position.
     escaped = np.zeros(len(backslash), np.bool_)
     escaped[1:] = (run[:-1] & 1).astype(np.bool_)
     return escaped
@@ -78,8 +81,9 @@ def _escaped(backslash: Mask) -> Mask:
 def take_bytes(
     source: Bytes, keep: Mask, starts: Positions, ends: Positions, valid: Mask
 ) -> ArrowArray:
-    """The kept bytes between ``starts`` and ``ends`` as a string array; no kept byte may lie
-    outside all of them.
+    """Return the kept bytes between ``starts`` and ``ends`` as a string array.
+
+    Every kept byte must be within one of these ranges.
     """
     kept = np.concatenate([[0], np.cumsum(keep)])
     offsets = np.concatenate([[0], np.cumsum(kept[ends] - kept[starts])]).astype(np.int32)

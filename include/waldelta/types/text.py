@@ -14,18 +14,18 @@ from waldelta.types.base import Representable, Selected, TargetType, utf8
 
 @dataclass(frozen=True)
 class Text(TargetType):
-    """Text verbatim; ``is_plain`` when the type is text itself and needs no output function."""
+    """Unchanged text; ``is_plain`` when the type is text itself and needs no output function."""
 
     spark: str = "string"
     arrow: Any = field(default_factory=pa.string)
     is_plain: bool = False
 
     def read(self, text: ArrowArray) -> Representable:
-        """Any UTF-8."""
+        """Read any UTF-8."""
         return utf8(text), None
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """The output function's text."""
+        """Return the output function's text."""
         if self.is_plain:
             return sql.SQL("{}::pg_catalog.text").format(column), None
         return super().copy_expressions(column)

@@ -1,6 +1,4 @@
-"""Which type a PostgreSQL type has in the lake, the same for the initial copy and for the
-stream.
-"""
+"""Maps PostgreSQL types to types in the lake, the same for the initial copy and for the stream."""
 
 from __future__ import annotations
 
@@ -49,8 +47,9 @@ _FIRST_USER_OID = 16384
 def column_types(
     types: Mapping[str, PgType], key_columns: Collection[str], options: TypeOptions
 ) -> dict[str, TargetType]:
-    """The types of a table's columns by name; rows of a table without a key are found by all of
-    their columns.
+    """Return the types of a table's columns by name.
+
+    All columns of a table without a key identify its rows.
     """
     return {
         name: (
@@ -65,8 +64,9 @@ def column_types(
 
 
 def unheld_key(name: str, kind: TargetType) -> str:
-    """What is wrong when a key column has a value that its type in the lake can't hold: rows are
-    found by it.
+    """Return the message for a key column's value that its type in the lake can't hold.
+
+    Rows are identified by the key.
     """
     return (
         f"key column {name!r} has a value that {kind.spark} can't hold, as infinity or NaN: name"
@@ -78,8 +78,8 @@ def unheld_key(name: str, kind: TargetType) -> str:
 
 @cache
 def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> TargetType:
-    """The type of a column of ``pg_type``; whatever has no type of its own in the lake stays
-    PostgreSQL's text.
+    """Return the type of a column of ``pg_type``; types without a counterpart in the lake stay
+    text.
 
     >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark
     'decimal(12,2)'
@@ -93,7 +93,7 @@ def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> Target
     if pg_type.oid in (_JSON, _JSONB) and options.json_type == "variant":
         return Variant(may_repeat_keys=pg_type.oid == _JSON)
     if pg_type.element is not None and pg_type.type_name not in _NOT_ARRAYS:
-        # Arrow has no lists of variants, and nothing but the whole value could stand verbatim.
+        # Arrow has no lists of variants, and only the whole value could be raw.
         return _array(pg_type.element, options.comparable)
     return _extension(pg_type)
 
@@ -105,7 +105,7 @@ def _unlimited(options: TypeOptions) -> TargetType:
 
 
 def _extension(pg_type: PgType) -> TargetType:
-    # Extensions' types have other oids in every database, so their names must do.
+    # Types of extensions have other oids in every database, so they are recognised by name.
     if pg_type.kind != "base" or pg_type.oid < _FIRST_USER_OID:
         return _TEXT
     if pg_type.type_name == "hstore":
@@ -118,7 +118,7 @@ def _extension(pg_type: PgType) -> TargetType:
 def _array(element: PgType, options: TypeOptions) -> TargetType:
     scalar = target_type(element, options)
     innermost = element.base or element
-    # A foreign base type may print its arrays with a delimiter of its own, as PostGIS does.
+    # A base type of an extension may print its arrays with its own delimiter, as PostGIS does.
     is_foreign = innermost.kind == "base" and innermost.oid >= _FIRST_USER_OID
     if is_foreign or isinstance(scalar, Array | Hstore):
         return _TEXT
@@ -127,7 +127,8 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
 
 
 def may_be_raw(kind: TargetType) -> bool:
-    """Whether values of the type may stand verbatim beside it; of types' names, as the ledger keeps
-    them, column_type() says it.
+    """Return whether values of the type may be raw.
+
+    For types by name, as in the ledger, column_type() has the answer.
     """
     return not isinstance(kind, Text | Number)

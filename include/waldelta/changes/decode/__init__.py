@@ -1,4 +1,4 @@
-"""Decodes raw messages and collapses them to net changes a key."""
+"""Decodes raw messages and collapses them to net changes by key."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,10 @@
-"""Collapse: a target's changes, in commit order, become at most one change for each row.
+"""Collapse: reduces a target's changes, in commit order, to at most one change for each row.
 
-Stage between decode and merge; pure NumPy and Arrow, so that it is tested as tables without Spark.
-The words: an *event* is one row message; an event's *source key* is the row it consumes, its
-*destination key* the row it leaves behind. Events form *chains*: where a row came from (a row of
-the target at its *base key*, or an insert), what happened to it, and its key at the end. Moves,
-swaps, moves onto freed keys and delete-and-reinsert are all chains, so that one MERGE on the base
-key applies them.
+This stage between decode and merge is pure NumPy and Arrow, so tests need no Spark. An *event* is
+one row message. Its *source key* is the key of the row that it consumes, its *destination key* that
+of the row that it produces. Events form *chains*: where a row came from (a target row at its *base
+key*, or an insert), what happened to it, and its key at the end. Moves, swaps, moves to freed keys
+and delete-and-reinsert are all chains, so one MERGE on the base key applies them.
 """
 
 from __future__ import annotations
@@ -22,41 +21,43 @@ from waldelta.arrow import Bools, Ints
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
-# The offsets of binary and string arrays have 32 bits, and what is gathered from a column is one
-# array of it.
+# The offsets of binary and string arrays have 32 bits, and take() makes one array of a column.
 _MOST_BYTES = 1 << 30
 _WIDE = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}
 
 # What the merge does with a net change.
-ACTION_UPDATE = "update"  # of the row at the base key; skipped when there is none
-ACTION_INSERT = "insert"  # of a new row; the row at that key went elsewhere in this batch
-ACTION_UPSERT = "upsert"  # of a new row, replacing one that stands at its key
-ACTION_DELETE = "delete"  # of the row at the base key; skipped when there is none
-ACTION_PURGE = "purge"  # like delete, but the source never said that there is a row
-ACTION_SKIP = "skip"  # an update or delete of a row that this very batch shows to be missing
+ACTION_UPDATE = "update"  # Updates the row at the base key; skipped when there is none.
+ACTION_INSERT = "insert"  # Inserts a new row; the row at that key moved elsewhere in this batch.
+ACTION_UPSERT = "upsert"  # Inserts a new row, replacing a row at its key.
+ACTION_DELETE = "delete"  # Deletes the row at the base key; skipped when there is none.
+ACTION_PURGE = "purge"  # Deletes like delete, but the source never said that there is a row.
+# Does nothing: an update or delete of a row that this same batch shows to be missing.
+ACTION_SKIP = "skip"
 ACTIONS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE, ACTION_SKIP)
 
 
 def net_changes(counts: Mapping[str, int]) -> int:
-    """How many there are in all, of counts that have those by action and may have others."""
+    """Return the number of net changes in counts, which have them by action and may have other
+    counts.
+    """
     return sum(counts.get(action, 0) for action in ACTIONS)
 
 
 class Root(IntEnum):
     """Where a chain starts."""
 
-    BASE = -1  # at a row of the target
-    NEW = -2  # with an insert
-    MISSING = -3  # nowhere: an update or delete of a row that isn't there
+    BASE = -1  # At a row of the target.
+    NEW = -2  # With an insert.
+    MISSING = -3  # Nowhere: an update or delete of a row that isn't there.
 
 
 @dataclass(frozen=True, slots=True)
 class EventShape:
-    """How the columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key,
-    ``u<i>`` unchanged.
+    """How columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key, ``u<i>``
+    unchanged.
 
-    ``key`` are the positions of the key among the columns, none for a table without one;
-    ``toastable`` those that may arrive as "unchanged".
+    ``key`` has the positions of the key among the columns, and is empty for a table without one.
+    ``toastable`` has those of columns that may arrive as "unchanged".
     """
 
     column_count: int
@@ -92,12 +93,13 @@ class EventShape:
 def collapse(
     events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
 ) -> pa.Table:
-    """Collapse events of a table with a key into net changes: columns ``action, b<k>…, c<i>…,
-    u<i>…, lsn, commit_ts``.
+    """Collapse events of a table with a key into net changes.
 
-    ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn,
-    commit_ts``. ``base_is_empty``: the target was truncated before the first event, so no chain can
-    start at one of its rows; for each event, where only some of a target's leaves were.
+    Their columns are ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``. ``events`` has ``ord``
+    (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
+    ``base_is_empty``: the target was truncated before the first event, so no chain can start at one
+    of its rows. Where only some of a target's leaves were truncated, it is an array with a value
+    for each event.
     """
     events, chains = find_chains(events, shape, base_is_empty)
     return _net_changes(events, shape, chains)
@@ -106,9 +108,7 @@ def collapse(
 def find_chains(
     events: pa.Table, shape: EventShape, base_is_empty: bool | Bools
 ) -> tuple[pa.Table, Chains]:
-    """The events by their place in the stream, and their chains; ``base_is_empty`` as in
-    collapse().
-    """
+    """Return the events in stream order, and their chains; ``base_is_empty`` as in collapse()."""
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
@@ -119,7 +119,7 @@ def find_chains(
 
 
 class Chains:
-    """The chains of a batch as arrays over events; keys are integers, -1 stands for none."""
+    """The chains of a batch as arrays over events; keys are integers, -1 means none."""
 
     def __init__(
         self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool | Bools
@@ -139,8 +139,10 @@ class Chains:
         self.origin: Ints = self.parent[self.root]
 
     def _nowhere(self) -> Ints:
-        """The first event of each chain of a missing row that would give it another key: it is
-        skipped, and whoever comes there finds what was there.
+        """Return the first event of each chain of a missing row that would give the row another
+        key.
+
+        Such an event is skipped, so later events at that key find the row that was there before.
         """
         missing = (
             (self.origin == Root.MISSING)
@@ -151,7 +153,7 @@ class Chains:
         return moves[np.unique(self.root[moves], return_index=True)[1]]
 
     def _order_touches(self) -> None:
-        """Every key an event touches, ordered by key and then by event."""
+        """List every key that an event touches, ordered by key and then by event."""
         index = np.arange(len(self.op))
         arrives = (self.destination >= 0) & (self.destination != self.source)
         consumes = self.source >= 0
@@ -165,7 +167,7 @@ class Chains:
         self.is_last[:-1] = self.is_first[1:]
 
     def _parents(self) -> Ints:
-        """For each event the one that left behind the row it consumes, or where its chain
+        """Return, for each event, the event that produced its source row, or where its chain
         starts.
         """
         before = np.full(len(self.touch_event), -1, np.int64)
@@ -179,14 +181,15 @@ class Chains:
         return parent
 
     def live(self) -> Ints:
-        """Events that left behind a row which is there at the end."""
+        """Return the events that produced a row which exists at the end."""
         stays = self.is_last & (self.destination[self.touch_event] == self.touch_key)
         events = self.touch_event[stays]
         return np.sort(events[self.origin[events] != Root.MISSING])
 
     def unclaimed(self) -> Ints:
-        """Events that arrived at a key as the first of the batch: a row standing there is in their
-        way.
+        """Return the events that are the first of the batch to arrive at a key.
+
+        A row of the target at that key is in their way.
         """
         arrived = self.is_first & (self.touch_key != self.source[self.touch_event])
         events = self.touch_event[arrived]
@@ -230,8 +233,9 @@ def remaining_rows(
     *,
     base: tuple[Ints, str] | None,
 ) -> pa.Table:
-    """Net changes with the rows that these events left behind; ``base``: events whose old or new
-    key is the base key.
+    """Return net changes with the rows that these events produced.
+
+    ``base`` has the events whose old or new key is the base key.
     """
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
     columns |= _base_columns(events, shape, base, len(chosen))
@@ -248,7 +252,7 @@ def remaining_rows(
 
 
 def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
-    """For one column: the newest event of each chain that sent its value, and whether there is
+    """Return for one column each chain's newest event that sent its value, and whether there is
     none.
     """
     flags = np.asarray(unchanged.fill_null(False))
@@ -262,7 +266,7 @@ def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tu
 def keys_only(
     events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None
 ) -> pa.Table | None:
-    """Net changes without values, of the old or new keys of these events; None when there are no
+    """Return net changes without values, at the old or new keys of these events; None without
     events.
     """
     if not len(chosen):
@@ -292,7 +296,7 @@ def _base_columns(
 
 
 def follow(jump: Ints) -> Ints:
-    """The end of each chain of references (an end refers to itself), by pointer doubling."""
+    """Return the end of each chain of references, by pointer doubling; an end refers to itself."""
     while True:
         further = jump[jump]
         if np.array_equal(further, jump):
@@ -301,9 +305,7 @@ def follow(jump: Ints) -> Ints:
 
 
 def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
-    """The events by their place in the stream; columns of more than _MOST_BYTES with wide
-    offsets.
-    """
+    """Return the events in stream order; columns of more than _MOST_BYTES get wide offsets."""
     twins = {f"c{i}": f"o{k}" for k, i in enumerate(shape.identity)}
     for name in shape.values:
         names = [name, twins[name]] if name in twins else [name]
@@ -318,14 +320,12 @@ def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
 
 
 def in_order_of(events: pa.Table) -> Ints:
-    """The events' row numbers by their place in the stream."""
+    """Return the events' row numbers in stream order."""
     return np.argsort(events["ord"].to_numpy(), kind="stable")
 
 
 def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
-    """Integers that are equal exactly where identities are, for the old and the new row of each
-    event.
-    """
+    """Return integers that are equal exactly where the identities of old and new rows are equal."""
     count = len(events)
     both = [
         pa.chunked_array(
@@ -338,7 +338,7 @@ def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
 
 
 def codes_of(columns: Sequence[pa.ChunkedArray]) -> Ints:
-    """Integers that are equal exactly where the rows of these columns are."""
+    """Return integers that are equal exactly where the rows of these columns are equal."""
     found = np.zeros(0, np.int64)
     for k, column in enumerate(columns):
         part, cardinality = _codes(column)
@@ -348,7 +348,7 @@ def codes_of(columns: Sequence[pa.ChunkedArray]) -> Ints:
 
 def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
     if pa.types.is_floating(values.type):
-        # PostgreSQL holds -0 and 0 equal, and all NaN; adding 0.0 turns -0 into 0.
+        # For PostgreSQL -0 equals 0, and all NaN are equal. Adding 0.0 turns -0 into 0.
         values = pc.add(values, pa.scalar(0.0, values.type))
     encoded = values.combine_chunks()
     encoded = (
@@ -367,7 +367,7 @@ def _compact(codes: Ints) -> Ints:
 
 
 def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
-    """The Arrow schema of events."""
+    """Return the Arrow schema of events."""
     fields = [("ord", pa.int64()), ("op", pa.int32())]
     fields += [
         (name, column_types[i]) for name, i in zip(shape.old_keys, shape.identity, strict=True)
@@ -376,7 +376,7 @@ def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.S
 
 
 def net_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
-    """The Arrow schema of net changes."""
+    """Return the Arrow schema of net changes."""
     fields = [("action", pa.string())]
     fields += [(name, column_types[i]) for name, i in zip(shape.bases, shape.identity, strict=True)]
     return pa.schema([*fields, *_common(shape, column_types)])

@@ -1,9 +1,9 @@
-"""Collapse for tables without a key: equal rows are copies, and each change touches one of them.
+"""Collapse for tables without a key: each change affects one of several duplicate rows.
 
-Stage between decode and merge, as ``collapse`` is for tables with a key. Which of several equal
-rows the source changed can't be told and doesn't matter: an event that consumes a row takes the
-copy that this batch left behind last, and only when there is none one of the target's. So events
-form chains again, each from one copy to at most one row.
+This stage between decode and merge corresponds to ``collapse``. Which of several equal rows the
+source changed isn't known and doesn't matter. An event that consumes a row takes the duplicate that
+this batch produced last, and a row of the target only when there is none. So events form chains
+again, each from one duplicate to at most one row.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ PLACE = "place"
 def collapse_copies(
     events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
 ) -> pa.Table:
-    """Collapse events of a table without a key; columns ``action, b<k>…, c<i>…, u<i>…, lsn,
-    commit_ts, place``.
+    """Collapse events of a table without a key.
 
-    Actions: ``insert`` a row; ``delete`` one copy of row ``b``; ``update`` one copy of row ``b`` to
-    row ``c``; both do nothing when the target has no copy left, as PostgreSQL's subscriber does,
-    and ``place`` is their order then. ``skip``: the batch itself shows that there was none. Rows
-    are equal where PostgreSQL's texts of all their columns are. ``base_is_empty`` as in collapse().
+    The columns are ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts, place``. Actions: ``insert`` a
+    row; ``delete`` one duplicate of row ``b``; ``update`` one duplicate of row ``b`` to row ``c``.
+    Delete and update do nothing when the target has no such row left, as in a PostgreSQL
+    subscriber; ``place`` is their order then. ``skip``: the batch itself shows that there was no
+    such row. Rows are equal where PostgreSQL's texts of all their columns are equal.
+    ``base_is_empty`` as in collapse().
     """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
@@ -67,19 +68,18 @@ def collapse_copies(
 
 
 def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
-    """For each event the one that left behind the copy it consumes, or where its chain starts; and
-    who was consumed.
+    """Return each event's parent, or where its chain starts; and which events were consumed.
 
-    Per row, events that leave a copy and events that consume one match like opening and closing
-    brackets: those at the same depth follow each other. A closing one at depth zero takes a copy of
-    the target's.
+    The parent produced the duplicate that the event consumes. For each row, events that produce a
+    duplicate and events that consume one match like opening and closing brackets: those at the same
+    depth follow each other. A closing bracket at depth zero takes a row of the target.
     """
     index = np.arange(len(source))
     takes, leaves = np.flatnonzero(source >= 0), np.flatnonzero(destination >= 0)
     event = np.concatenate([index[takes], index[leaves]])
     row = np.concatenate([source[takes], destination[leaves]])
     is_opening = np.repeat([False, True], [len(takes), len(leaves)])
-    # An update takes its old row before it leaves the new one, which may be equal.
+    # An update takes its old row before it produces the new one, which may be equal.
     order = np.lexsort((is_opening, event, row))
     event, row, is_opening = event[order], row[order], is_opening[order]
     level = _levels(row, is_opening)
@@ -95,8 +95,10 @@ def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
 
 
 def _levels(row: Ints, is_opening: Bools) -> Ints:
-    """How many copies of its row the batch has left, the event's own included; 0 where it takes one
-    of the target's.
+    """Return how many duplicates of its row exist in the batch at each event, the event's own
+    included.
+
+    It is 0 where the event takes a row of the target.
     """
     count = len(row)
     first = np.ones(count, bool)
@@ -105,8 +107,8 @@ def _levels(row: Ints, is_opening: Bools) -> Ints:
     running = np.cumsum(np.where(is_opening, 1, -1))
     starts = np.flatnonzero(first)
     total = running - np.where(starts > 0, running[starts - 1], 0)[number]
-    # The lowest total of each row so far, in one accumulation: every row starts below whatever came
-    # before it.
+    # The lowest total of each row so far, in one accumulation: the offset makes every row start
+    # below all earlier rows.
     step = 2 * count + 2
     lowest = np.minimum.accumulate(np.minimum(total, 0) - number * step) + number * step
     earlier = np.where(first, 0, np.roll(lowest, 1))
@@ -117,7 +119,7 @@ def _levels(row: Ints, is_opening: Bools) -> Ints:
 def _rows(
     events: pa.Table, shape: EventShape, action: str, base: Ints | None, final: Ints | None
 ) -> pa.Table:
-    """Net changes: from the old rows of the ``base`` events to the new rows of the ``final``
+    """Return net changes from the old rows of the ``base`` events to the new rows of the ``final``
     ones.
     """
     told = [chosen for chosen in (base, final) if chosen is not None]

@@ -1,12 +1,11 @@
-"""Decode: raw row messages of one target become events, column by column over all messages at once.
+"""Decodes raw row messages of one target into events, column by column over all messages at once.
 
-Pure NumPy and Arrow: runs inside Spark's Python tasks on whatever part of a batch they were given.
-What the columns of a message are depends on where it stands in the stream, so the driver hands over
-the relation's versions.
+It is pure NumPy and Arrow, and runs in Spark's Python tasks on any part of a batch. The columns of
+a message depend on its position in the stream, so the driver passes the relation's versions.
 
-Events carry their values as PostgreSQL's text. Only what is left after collapse is brought into the
-target's types: less work, and no nested columns between tasks (Spark's writer of Arrow batches
-takes quadratic time over those).
+Events have values as PostgreSQL's text. Only what is left after collapse is converted to the
+target's types. That is less work, and needs no nested columns between tasks (Spark's writer of
+Arrow batches takes quadratic time for those).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from waldelta.types.text import Text
 from waldelta.types.type_map import unheld_key
 from waldelta.types.wire import text_of
 
-# Values of a column that are brought into the target's type together.
+# The bytes of a column that are converted to the target's type together.
 _PIECE_BYTES = 256 << 20
 CHANGE_COLUMNS = (
     "batch",
@@ -69,39 +68,39 @@ CHANGE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Everything a task needs to decode one target's messages."""
+    """All that a task needs to decode one target's messages."""
 
     shape: EventShape
     names: tuple[str, ...]
     types: tuple[TargetType, ...]
     versions: tuple[RelationVersion, ...]
-    # Where each column stands in the rows of each version; None: it wasn't there yet, and existing
-    # rows got the fill.
+    # The position of each column in the rows of each version. None: the column didn't exist yet,
+    # and existing rows got the fill.
     positions: tuple[tuple[int | None, ...], ...]
     fills: tuple[bytes | None, ...]
     snapshot: Snapshot
     segments: Segments
-    # The place of each relation's last TRUNCATE that the copy doesn't reflect.
+    # The position of each relation's last TRUNCATE that the copy doesn't reflect.
     truncated_at: Mapping[int, int] = field(default_factory=dict)
-    # What types the columns have in binary format, by wire_name().
+    # The columns' types in binary format, by wire_name().
     wire_names: tuple[str, ...] = ()
-    # The target's own filter; events carry its columns, typed, up to route.
+    # The target's own filter; until route, events also have its columns, typed.
     routing: Routing | None = None
-    # A column that a version hasn't: its rows say nothing of it (a replay), instead of giving it
-    # the fill.
+    # For a column that a version doesn't have: its rows don't say anything about it (in a replay),
+    # instead of giving it the fill.
     keeps_absent: bool = False
-    # Which column holds the relation's oid, in a target that gathers leaves.
+    # The column with the relation's oid, in a target that merges partitions.
     relid: int | None = None
-    # Of a target that isn't a mirror: what collapse does instead.
+    # For a target that isn't a mirror: how changes become row versions, in place of collapse.
     unfolding: Unfolding | None = None
-    # Batches and relations (None: any) of which rows that nothing describes are left out, as an
-    # operator has decided.
+    # Batches and relations (None: any) of which rows without a description are left out, by an
+    # operator's decision.
     undescribed: frozenset[tuple[int, int | None]] = frozenset()
 
     @property
     def merges_leaves(self) -> bool:
-        """Whether the target gathers leaves, so that a TRUNCATE may concern some of its rows
-        only.
+        """Whether the target merges partitions, so that a TRUNCATE may affect only some of its
+        rows.
         """
         return self.relid is not None
 
@@ -117,15 +116,16 @@ class DecodePlan:
 
     @property
     def decoded_schema(self) -> pa.Schema:
-        """The Arrow schema of what decode yields: events, with what route needs."""
+        """The Arrow schema of what decode yields: events, plus the columns that route needs."""
         if self.routing is None:
             return self.event_schema
         return pa.schema([*self.event_schema, *self.routing.fields(self.types)])
 
     @property
     def net_schema(self) -> pa.Schema:
-        """The Arrow schema of typed net changes; ``raw`` and ``base_raw`` hold what the types of
-        ``c`` and ``b`` can't.
+        """The Arrow schema of typed net changes.
+
+        ``raw`` and ``base_raw`` have the values that the types of ``c`` and ``b`` can't hold.
         """
         fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
@@ -138,8 +138,8 @@ class DecodePlan:
 
 
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
-    """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't hold
-    already.
+    """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't contain
+    yet.
     """
     batch, seq, streamed_xid = place_columns(changes)
     landed, is_streamed = (batch << SEQ_BITS) | seq, streamed_xid >= 0
@@ -176,21 +176,21 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
 
 
 def decode_all(parts: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:
-    """The events among all of these, as decode() finds them."""
+    """Yield the events of all parts, as decode() does."""
     for part in parts:
         for events in decode(part, plan):
             yield from events.to_batches()
 
 
 def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
-    """The error with where in the change log its message stands."""
+    """Return the error with its message's position in the change log."""
     batches = sorted(changes["batch"].unique().to_pylist())
     where = (
         f"in batches {batches[0]} to {batches[-1]}"
         if len(batches) > 1
         else f"in batch {batches[0]}"
     )
-    # A value within a value is numbered by itself, so its number may be none of a message.
+    # A nested value has a row number of its own, which may not be a message's.
     if (
         err.row is not None
         and err.row < len(changes)
@@ -210,7 +210,7 @@ def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
 
 
 def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) -> None:
-    """No row is left out because nothing says what its columns are."""
+    """Raise DecodeError when a row has no Relation message that describes its columns."""
     if unknown.any():
         row = int(np.argmax(unknown))
         raise DecodeError(
@@ -232,7 +232,8 @@ def _decode_version(
 ) -> pa.Table:
     relation, positions = described
     identity = plan.shape.identity
-    # By these rows are told apart before they are typed, and some may have come as text.
+    # Rows are identified by these columns before they are typed, and some values may have arrived
+    # as text.
     exact = [isinstance(kind, Text) or i in identity for i, kind in enumerate(plan.types)]
     kinds = zip(plan.wire_names, exact, strict=True)
     wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
@@ -240,12 +241,12 @@ def _decode_version(
     def to_text(k: int, values: pa.Array) -> pa.Array:
         if (
             k not in wire
-        ):  # a column that the target doesn't have any more: nobody asks for its values
+        ):  # The target doesn't have the column any more, so its values aren't needed.
             return pa.nulls(len(values), pa.binary())
         name, is_exact = wire[k]
         return text_of(values, name, is_exact=is_exact)
 
-    # One batch is one call of the slot's; the next one's format may be another.
+    # One batch is one call to the slot; the next call may have used another format.
     batch = changes["batch"].to_numpy()
     may_mix = bool((batch != batch[0]).any())
     rows = decode_rows(
@@ -280,8 +281,9 @@ def _routed(
     routing: Routing,
     described: tuple[Relation, tuple[int | None, ...]],
 ) -> dict[str, pa.Array]:
-    """The filter's columns of new and old rows, typed. Raises ApplyError for an UPDATE whose old
-    row can't be judged.
+    """Return the filter's columns of new and old rows, typed.
+
+    Raises ApplyError for an UPDATE whose old row can't be judged.
     """
     relation, positions = described
     places = {i: at for i in routing.positions if (at := positions[i]) is not None}
@@ -312,8 +314,9 @@ def _routed(
 def _whole_updates(
     rows: Rows, plan: DecodePlan, positions: tuple[int | None, ...], columns: dict[str, pa.Array]
 ) -> dict[str, pa.Array]:
-    """Unchanged TOAST from the whole old row, where one was sent: a row that enters the target has
-    no other place for it.
+    """Take unchanged TOAST values from the complete old row, where one was sent.
+
+    A row that enters the target has no other source for them.
     """
     whole = rows.old_kind == ord("O")
     found: dict[str, pa.Array] = {}
@@ -352,7 +355,8 @@ def _identity_value(
     at = positions[i]
     if at is not None:
         return read(rows, at)
-    if plan.shape.key:  # planned so: a relation without the key's columns can't be followed
+    # The plan rules this out: a relation without the key's columns can't be followed.
+    if plan.shape.key:
         raise NeedsSync(
             "a change came without its key: its replica identity was changed, so it has to be"
             " synced again"
@@ -369,7 +373,7 @@ def _filled(value: bytes | None, count: int) -> pa.Array:
 
 
 def _check_whole_rows(rows: Rows) -> None:
-    """Without a key only the whole old row tells which row was changed."""
+    """Check that old rows are complete: without a key, only they identify the changed row."""
     if ((rows.op != INSERT) & (rows.old_kind != ord("O"))).any():
         raise NeedsSync(
             "an update or delete came for a table without a key, and without its whole old row:"
@@ -378,7 +382,7 @@ def _check_whole_rows(rows: Rows) -> None:
 
 
 def _new_key(rows: Rows, k: int) -> pa.Array:
-    """The key after the change; a TOASTed key that didn't change comes with the old tuple only."""
+    """Return the key after the change; an unchanged TOASTed key is only in the old tuple."""
     unchanged = rows.unchanged[k] & rows.old.has_tuple
     return (
         pc.if_else(pa.array(unchanged), rows.old[k], rows.new[k])
@@ -388,8 +392,9 @@ def _new_key(rows: Rows, k: int) -> pa.Array:
 
 
 def _old_key(rows: Rows, k: int) -> pa.Array:
-    """The key before the change: from the old tuple where one was sent, else the new one; none for
-    an insert.
+    """Return the key before the change; none for an insert.
+
+    It is in the old tuple where one was sent, else in the new one.
     """
     new, inserted = _new_key(rows, k), rows.op == INSERT
     if not rows.old.has_tuple.any():
@@ -399,10 +404,10 @@ def _old_key(rows: Rows, k: int) -> pa.Array:
 
 
 def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
-    """The events with the key's columns in the target's types, since equal keys may be printed
-    differently.
+    """Return the events with the key's columns in the target's types.
 
-    Raises ApplyError for a key that the target's type can't hold.
+    Equal keys may have different texts. Raises ApplyError for a key that the target's type can't
+    hold.
     """
     op = events["op"].to_numpy()
     for k, i in enumerate(plan.shape.key):
@@ -418,17 +423,17 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
 def collapse_events(
     events: pa.Table, plan: DecodePlan, *, fold: Callable[..., pa.Table] = collapse
 ) -> pa.Table:
-    """Collapse events and bring what is left into the target's types; columns as in
+    """Collapse events, and convert the result to the target's types; columns as in
     ``plan.net_schema``.
 
-    ``fold`` is what becomes of the events of a table with a key: their net changes, or the states
-    they end in. Raises ApplyError for a key that the target's type can't hold.
+    ``fold`` turns the events of a table with a key into net changes, or into their final states.
+    Raises ApplyError for a key that the target's type can't hold.
     """
     base_is_empty = _base_is_empty(events, plan)
     events = with_typed_keys(events, plan)
     if plan.unfolding is not None:
         net = row_versions(events, plan.shape, plan.unfolding)
-        # Of a row without a key no earlier state is looked for.
+        # No earlier state is looked up for a row without a key.
         texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
         if not plan.shape.key:
             for i, kind in enumerate(plan.types):
@@ -447,8 +452,9 @@ def collapse_events(
 
 
 def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.bool_]:
-    """Whether the target's rows were truncated before these events; of a target that gathers
-    leaves, for each event.
+    """Return whether the target's rows were truncated before these events.
+
+    For a target that merges partitions, it is an array with a value for each event.
     """
     if plan.relid is None or not plan.truncated_at:
         return bool(plan.truncated_at)
@@ -457,7 +463,7 @@ def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.
 
 
 def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: str) -> pa.Table:
-    """Bring columns of text, named by the position of their type, into the target's types."""
+    """Convert columns of text, given by the position of their type, to the target's types."""
     raws: dict[str, pa.Array] = {}
     for i, name in columns.items():
         read = [plan.types[i].from_text(piece) for piece in _pieces(net[name])]
@@ -474,7 +480,7 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
 
 
 def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
-    """The column as arrays of few enough bytes to be read, and sent, at once."""
+    """Return the column as arrays small enough to be converted, and sent, at once."""
     pieces: list[pa.Array] = []
     waiting = list(reversed(column.chunks))
     while waiting:
@@ -483,7 +489,7 @@ def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
             middle = len(chunk) // 2
             waiting += [chunk.slice(middle), chunk.slice(0, middle)]
         else:
-            # A cast to narrow offsets looks at those of the whole array, so a slice gets its own.
+            # A cast to narrow offsets checks those of the whole array, so a slice gets its own.
             is_wide = pa.types.is_large_binary(chunk.type) or pa.types.is_large_string(chunk.type)
             pieces.append(chunk.take(pa.array(np.arange(len(chunk)))) if is_wide else chunk)
     return pieces
@@ -492,8 +498,10 @@ def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
 def typed_key(
     texts: pa.ChunkedArray, kind: TargetType, name: str, required: npt.NDArray[np.bool_]
 ) -> pa.Array:
-    """A key column as its type; raises ApplyError for a key that it can't hold, NeedsSync for none
-    where ``required``.
+    """Return a key column in its type.
+
+    Raises ApplyError for a key that the type can't hold, NeedsSync for a missing one where
+    ``required``.
     """
     value, raw = kind.from_text(one_array(texts))
     if raw is not None and raw.null_count < len(raw):

@@ -1,10 +1,9 @@
-"""Final states: what the changes of some keys leave behind, key by key; what a replay brings its
-target to.
+"""Final states: the row that some changes leave at each key, to which a replay brings its target.
 
-Stage between decode and differences; pure NumPy and Arrow, like collapse, whose chains it reads.
-Collapse says how to get from the state before the events to the one behind them. A replay's target
-is behind them already, but for what was damaged, so a row is looked for under the key that it has
-at the end, and every other key that was touched holds no row.
+This stage between decode and differences is pure NumPy and Arrow, and uses the chains of collapse.
+Collapse describes how to get from the state before the events to the one after them. A replay's
+target is in the later state already, except for damaged rows. So a row is looked up under its final
+key, and every other key that was touched must have no row.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from waldelta.changes.decode.collapse import (
 def final_states(
     events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
 ) -> pa.Table:
-    """One row per key that the events touch, in the columns of collapse's net changes.
+    """Return one row per key that the events touch, in the columns of collapse's net changes.
 
-    ``action`` is ``upsert`` for a row that the events inserted, ``update`` for one that was there
-    before them (with a flag ``u<i>`` for each value that no event sent), ``purge`` for a key
-    without a row; ``b<k>`` is the key. Events of all keys that rows moved from and to must be among
-    ``events`` (columns as in collapse). A key that only an UPDATE of a missing row would have given
-    a row is left out: PostgreSQL's subscriber skips that UPDATE. ``base_is_empty`` as in
+    ``action`` is ``upsert`` for a row that the events inserted. It is ``update`` for a row that
+    existed before them, with a flag ``u<i>`` for each value that no event sent. It is ``purge`` for
+    a key without a row. ``b<k>`` is the key. ``events`` (columns as in collapse) must include the
+    events of all keys that rows moved from and to. A key that only an UPDATE of a missing row would
+    have given a row is left out: a PostgreSQL subscriber skips that UPDATE. ``base_is_empty`` as in
     collapse().
     """
     events, chains = find_chains(events, shape, base_is_empty)
     live = chains.live()
     held = chains.origin[live] == Root.BASE
     last = chains.touch_event[chains.is_last]
-    # Whatever consumed a key as the last one to touch it left none behind.
+    # An event that consumed a key as the last to touch it left no row there.
     gone = np.sort(last[chains.destination[last] != chains.touch_key[chains.is_last]])
     parts = [
         remaining_rows(events, shape, chains, ACTION_UPDATE, live[held], base=(live[held], "new")),
@@ -54,8 +53,9 @@ def final_states(
 
 
 def reached(touched: Ints, source: Ints, destination: Ints) -> Bools:
-    """Which moves (from ``source`` to ``destination``, as codes of keys) concern a touched key,
-    directly or through others.
+    """Return which moves concern a touched key, directly or through other moves.
+
+    The moves go from ``source`` to ``destination``, as codes of keys.
 
     >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist()
     [True, True, False]

@@ -1,8 +1,7 @@
-"""Message search: which message of a landed range can't be read, once decoding has failed by one.
+"""Finds the message of a landed range that can't be decoded, after decoding has failed.
 
-Decoding reads many messages at once, in tasks or in the driver, and what it fails by may not say
-which message it was. So the range is read once more, in ever smaller parts, until a single message
-is left.
+Decoding reads many messages at once, in tasks or in the driver, and its error may not name the
+message. So the range is read again in ever smaller parts until a single message is left.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _Decode = Callable[[pa.RecordBatch], object]
 def find_unreadable(
     change_log: ChangeLog, state: TableState, batches: tuple[int, int], plan: TargetPlan | None
 ) -> UnreadMessage | None:
-    """The first message by which a target can't be brought from one batch to another; None when all
-    can be read.
+    """Return the first message that prevents applying a batch range to a target; None when all
+    decode.
 
-    ``plan`` is None when there was none yet: then it was by a message that says what the rows are,
-    or which of them count.
+    ``plan`` is None when planning itself failed. Then the message describes rows, or decides which
+    of them count.
     """
     after, upto = batches
-    # What was prepared in an earlier batch counts in one of the range.
+    # A transaction prepared in an earlier batch may count in the range.
     rows = itertools.chain(
         change_log.timeline(after, upto).to_pylist(), change_log.controls(after).to_pylist()
     )
@@ -53,7 +52,7 @@ def find_unreadable(
 
 
 def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> UnreadMessage | None:
-    """The first logical message of a range that can't be read."""
+    """Return the first logical message of a range that can't be decoded."""
     chosen = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
     place = _first(
         change_log.scan(chosen, ["batch", "seq", "streamed_xid", "data"]),
@@ -67,7 +66,7 @@ def _place(row: dict[str, Any]) -> tuple[int, int]:
 
 
 def _is_read(row: dict[str, Any], state: TableState) -> bool:
-    """Whether a message of the timeline can be read, or isn't about the target."""
+    """Return whether a timeline message can be decoded, or isn't about the target."""
     kind, streamed = row["kind"], row["streamed_xid"] is not None
     try:
         if kind in CONTROL_KINDS:
@@ -82,9 +81,7 @@ def _is_read(row: dict[str, Any], state: TableState) -> bool:
 
 
 def _read_rows(part: pa.RecordBatch, plan: DecodePlan) -> None:
-    """Read all of some row messages that a run reads of them: the values too, as the target's
-    types.
-    """
+    """Decode all that a run reads of these row messages, including values in the target's types."""
     for events in decode(part, plan):
         for i, kind in enumerate(plan.types):
             kind.from_text(events[f"c{i}"].combine_chunks())
@@ -93,13 +90,13 @@ def _read_rows(part: pa.RecordBatch, plan: DecodePlan) -> None:
 
 
 def _read_logical(part: pa.RecordBatch, segments: Segments) -> None:
-    """Read those of some logical messages that count."""
+    """Decode those of these logical messages that count."""
     counting = part.filter(pa.array(segments.places(*place_columns(part)) >= 0))
     decode_logical_messages(counting["data"], place_columns(counting)[2] >= 0)
 
 
 def _first(parts: Iterable[pa.RecordBatch], read: _Decode) -> tuple[int, int] | None:
-    """The place of the first message that can't be read."""
+    """Return the position of the first message that can't be decoded."""
     return next(_failing(parts, read), None)
 
 
@@ -119,7 +116,7 @@ def _is_readable(part: pa.RecordBatch, read: _Decode) -> bool:
         read(part)
     except DecodeError:
         return False
-    except WaldeltaError:  # what a value is refused for isn't about its message
+    except WaldeltaError:  # A refused value isn't a problem of its message.
         return True
     return True
 

@@ -1,5 +1,5 @@
-"""Net rows: a few staged net changes as Arrow, taken apart and made into others: what rereading and
-the gate have in common.
+"""Takes apart and rebuilds a few staged net changes as Arrow, for completing rows and for the
+gate.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from waldelta.changes.decode.row_keys import row_keys
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.types.pg_text import pg_text
 
-# Net changes that leave a row behind.
+# Net changes that produce a new row.
 FRESH = (ACTION_INSERT, ACTION_UPSERT)
 WRITTEN = (*FRESH, ACTION_UPDATE)
 
 
 def as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """Rows that were read from files as the plan has them."""
+    """Return rows that were read from files in the plan's schema."""
     schema = plan.decode.net_schema
     return rows.select(schema.names).cast(schema).combine_chunks()
 
 
 def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
-    """Each row's key as JSON: the base (``b``) or its present one (``c``)."""
+    """Return each row's key as JSON: the base key (``b``) or the current one (``c``)."""
     shape = plan.decode.shape
     return row_keys(
         rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key]
@@ -41,7 +41,7 @@ def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
 
 
 def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
-    """Which updates leave their row at another key than the target has it at."""
+    """Return which updates move their row to another key than it has in the target."""
     bases, present = (keys_of(rows, plan, which) for which in "bc")
     others = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)
     return others & np.array(
@@ -50,21 +50,23 @@ def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
 
 
 def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
-    """The columns that came without a value, by row."""
+    """Return the columns that arrived without a value, by row."""
     flags = {plan.decode.names[i]: rows[f"u{i}"].to_pylist() for i in plan.decode.shape.toastable}
     return [[name for name, of_rows in flags.items() if of_rows[n]] for n in range(len(rows))]
 
 
 def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
-    """The values of each row that did come, as JSON."""
+    """Return the values of each row that did arrive, as JSON."""
     return values_as_json(rows, plan.decode.names, absent)
 
 
 def values_as_json(
     rows: pa.Table, names: Sequence[str], absent: Sequence[Sequence[str]]
 ) -> list[str]:
-    """PostgreSQL's text of each value in the columns ``c<i>`` of these names; ``absent`` are left
-    out, by row.
+    """Return PostgreSQL's text of each value in the columns ``c<i>`` of these names, as JSON by
+    row.
+
+    The columns in ``absent`` are left out, by row.
     """
     texts = {name: pg_text(one_array(rows[f"c{i}"])) for i, name in enumerate(names)}
     raws = rows["raw"].to_pylist() if "raw" in rows.column_names else [None] * len(rows)
@@ -79,7 +81,7 @@ def values_as_json(
 
 
 def lacking(rows: pa.Table, plan: TargetPlan) -> Bools:
-    """Which rows came without some value."""
+    """Return which rows arrived without some value."""
     found = np.zeros(len(rows), np.bool_)
     for flag in plan.decode.shape.flags:
         found |= np.asarray(rows[flag])
@@ -87,7 +89,7 @@ def lacking(rows: pa.Table, plan: TargetPlan) -> Bools:
 
 
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """These rows as purges of whatever stands at their base key."""
+    """Return these rows as purges of the row at their base key."""
     rows = with_action(rows, ACTION_PURGE)
     for name in [*plan.decode.shape.values, "raw"]:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
@@ -97,18 +99,18 @@ def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 
 
 def without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """These rows as ones that come from none of the target's."""
+    """Return these rows without a base, as rows that come from none of the target's."""
     for name in plan.decode.shape.bases:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
     return rows
 
 
 def with_action(rows: pa.Table, action: str) -> pa.Table:
-    """These rows with another action."""
+    """Return these rows with another action."""
     return with_column(rows, "action", pa.array([action] * len(rows), pa.string()))
 
 
 def with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """These rows with other values in one column."""
+    """Return these rows with other values in one column."""
     at = rows.schema.get_field_index(name)
     return rows.set_column(at, rows.schema.field(at), values)

@@ -1,9 +1,8 @@
-"""Relation versions: what a relation's messages look like, and for which messages of the stream
-that holds.
+"""Relation versions: the columns of a relation's messages, and the stream range where they apply.
 
-Between plan and decode; pure. A Relation message describes the messages behind it, up to the next
-one of the same relation. Within a streamed transaction it describes that transaction's rows alone,
-and others' from the Stream Commit on.
+This step between plan and decode is pure. A Relation message describes the messages after it, up to
+the next one of the same relation. Within a streamed transaction, it describes only that
+transaction's rows, and other transactions' rows from the Stream Commit on.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ _SKIPPED = MARK + "R"
 
 @dataclass(frozen=True, slots=True)
 class RelationVersion:
-    """A relation as Relation messages described it, for messages landed from ``since`` on and
-    before ``until``.
+    """A relation as a Relation message describes it, for messages landed in a range.
 
-    ``transaction`` is the xid8 of the streamed transaction it is about; None: messages that weren't
-    streamed. ``everywhere``: no other version of the relation is known, so it holds for all
-    messages.
+    The range begins after ``since`` and ends before ``until``. ``transaction`` is the xid8 of the
+    streamed transaction it is about; None: messages that weren't streamed. ``everywhere``: no other
+    version of the relation is known, so it applies to all messages.
     """
 
     since: int
@@ -45,7 +43,9 @@ class RelationVersion:
     everywhere: bool = False
 
     def describes(self, place: Ints, is_streamed: Bools, xid8: Ints) -> Bools:
-        """Which messages of the relation this version describes, by their places as landed."""
+        """Return which messages of the relation this version describes, by their positions as
+        landed.
+        """
         if self.everywhere:
             return np.ones(len(place), np.bool_)
         within = (place > self.since) & (place < self.until)
@@ -57,8 +57,9 @@ class RelationVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What holds for a relation from a message on; ``relation`` is None where that message is
-    skipped, so that nothing describes rows.
+    """A relation's description from a message on.
+
+    ``relation`` is None where that message is skipped, so that nothing describes the rows.
     """
 
     relation_id: int
@@ -68,8 +69,9 @@ class _Sent:
 
 
 def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationVersion]:
-    """All versions of these relations that rows of the stream may need; one each where all are
-    alike.
+    """Return all versions of these relations that rows of the stream may need.
+
+    Where all versions of a relation are equal, there is only one.
     """
     found = sorted(
         _sent(stream, frozenset(relation_ids)),
@@ -89,22 +91,24 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
 
 
 def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
-    """One for each Relation message, and one more where a Stream Commit makes it known to
-    others.
+    """Yield a description for each Relation message.
+
+    Yields one more where a Stream Commit makes it known to other transactions.
     """
     kind, relation_id = stream.timeline["kind"], stream.timeline["relation_id"]
     ours = pc.and_(
         pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(wanted), pa.int64()))
     )
     chosen = pc.or_(ours, pc.is_in(kind, value_set=pa.array(["c", _SKIPPED])))
-    # Every batch is a decoding session of its own, which knows nothing of what another has sent.
+    # Every batch is a decoding session of its own, which doesn't know what another session has
+    # sent.
     streamed: dict[tuple[int, int], list[tuple[int, Relation | None]]] = {}
     for row in stream.timeline.filter(chosen).to_pylist():
         batch, xid8, in_front = row["batch"], row["xid8"], row["streamed_xid"]
         place = order_of(batch, row["seq"])
         if row["kind"] == "c":
-            # pgoutput takes what it sent in a streamed transaction as known to all once that has
-            # committed, not when it was only prepared.
+            # pgoutput treats what it sent in a streamed transaction as known to all transactions
+            # once that one has committed, but not when it was only prepared.
             yield from (
                 _Sent(oid, place, relation, None)
                 for oid, relation in streamed.pop((batch, xid8), ())
@@ -119,8 +123,9 @@ def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
 def _relations(
     row: Mapping[str, Any], wanted: frozenset[int]
 ) -> Iterator[tuple[int, Relation | None]]:
-    """What a Relation message describes. One that is skipped, and too short to name its relation,
-    may be about any of them.
+    """Yield what a Relation message describes.
+
+    A skipped message that is too short to name its relation may be about any of them.
     """
     if row["kind"] == "R":
         yield (
@@ -132,15 +137,16 @@ def _relations(
 
 
 def _bounded(sent: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
-    """Versions of one relation, each up to where the next of its transaction begins; not
-    ``is_whole``: some rows have none.
+    """Yield versions of one relation, each up to the next version of its transaction.
+
+    Without ``is_whole``, some rows have no version.
     """
     if (
         is_whole
         and (first := sent[0].relation) is not None
         and all(one.relation == first for one in sent)
     ):
-        # Where it was told first still orders it among the versions of a target's other relations.
+        # The earliest position still orders it among the versions of the target's other relations.
         yield RelationVersion(min(one.since for one in sent), first, everywhere=True)
         return
     for _, group in groupby(sent, key=attrgetter("transaction")):

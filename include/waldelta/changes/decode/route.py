@@ -1,9 +1,8 @@
-"""Route: events of a target with a filter of its own, judged one by one as PostgreSQL judges those
-of a publication.
+"""Routes events of a target with its own filter, as PostgreSQL's row filters do for a publication.
 
-Stage between decode and collapse. Spark evaluates the filter on the new row and, where one was
-sent, on the old row; false and NULL alike keep a row out. An UPDATE becomes what the chapter on row
-filters says:
+This stage is between decode and collapse. Spark evaluates the filter on the new row and, where one
+was sent, on the old row; false and NULL both exclude a row. An UPDATE becomes what PostgreSQL's
+chapter on row filters says:
 
 =========  =========  ==========
 old row    new row    becomes
@@ -14,7 +13,7 @@ doesn't    matches    INSERT
 doesn't    doesn't    nothing
 =========  =========  ==========
 
-TRUNCATE is no event, so no filter sees it.
+TRUNCATE isn't an event, so it isn't filtered.
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ if TYPE_CHECKING:
 
     from waldelta.changes.decode.decode import DecodePlan
 
-# What an event says of its old row: nothing, since the filter's columns are as in the new one; its
-# values; or, of a DELETE alone, too little to judge it: the target knows then whether it has the
-# row.
+# What an event says about its old row. SAME: nothing, because the filter's columns are as in the
+# new row. SENT: its values. UNKNOWN, only for a DELETE: too little to judge it; whether the target
+# has the row decides.
 SAME, SENT, UNKNOWN = 0, 1, 2
 OLD_ROW = "old_row"
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A target's filter, ready for Spark: the positions of its columns, and the conditions on new
-    and on old rows.
+    """A target's filter, ready for Spark: its columns' positions, and the conditions on new and old
+    rows.
 
-    Between decode and route an event has, for each of these positions, the typed ``n<i>`` (new) and
-    ``p<i>`` (previous value, null but where ``old_row`` is SENT), and ``nr<i>``, ``pr<i>`` for
-    those of ``raw_positions``: texts that no type holds.
+    Between decode and route, an event has typed columns for each of these positions: ``n<i>`` (new)
+    and ``p<i>`` (previous value, null unless ``old_row`` is SENT). For ``raw_positions``, it also
+    has ``nr<i>`` and ``pr<i>``: texts that the type can't hold.
     """
 
     positions: tuple[int, ...]
@@ -67,7 +66,7 @@ class Routing:
     old: str
 
     def fields(self, types: Sequence[TargetType]) -> list[pa.Field]:
-        """The Arrow fields that events have besides collapse's."""
+        """Return the Arrow fields that events have in addition to collapse's."""
         found = [pa.field(OLD_ROW, pa.int32())]
         for letter in "np":
             found += [pa.field(f"{letter}{i}", types[i].arrow) for i in self.positions]
@@ -76,8 +75,9 @@ class Routing:
 
 
 def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -> Routing | None:
-    """How a target with these columns judges events; None without a filter. Raises
-    FilterNotTranslatable.
+    """Return how a target with these columns judges events; None without a filter.
+
+    Raises FilterNotTranslatable.
     """
     if row_filter is None:
         return None
@@ -97,8 +97,8 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
 
 
 def translate(row_filter: RowFilter, columns: Sequence[ColumnState]) -> Routing | None:
-    """Whether the filter can be evaluated exactly; raises FilterNotTranslatable with the place that
-    can't.
+    """Return the filter's routing; raises FilterNotTranslatable with the part that can't be
+    exact.
     """
     return plan_routing(row_filter, columns)
 
@@ -106,8 +106,9 @@ def translate(row_filter: RowFilter, columns: Sequence[ColumnState]) -> Routing 
 def check_columns(
     table: str, row_filter: RowFilter | None, evolution: Evolution, *, follows: bool
 ) -> None:
-    """The filter was analysed for the columns that the copy had; raises NeedsSync or SchemaChanged
-    when they differ.
+    """Check that the columns of the filter are still those for which it was analysed.
+
+    Raises NeedsSync or SchemaChanged when they differ.
     """
     for name in row_filter.columns if row_filter is not None else ():
         column = next((c for c in evolution.columns if c.source == name), None)
@@ -127,8 +128,9 @@ def check_columns(
 
 
 def route(events: DataFrame, routing: Routing, names: Sequence[str]) -> DataFrame:
-    """The events that concern the target, as what they are to it; columns ``names``, as collapse
-    takes them.
+    """Return the events that concern the target, with the operation that they are for it.
+
+    The columns are ``names``, as collapse takes them.
     """
     judged = events.withColumn("op", judgement(routing))
     return judged.where("op is not null").select(*names)
@@ -137,8 +139,9 @@ def route(events: DataFrame, routing: Routing, names: Sequence[str]) -> DataFram
 def route_in_driver(
     spark: SparkSession, events: pa.Table, plan: DecodePlan, folder: str
 ) -> pa.Table:
-    """The same for few events, which the driver holds: Spark sees their filter's columns alone, as
-    a file in ``folder``.
+    """Route few events, which the driver has in memory.
+
+    Spark reads only their filter's columns, from a file in ``folder``.
     """
     routing, names = plan.routing, plan.event_schema.names
     if routing is None:
@@ -159,16 +162,17 @@ def route_in_driver(
 
 
 def judgement(routing: Routing) -> Column:
-    """The operation that an event is to the target; NULL for none."""
-    # PostgreSQL doesn't look at a row that isn't there, and neither may a condition that could
-    # fail.
+    """Return the operation that an event is for the target; NULL for none."""
+    # PostgreSQL doesn't evaluate a filter on a row that doesn't exist. A condition that could fail
+    # mustn't do so either.
     new = f"(op <> {DELETE} and coalesce({routing.new}, false))"
     old = f"coalesce({routing.old}, false)"
     before = f"(case {OLD_ROW} when {SENT} then {old} when {UNKNOWN} then true else {new} end)"
     return F.expr(
         f"case op when {INSERT} then case when {new} then op end"
         f" when {DELETE} then case when {before} then op end"
-        # Each condition once: Spark doesn't keep the result of what stands behind AND.
+        # Each condition appears once, because Spark doesn't keep the result of an expression after
+        # AND.
         f" else case when {new} then case when {OLD_ROW} = {SENT} and not {old} then {INSERT} else"
         " op end"
         f" when {OLD_ROW} = {UNKNOWN} or ({OLD_ROW} = {SENT} and {old}) then {DELETE} end end"

@@ -1,6 +1,4 @@
-"""Row keys: the keys of a few rows as the quarantine names them, and how rows with such a key are
-found among many.
-"""
+"""Row keys: the keys of a few rows as the quarantine names them, and finding rows by such a key."""
 
 from __future__ import annotations
 
@@ -15,30 +13,32 @@ from waldelta.types.pg_text import pg_text
 
 
 def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[str]:
-    """Each row's key, which stands in these columns, as a JSON object of PostgreSQL's texts."""
+    """Return each row's key, from these columns, as a JSON object of PostgreSQL's texts."""
     names = [plan.names[i] for i in plan.shape.key]
     texts = [pg_text(one_array(rows[column])) for column in columns]
     return [json.dumps(dict(zip(names, row, strict=True))) for row in zip(*texts, strict=True)]
 
 
 def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
-    """Those of these keys that are named by the key's columns of now: others are of another
-    time.
+    """Return those of these keys that have the names of the current key columns.
+
+    Other keys are from before a change of the key.
     """
     names = {plan.names[i] for i in plan.shape.key}
     return {key for key in keys if json.loads(key).keys() == names}
 
 
 def typed_keys(keys: Collection[str], plan: DecodePlan) -> pa.Table:
-    """These keys in the columns of net changes' bases."""
+    """Return these keys in the base columns of net changes."""
     texts = [json.loads(key) for key in sorted(keys)]
     typed = [_typed([key[plan.names[i]] for key in texts], plan, i) for i in plan.shape.key]
     return pa.table(dict(zip(plan.shape.bases, typed, strict=True)))
 
 
 def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> pa.Array:
-    """What the first column of these keys holds, as ``kind``: of the rows that have it, few have
-    another key.
+    """Return the values of these keys' first column, as ``kind``.
+
+    Few other rows have one of these values.
     """
     first = plan.shape.key[0]
     return _typed(sorted({json.loads(key)[plan.names[first]] for key in keys}), plan, first).cast(

@@ -1,13 +1,13 @@
-"""Unfold: a target's changes, in commit order, become the rows that a target with a memory gets,
-none of them folded together.
+"""Turns a target's changes, in commit order, into row versions or change rows, without merging
+them.
 
-In the place of collapse, for targets whose mode isn't ``mirror``; pure NumPy and Arrow like it,
-over the same chains. For ``history`` each state that a transaction left is a row with the stretch
-of the stream in which it held; what a transaction did to one row between its begin and its commit
-was seen by nobody and is no state. ``soft_delete`` keeps the last of a key's states. For
-``changelog`` each change is a row.
+It replaces collapse for targets whose mode isn't ``mirror``, and is pure NumPy and Arrow over the
+same chains. For ``history``, each state that a transaction left is a row with the range of
+positions in which it was valid. Intermediate states within a transaction were visible to no other
+transaction, and are left out. ``soft_delete`` keeps a key's last state. For ``changelog``, each
+change is a row.
 
-A TRUNCATE ends all states at once: keys before and after it are different keys to the chains.
+A TRUNCATE ends all states at once: for the chains, keys before and after it are different keys.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.config import TargetMode
 from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE
 
-# Of a state: until when it held; null while it does.
+# Until when a state was valid; null while it is.
 TO_LSN, TO_TS = "to_lsn", "to_ts"
-# Of a change: its place, its transaction, whether it moved the row to another key (whose old one is
-# in ``o<k>``).
+# A change's transaction, and whether it moved the row to another key (the old key is in ``o<k>``).
 STATE_XID, MOVED = "xid", "moved"
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A TRUNCATE of the table: its place in commit order, its commit's position and time (in
-    microseconds), its transaction.
+    """A TRUNCATE of the table: its position in commit order, its commit's position and time, its
+    transaction.
+
+    The time is in microseconds.
     """
 
     place: int
@@ -61,11 +62,11 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Unfolding:
-    """How the changes of a range become rows: the mode, the TRUNCATEs in commit order, and where
-    the copy was taken.
+    """How the changes of a range become rows: mode, TRUNCATEs in commit order, the copy's position.
 
-    Whatever comes on top of a copy came after it as far as the target's rows tell: a transaction
-    that the copy doesn't hold may have committed a little before its position, ``floor_lsn``.
+    In the target's rows, every later change comes after the copy. So ``floor_lsn`` is the lowest
+    position used: a transaction that the copy doesn't contain may have committed a little before
+    the copy's position.
     """
 
     mode: TargetMode
@@ -74,12 +75,11 @@ class Unfolding:
 
 
 def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
-    """The rows for the target; the columns of collapse's net changes, and those of
-    ``row_version_fields``.
+    """Return the rows for the target, in the columns of net changes and of ``row_version_fields``.
 
-    Of states, ``insert`` is one of a new row, ``update`` one of a row that the target has at its
-    base key (skipped when it hasn't), ``delete`` the end, at ``to_lsn``, of the state that the
-    target has open at the base key. Of changes the action is the operation.
+    For states: ``insert`` is a state of a new row. ``update`` is a state of a row that the target
+    has at its base key (skipped when it doesn't). ``delete`` ends, at ``to_lsn``, the target's
+    current state at the base key. For changes, the action is the operation.
     """
     events = in_order(events, shape)
     if unfolding.mode == CHANGELOG:
@@ -90,7 +90,7 @@ def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> p
 def row_version_fields(
     shape: EventShape, key_types: list[pa.DataType], mode: TargetMode
 ) -> list[pa.Field]:
-    """The Arrow fields of unfolded rows besides those of net changes."""
+    """Return the Arrow fields that row versions have in addition to those of net changes."""
     if mode != CHANGELOG:
         return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, UTC_TIME)]
     fields = [
@@ -108,8 +108,8 @@ def row_version_fields(
 def _chains(
     events: pa.Table, shape: EventShape, unfolding: Unfolding
 ) -> tuple[Chains, Ints, tuple[Ints, Ints]]:
-    """The chains, how many TRUNCATEs came before each event, and the codes of the keys that it
-    found and left.
+    """Return the chains, the number of TRUNCATEs before each event, and its old and new key
+    codes.
     """
     op = events["op"].to_numpy().astype(np.int64)
     places = np.array([truncate.place for truncate in unfolding.truncates], np.int64)
@@ -144,9 +144,7 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     is_old = np.arange(len(found)) < int(begun.sum())
     keys = np.where(is_old, source[found], destination[found])
     if unfolding.mode == SOFT_DELETE:
-        kept = ~np.isin(
-            keys, destination[states]
-        )  # the state that comes takes the place of the one that ends
+        kept = ~np.isin(keys, destination[states])  # The new state replaces the one that ends.
         found, is_old = found[kept], is_old[kept]
     held, fresh = states[known], states[~known]
     parts = [
@@ -169,10 +167,9 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
 
 
 def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
-    """The times of the events and of the TRUNCATEs, in microseconds, none before one that comes
-    earlier in the stream.
+    """Return the times of events and TRUNCATEs in microseconds, never decreasing in stream order.
 
-    Clocks may step back from one commit to the next; a row's states follow each other all the same.
+    Clocks may step back from one commit to the next, but a row's states must follow each other.
     """
     truncates = unfolding.truncates
     places = np.concatenate(
@@ -186,8 +183,9 @@ def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
 
 
 def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ...]:
-    """For each event, when the row that it left behind was changed or went, by each measure of the
-    events and the TRUNCATEs; -1 when it is still so.
+    """Return, by each measure, when the row that an event produced was changed or removed.
+
+    A measure is given for the events and the TRUNCATEs. -1: the row still is as the event left it.
     """
     stays = np.flatnonzero(chains.destination[chains.touch_event] == chains.touch_key)
     ended = stays[~chains.is_last[stays]]
@@ -201,7 +199,7 @@ def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ..
 
 
 def _is_last(keys: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which of the chosen events are the last of their key."""
+    """Return which of the chosen events are the last of their key."""
     places = np.flatnonzero(chosen)
     _, first = np.unique(keys[places][::-1], return_index=True)
     last = np.zeros(len(keys), np.bool_)

@@ -1,6 +1,4 @@
-"""Plan: what it takes to apply a range of batches to one target; read from the change log's
-timeline.
-"""
+"""Plans how to apply a range of batches to one target, from the change log's timeline."""
 
 from __future__ import annotations
 
@@ -45,9 +43,9 @@ from waldelta.types import TargetType, column_types
 from waldelta.types.numeric import NumericAsDouble
 from waldelta.types.wire import wire_name
 
-# Describes types given as (oid, typmod), as type_catalog.read_types does.
+# Describes types, given as (oid, typmod), as type_catalog.read_types does.
 ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]
-# Values of these types have no TOAST table, so they are always sent.
+# Values of these types are never TOASTed, so they are always sent.
 _FIXED_SIZE = frozenset(
     {
         "boolean",
@@ -65,8 +63,9 @@ _FIXED_SIZE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """How a range of batches (after the first, up to and with the second) is applied to one
-    target.
+    """How a range of batches is applied to one target.
+
+    The range begins after the first batch and includes the second.
     """
 
     state: TableState
@@ -74,26 +73,27 @@ class TargetPlan:
     volume: Volume
     decode: DecodePlan
     truncated: bool
-    # The target's row messages when they are few enough to be decoded by the driver, else None.
+    # The target's row messages when they are few enough for the driver to decode, else None.
     rows: pa.Table | None
-    # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which
+    # With REPLICA IDENTITY FULL every update has its old row, so the envelope doesn't show which
     # ones move a key.
     may_move: bool
-    # What has to happen to the target's columns first; None: nothing.
+    # The change of the target's columns that must happen first; None: nothing.
     evolution: Evolution | None
-    # Its row messages apart from others'; None: they lie in the change log alone.
+    # Its row messages in files of their own; None: they are only in the change log.
     split: RowMessages | None = None
 
     @property
     def is_truncated(self) -> bool:
-        """Whether all rows that the target had are gone; of one that gathers leaves only those of
-        truncated ones are.
+        """Whether all rows of the target are gone.
+
+        For a target that merges partitions, only the truncated leaves' rows are.
         """
         return self.truncated and not self.decode.merges_leaves
 
     @property
     def truncated_leaves(self) -> tuple[int, ...]:
-        """Of a target that gathers leaves: those whose rows were truncated."""
+        """The truncated leaves of a target that merges partitions."""
         return tuple(sorted(self.decode.truncated_at)) if self.decode.merges_leaves else ()
 
 
@@ -107,19 +107,18 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     *,
     is_empty: bool = False,
 ) -> TargetPlan:
-    """Read the relation's versions and truncations in the range, and what becomes of the target's
-    columns.
+    """Read the range's relation versions and truncations, and plan the target's columns.
 
-    ``catalog`` is the source's table as the catalogs had it after the range was landed. Raises
-    SchemaChanged when the columns differ and ``policy`` or the difference forbids to follow:
-    NeedsSync when a new copy would be exact; so for columns that have other types in the lake by
-    ``options`` now than the copy gave them. ``is_empty``: the target has no rows.
+    ``catalog`` is the source's table in the catalogs after the range was landed. ``is_empty``: the
+    target has no rows. Raises NeedsSync where only a new copy is exact, including columns whose
+    type in the lake changes by ``options``. Raises SchemaChanged where ``policy``, or the
+    difference itself, forbids following it.
     """
     stream = batch_range.stream
     snapshot = Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
     volume = batch_range.volume(state)
-    if state.root_id is None:  # a leaf that is another one has joined as a new one
+    if state.root_id is None:  # A leaf that was recreated has joined as a new leaf.
         _check_not_recreated(stream, state, catalog)
     versions = (
         bringing_rows(batch_range, snapshot, read_versions(stream, state.relation_ids))
@@ -134,7 +133,7 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     decode = plan_decode(read_types, batch_range, state, (versions, evolution), policy, options)
     if state.kept_as == MIRROR:
         decode = replace(decode, truncated_at=truncated_at)
-    else:  # rows of before a TRUNCATE are part of what the target tells
+    else:  # Rows from before a TRUNCATE are part of such a target's history.
         truncates = read_truncations(stream, state, snapshot)
         decode = replace(decode, unfolding=Unfolding(state.kept_as, state.snapshot_lsn, truncates))
     may_move = any(version.relation.replica_identity == "f" for version in versions)
@@ -159,8 +158,7 @@ def plan_decode(
     policy: SchemaPolicy,
     options: TypeOptions,
 ) -> DecodePlan:
-    """How the rows of these relation versions become events of a target with the evolution's
-    columns.
+    """Plan how rows of these relation versions become events with the evolution's columns.
 
     Raises SchemaChanged or NeedsSync as ``plan_target`` does.
     """
@@ -198,8 +196,8 @@ def plan_decode(
 
 
 def as_merged_partition(relation: Relation, state: TableState) -> Relation:
-    """A leaf as a relation of the target that gathers it: its oid is one column more, behind its
-    own.
+    """Return a leaf as a relation of the target that merges it: with its oid as an extra last
+    column.
     """
     if state.root_id is None:
         return relation
@@ -208,15 +206,15 @@ def as_merged_partition(relation: Relation, state: TableState) -> Relation:
 
 
 def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | None, ...]:
-    """The places of columns in the rows as they are sent: the leaf isn't told there."""
+    """Return the columns' positions in the rows as sent, where the leaf's oid isn't included."""
     return tuple(None if i == relid else at for i, at in enumerate(places))
 
 
 def bringing_rows(
     batch_range: BatchRange, snapshot: Snapshot, versions: Sequence[RelationVersion]
 ) -> list[RelationVersion]:
-    """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
-    # Of many leaves that are all alike, none needs to be looked for.
+    """Return the versions that describe rows which the copy doesn't contain, in stream order."""
+    # When all versions have the same columns, no search is needed.
     if len({frozenset(version.relation.columns) for version in versions}) <= 1:
         return sorted(versions, key=attrgetter("since"))
     found = [
@@ -273,7 +271,7 @@ def _target_types(
 def _check_chosen_types(
     state: TableState, evolution: Evolution, targets: dict[str, TargetType], policy: SchemaPolicy
 ) -> None:
-    """Columns that the plan keeps as they are must still be what the pipeline file says."""
+    """Check that columns kept by the plan still have the types that the pipeline file chooses."""
     for column in evolution.columns:
         if column.state.spark_type != (now := targets[column.state.name].spark):
             reason = other_type(column.state.name, column.state.spark_type, now)
@@ -285,7 +283,7 @@ def _check_chosen_types(
 def _check_not_renamed(state: TableState, relation: Relation, catalog: CatalogTable) -> None:
     if _has_its_name(state, TableId(relation.schema, relation.name)):
         return
-    # A table may have had another name while it was changed, and have its own again by now.
+    # The table may have had another name during the changes, and its own again by now.
     name = catalog.name or TableId(relation.schema, relation.name)
     if _has_its_name(state, name):
         return
@@ -309,14 +307,12 @@ def _check_not_renamed(state: TableState, relation: Relation, catalog: CatalogTa
 
 
 def _has_its_name(state: TableState, name: TableId | None) -> bool:
-    """Whether a table is called as the one that the target was copied from."""
+    """Whether a table has the name of the one that the target was copied from."""
     return str(name) == (state.fed_by or state.table_name)
 
 
 def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
-    """A transaction committed in the range must have its changes in the log, unless the copy holds
-    them.
-    """
+    """Check that prepared transactions committed in the range are in the log, or in the copy."""
     for lost in stream.segments.missing:
         if not snapshot.sees(np.array([lost.xid8])).all():
             raise ApplyError(
@@ -329,7 +325,9 @@ def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> Non
 def read_truncations(
     stream: Stream, state: TableState, snapshot: Snapshot
 ) -> tuple[Truncation, ...]:
-    """Every TRUNCATE of this target's relation that its copy doesn't reflect, in commit order."""
+    """Return every TRUNCATE of this target's relation that its copy doesn't reflect, in commit
+    order.
+    """
     chosen = pc.equal(stream.timeline["kind"], "T")
     rows = stream.timeline.filter(chosen)
     if not len(rows):
@@ -351,9 +349,12 @@ def read_truncations(
 
 
 def _check_not_recreated(stream: Stream, state: TableState, catalog: CatalogTable) -> None:
-    """A table dropped and created again has another oid, so its changes would pass by unseen."""
+    """Raise NeedsSync when the table was dropped and created again.
+
+    The new table has another oid, so its changes would otherwise be missed.
+    """
     if _has_its_name(state, catalog.name):
-        return  # another table that was changed under this name has given it up since
+        return  # Another table was changed under this name, and has another name now.
     for relation, place in stream.relations:
         if place < 0:
             continue

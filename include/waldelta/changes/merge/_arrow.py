@@ -1,5 +1,5 @@
-"""What a MERGE (merge.merge_statement) makes of a target's rows and net changes of some of them, by
-Arrow and NumPy.
+"""Applies net changes to a target's rows as statements.merge_statement's MERGE does, with Arrow and
+NumPy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 
 @dataclass(frozen=True, slots=True)
 class WrittenColumns:
-    """The columns that net changes are written to: those of the source by their names, and ours
-    with ``metadata``.
+    """The columns that net changes write: the source's by name, and with ``metadata`` waldelta's
+    own.
     """
 
     names: Sequence[str]
@@ -37,28 +37,27 @@ class WrittenColumns:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Which column of the net changes each column of the target is written from."""
+        """The column of the net changes that each column of the target is written from."""
         found = {name: f"c{i}" for i, name in enumerate(self.names)}
         return found | {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.metadata else found
 
     @property
     def key_names(self) -> list[str]:
-        """The target's columns that rows are found by, in the order of the net changes' base
-        columns.
-        """
+        """The target's key columns, in the order of the net changes' base columns."""
         return [self.names[i] for i in self.shape.key]
 
     @property
     def bases(self) -> list[str]:
-        """And the columns of the net changes that hold their values."""
+        """The net changes' columns with the values of ``key_names``."""
         return [f"b{k}" for k in range(len(self.shape.key))]
 
 
 def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
-    """For each of the target's rows the net change of its key, -1 for none; of both only key
-    columns are needed.
+    """Return, for each row of the target, the net change of its key; -1 for none.
+
+    Both tables need only their key columns.
     """
-    if not written.shape.key:  # only new rows
+    if not written.shape.key:  # All changes are new rows.
         return np.full(len(held), -1, np.int64)
     pairs = [
         (held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)
@@ -66,7 +65,7 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
     codes = codes_of(
         [pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs]
     )
-    # Nulls are equal to nothing: a new row whose key went elsewhere in the batch has no base.
+    # Nulls equal nothing: a new row whose old row moved elsewhere in the batch has no base.
     in_target, in_net = (np.ones(n, np.bool_) for n in (len(held), len(net)))
     for t, s in pairs:
         in_target &= np.asarray(t.is_valid())
@@ -77,14 +76,15 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
 
 
 def are_new(net: pa.Table, matched: Bools) -> Bools:
-    """Which net changes are new rows, ``matched`` telling those whose key has a row in the target;
-    only actions are needed.
+    """Return which net changes are new rows; only their actions are needed.
+
+    ``matched`` has those whose key has a row in the target.
     """
     return _has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched
 
 
 def matched_by(of_row: Ints, changes: int) -> Bools:
-    """Which of so many net changes have a row in the target."""
+    """Return which of this many net changes have a row in the target."""
     found = np.zeros(changes, np.bool_)
     found[of_row[of_row >= 0]] = True
     return found
@@ -96,9 +96,7 @@ def _has_action(net: pa.Table, *actions: str) -> Bools:
 
 @dataclass(frozen=True)
 class MergedRows:
-    """Rows of a target, net changes, which of these each row meets (match), and those that become
-    new rows.
-    """
+    """Rows of a target and net changes, with the change that each row matches and the new rows."""
 
     held: pa.Table
     net: pa.Table
@@ -108,8 +106,9 @@ class MergedRows:
 
     @property
     def is_possible(self) -> bool:
-        """Whether no row keeps some verbatim values among others, whose texts would have to be
-        picked one by one.
+        """Whether Arrow can merge them: no updated row keeps some raw values while others change.
+
+        Texts of such a row would have to be picked one by one.
         """
         shape = self.written.shape
         if not self.written.metadata or not shape.toastable or not self._updated.any():
@@ -122,7 +121,7 @@ class MergedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows of the target that were changed, by what became of them."""
+        """The number of changed rows of the target, by operation."""
         return {
             MERGED_INSERTS: len(self.new),
             MERGED_UPDATES: int(self._updated.sum()),
@@ -130,11 +129,11 @@ class MergedRows:
         }
 
     def rows(self) -> pa.Table:
-        """The rows afterwards, the new ones behind the others."""
+        """Return the rows after the merge, new ones last."""
         return self._built(~self._deleted)
 
     def new_rows(self) -> pa.Table:
-        """The new rows alone."""
+        """Return only the new rows."""
         return self._built(np.zeros(len(self.held), np.bool_))
 
     def _built(self, stay: Bools) -> pa.Table:
@@ -144,7 +143,7 @@ class MergedRows:
 
     def _column(self, field: pa.Field, source: str | None, stay: Bools) -> pa.ChunkedArray:
         before = self.held[field.name]
-        if source is None:  # a column that the source doesn't have any more
+        if source is None:  # The source doesn't have the column any more.
             after = pa.chunked_array([pa.nulls(len(self.net), field.type)])
             return self._chosen(before, after, np.zeros(len(self.held), np.bool_), stay)
         changed = self._updated
@@ -160,8 +159,8 @@ class MergedRows:
     def _chosen(
         self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools
     ) -> pa.ChunkedArray:
-        """Values of the rows that stay, new ones where ``changed``, and those of new rows behind
-        them.
+        """Return values of the rows that stay, new ones where ``changed``, then those of new
+        rows.
         """
         place = np.where(changed, len(before) + self.of_row, np.arange(len(before)))[stay]
         both = pa.chunked_array([*before.chunks, *after.chunks], before.type)

@@ -1,9 +1,9 @@
-"""File bounds: which of a table's files may hold rows of some keys, by the least and greatest
-values that its log tells of each.
+"""Finds the files of a table that may have rows of some keys, by the bounds in its log.
 
-A file of which they aren't told, or can't be compared exactly, may hold any. Whoever wrote them:
-texts that are cut are bounds all the same (Delta ends the greatest in a character beyond all
-others), moments are whole milliseconds, and delta-rs makes doubles of decimals.
+A file without bounds, or with bounds that can't be compared exactly, may have any row. This doesn't
+depend on the file's writer. Truncated texts still are bounds (Delta ends the greatest one in a
+character beyond all others). Timestamps are whole milliseconds. delta-rs converts decimals to
+doubles.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import pyarrow.compute as pc
 from waldelta.arrow import Bools
 from waldelta.lake.file_statistics import DOUBLE_DIGITS
 
-# Characters beyond 16 bits: delta-rs (arrow-json) takes an escaped one, as in files that we wrote
-# before, for a lesser one.
+# Characters beyond 16 bits: delta-rs (arrow-json) reads an escaped one, which older files of ours
+# have, as a lesser character.
 _MISREAD = "[\U00010000-\U0010ffff]"
 _WITHIN_A_MILLISECOND = pa.scalar(999, pa.duration("us"))
 
 
 def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
-    """Which files (lake.files_of) may hold a row that has the values of one of ``keys``' rows in
-    the columns ``names``.
+    """Return which files (lake.files_of) may have a row with one of these keys.
+
+    ``keys`` has the values of the columns ``names``.
     """
     found = np.ones(len(files), np.bool_)
     for name, column in zip(names, keys, strict=True):
@@ -36,7 +37,7 @@ def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArr
 
 
 def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedArray) -> Bools:
-    """Which ranges one of the values lies in; those without an end may be anywhere."""
+    """Return which ranges include one of the values; a range without an end may include any."""
     if (kind := _ordered(least.type, values.type)) is None:
         return np.ones(len(least), np.bool_)
     values, least, most = (column.cast(kind) for column in (values, least, most))
@@ -58,8 +59,9 @@ def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedA
 
 
 def _ordered(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that values of both have one order in; None where it might not be that of the
-    bounds.
+    """Return the type in which values of both types have one order.
+
+    None where it might not be the order of the bounds.
     """
     both = (first, second)
     if all(map(pa.types.is_integer, both)):

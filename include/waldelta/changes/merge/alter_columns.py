@@ -1,5 +1,5 @@
-"""Reshape: give a target the columns that its source has now, in one commit, before the changes
-that need them.
+"""Changes a target's columns to the source's current ones in one commit, before dependent
+changes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ def reshape(
     column_types: Sequence[TargetType],
     commit: tuple[str, int, str],
 ) -> None:
-    """Bring a target and its state in the ledger from one set of columns to the next.
+    """Change a target and its state in the ledger from one set of columns to the next.
 
-    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and
-    a folder to stage values in. Columns without a value for the rows that exist cost a change of
-    metadata; anything else writes the table anew, so that no reader sees a half state. A run killed
-    in between finds its commit and only records the state.
+    ``column_types`` are the types of the new columns. ``commit`` has the writer's app id, the
+    batch, and a folder to stage values in. Adding columns without a value for existing rows only
+    changes metadata. Any other change rewrites the table in one commit, so that no reader sees an
+    intermediate state. When a run was killed in between, the next one finds its commit and only
+    records the state.
     """
     fault_point("reshape.begun")
     uri = uri_of(job, state.table_name)
@@ -100,10 +101,9 @@ def _target_column(
 
 
 def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) -> bool:
-    """Whether a killed run has committed this already: then the old columns are gone, and only the
-    ledger lacks it.
+    """Return whether a killed run has committed this change already, and only the ledger lacks it.
 
-    Raises NeedsSync when they have changed further since.
+    Raises NeedsSync when the columns have changed further since.
     """
     for entry in DeltaTable(uri, storage_options=job.storage_options).history(50):
         done = read_metadata(entry)
@@ -146,8 +146,9 @@ def _reshaped(
     *,
     metadata_columns: bool,
 ) -> DataFrame:
-    """The target's rows with the new columns; columns with a value for rows that exist start with
-    that.
+    """Return the target's rows with the new columns.
+
+    Columns with a value for existing rows get that value.
     """
     frame = spark.read.format("delta").load(uri)
     fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
@@ -157,7 +158,7 @@ def _reshaped(
     }
     numbers = {name: k for k, name in enumerate(fills)}
     if typed:
-        # As a file: the one way in which a value of any type comes through as it is.
+        # A file is the only way in which a value of any type arrives unchanged.
         write_parquet(
             staged, pa.table({f"f{numbers[name]}": value for name, (value, _) in typed.items()})
         )
@@ -189,14 +190,14 @@ def _expression(
     source = F.col(quote(column.source))
     if column.same_type:
         return source
-    # What the narrower type couldn't hold stands verbatim beside it; a string can.
+    # A value that the narrower type couldn't hold is in the raw column. A string can hold it.
     widened = source.cast(types[name].spark)
     verbatim = metadata_columns and types[name].spark == "string"
     return F.coalesce(F.col(RAW)[column.source], widened) if verbatim else widened
 
 
 def _raw(evolution: Evolution, fills: dict[str, str]) -> Column:
-    """The verbatim values of columns that stay, under the columns' new names, and those of new
+    """Return the raw values of kept columns, under the columns' new names, and those of new
     columns.
     """
     kept = {

@@ -1,9 +1,9 @@
-"""Merge here: few net changes into a small target, as one commit, by Arrow and delta-rs.
+"""Merges few net changes into a small target in the driver, as one commit, with Arrow and delta-rs.
 
-Spark plans, compiles and runs seconds of CPU for what takes milliseconds: with many small tables
-that is most of a run. The commit carries what a MERGE's would, the transaction id and the
-userMetadata, and is a compare-and-swap on the version that was read, so that whoever else commits
-meanwhile is never overwritten.
+Spark spends seconds of CPU on planning and compiling for milliseconds of work. With many small
+tables, that would be most of a run. The commit has the transaction id and the userMetadata of a
+MERGE's commit. It is a compare-and-swap on the version that was read, so it never overwrites a
+concurrent commit.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 
-# In memory; what is packed into small files may unpack to much more, so that it is counted while it
-# is read.
+# In memory. Small compressed files may expand to much more, so bytes are counted while reading.
 MOST_DRIVER_BYTES = 64 << 20
-# New rows alone become one more file, until there are so many.
+# New rows alone are appended as one more file, up to this many files.
 _MOST_FILES = 8
-# As often as Spark writes one.
+# Spark writes checkpoints at the same interval.
 TARGET_CHECKPOINT_INTERVAL = 10
-# What a table's writers have to know of it, by Delta's names; of others this one may not be a
-# writer.
+# Delta writer features implemented by this module, by Delta's names. A table that requires any
+# other feature is merged by Spark.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")
@@ -54,13 +53,13 @@ _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 def merge_in_driver(
     job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
-    """Commit net changes (columns as ``plan.decode.net_schema``) under ``tag``; returns the tag
-    that tells what they did.
+    """Commit net changes under ``tag``; returns the tag with counts of what they did.
 
-    ``check`` raises when this run may not write any more; asked once the target was read, so that
-    whoever took over later has changed the version on which the commit depends. None where Spark
-    has to: for a target that isn't small, for copies of equal rows, truncated leaves and features
-    of Delta that only Spark writes, or when the target can't be written from here as it was read.
+    The net changes have the columns of ``plan.decode.net_schema``. ``check`` raises when this run
+    may not write any more. It is called after the target was read: a run that takes over later
+    changes the version on which the commit depends. Returns None where Spark must merge: for a
+    target that isn't small, duplicate rows, truncated leaves, features of Delta that only Spark
+    writes, or when the target can't be written as it was read.
     """
     if not is_for_arrow(plan, tag):
         return None
@@ -74,9 +73,7 @@ def merge_in_driver(
 
 @dataclass(frozen=True, slots=True)
 class NetChanges:
-    """Net changes, the columns that they are written to, and whether all rows that the target had
-    are gone.
-    """
+    """Net changes, their target columns, and whether all rows that the target had are gone."""
 
     rows: pa.Table
     written: WrittenColumns
@@ -86,24 +83,27 @@ class NetChanges:
     def whole(
         cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool
     ) -> NetChanges:
-        """Of rows that are known whole, into these columns and, with ``metadata``, ours."""
+        """Create net changes from complete rows; ``metadata``: waldelta's own columns are written,
+        too.
+        """
         return cls(rows, WrittenColumns(names, shape, metadata))
 
 
 def commit_in_driver(
     job: Job, table_name: str, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
-    """As merge_in_driver(), of changes that Arrow can merge: of keyed rows, or of new ones
-    alone.
+    """Commit as merge_in_driver() does, for changes that Arrow can merge.
+
+    These change rows with a key, or only add rows.
     """
     table = DeltaTable(uri_of(job, table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
-        return tag  # as Delta skips a MERGE that is repeated
+        return tag  # Delta skips a repeated MERGE in the same way.
     try:
         return _merge(table, changes, tag, check)
     except (DeltaError, OSError, pa.ArrowException) as err:
-        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed
-        # all the same it won't repeat.
+        # For example, another writer has committed since. Spark will merge, or report why it can't.
+        # If this commit succeeded after all, Spark won't repeat it.
         log.info("table=%s isn't merged here: %s", table_name, err)
         return None
 
@@ -134,22 +134,21 @@ def _merge(
 
 
 def is_for_arrow(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Whether rows are found by a key, or only added, and all of them go when any are truncated:
-    the rest is Spark's.
+    """Return whether Arrow can merge: rows have a key or are only added, and no single leaf is
+    truncated.
     """
     return not changes_copies(plan, tag) and not plan.truncated_leaves
 
 
 def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Whether rows without a key are updated or deleted, so many copies of each as the source
-    did.
-    """
+    """Return whether the changes update or delete duplicate rows of a table without a key."""
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
 def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenColumns | None:
-    """What is written to the table; None when it lacks one of the columns, or asks more of its
-    writers than is done here.
+    """Return what is written to the table.
+
+    None when it lacks one of the columns, or requires a writer feature that isn't implemented here.
     """
     written = WrittenColumns(
         plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
@@ -158,14 +157,12 @@ def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenCol
 
 
 def has_columns(table: DeltaTable, written: WrittenColumns) -> bool:
-    """Whether the table has the columns that are written, and asks no more of its writers than is
-    done here.
-    """
+    """Return whether the table has the written columns and requires only implemented features."""
     return is_known(table) and set(arrow_schema(table).names).issuperset(written.sources)
 
 
 def is_known(table: DeltaTable) -> bool:
-    """Whether everything that the table asks of its writers is done here."""
+    """Return whether all writer features that the table requires are implemented here."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     version_is_known = (
@@ -181,12 +178,12 @@ def is_known(table: DeltaTable) -> bool:
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """The table's columns."""
+    """Return the table's columns."""
     return pa.schema(table.schema().to_arrow())
 
 
 def _read(table: DeltaTable) -> pa.Table | None:
-    """All rows of a small table; None for another."""
+    """Return all rows of a small table; None for a larger one."""
     if not is_small(files_of(table)):
         return None
     return read_within(
@@ -195,8 +192,9 @@ def _read(table: DeltaTable) -> pa.Table | None:
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
-    """All rows; None when they take more than MOST_DRIVER_BYTES of memory."""
-    # A first batch of large rows would be in memory before it could be counted.
+    """Return all rows; None when they take more than MOST_DRIVER_BYTES of memory."""
+    # A first batch of large rows would be in memory before it could be counted, so the footers are
+    # checked first.
     if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
         return None
     parts: list[pa.RecordBatch] = []
@@ -210,8 +208,8 @@ def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
 
 
 def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:
-    """Write rows in the place of the table's, or behind them; raises DeltaError when it isn't what
-    was read any more.
+    """Replace the table's rows, or append to them; raises DeltaError when its version changed
+    since.
     """
     write_deltalake(
         table,
@@ -223,8 +221,10 @@ def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool)
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:
-    """Statistics of integers alone: delta-rs rounds decimals' to doubles and leaves NaN out, so
-    that readers would skip too much.
+    """Write statistics of integers only.
+
+    delta-rs rounds decimals' bounds to doubles and leaves NaN out of them, so readers would skip
+    too much.
     """
     told = [
         field.name

@@ -1,12 +1,12 @@
-"""Merge files: many net changes, or few into a large target, as one commit, by Spark's tasks with
-Arrow, file by file.
+"""Merges many net changes, or few into a large target, file by file in Spark's tasks with Arrow.
 
-A MERGE of Spark's makes Spark's rows of all that it reads, joins and shuffles them and writes them
-as it has them then. Here a task reads a few of the target's files that may hold a key of the net
-changes, looks their keys up in the changes', and writes each file that has one anew, its rows in
-the order that they had: files keep to their ranges of keys, so that later changes of some rows go
-on touching few of them. What found no row is added by the tasks that follow. The commit carries
-what a MERGE's would and is a compare-and-swap on the version that was read (as merge_in_driver's).
+Everything is one commit. A Spark MERGE converts everything that it reads into Spark's rows, joins
+and shuffles them, and writes them in the resulting order. Instead, a task reads a few of the
+target's files that may have a key of the net changes, and looks up their keys in the changes. It
+rewrites each file that has one, with the rows in their previous order. So files keep their key
+ranges, and later changes of some rows touch few files. Later tasks add the changes that matched no
+row. The commit has the metadata of a MERGE's commit and is a compare-and-swap on the version that
+was read (as merge_in_driver's).
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ from waldelta.spark.tasks import RunTask, shares
 
 log = logging.getLogger(__name__)
 
-# The net changes of a task's files, which it holds in memory; beyond, Spark, which can spill.
+# The net changes of a task's files, which the task keeps in memory. Beyond this, Spark merges,
+# which can spill.
 MOST_NET_BYTES = 512 << 20
-# A task reads at least so many of the target's rows, and half as many as there are net changes,
-# whose keys it reads too.
+# A task reads at least this many of the target's rows, and at least half as many as there are net
+# changes, because it reads all of their keys, too.
 MERGED_ROWS_PER_TASK = 250_000
-# Or so many bytes of its files, as they are stored.
+# The same limit in bytes of the files as stored.
 MERGED_BYTES_PER_TASK = 64 << 20
 MERGED = pa.schema(
     [
@@ -95,7 +96,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a task has to know of a target; the names of all files of this attempt begin with
+    """What a task must know about a target; the names of all files of this attempt begin with
     ``prefix``.
     """
 
@@ -117,25 +118,25 @@ def merge_files(
     tag: CommitTag,
     check: Callable[[], object],
 ) -> CommitTag | None:
-    """Commit the net changes that are staged in ``folder`` under ``tag``; returns the tag that
-    tells what they did.
+    """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
 
-    ``run`` has tasks done (tasks.run_tasks). ``check`` is asked, and None returned, as by
-    merge_in_driver.
+    ``run`` executes tasks (tasks.run_tasks). ``check`` is called, and None returned, as in
+    merge_in_driver().
     """
     if not is_for_arrow(plan, tag):
         return None
     table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
-        return tag  # as Delta skips a MERGE that is repeated
+        return tag  # Delta skips a repeated MERGE in the same way.
     try:
         merge = _begun(run, job, plan, folder, tag, table)
         return None if merge is None else _merged(merge, table, tag, check)
     except WaldeltaError:
         raise
     except Exception as err:
-        # Somebody else committed meanwhile, or removed a file; a value or worker is too much for a
-        # task. Spark does it, or says why not; what is committed all the same it won't repeat.
+        # Another writer has committed or removed a file since, or a value or worker is too much for
+        # a task. Spark will merge, or report why it can't. If this commit succeeded after all,
+        # Spark won't repeat it.
         log.warning(
             "table=%s isn't merged file by file: %s", plan.state.table_name, first_line(err)
         )
@@ -158,8 +159,8 @@ def _merged(
     try:
         _commit(table, merge, tag)
     except CommitFailedError:
-        # An answer that was lost would be a commit all the same: only somebody else's in its place
-        # shows that there is none.
+        # When only the answer was lost, the commit exists. An external commit in its place proves
+        # that it doesn't.
         other = merge.log.read(table.version() + 1)
         if other is not None and other.info.get("userMetadata") != tag.metadata:
             merge.discard()
@@ -172,7 +173,7 @@ def _merged(
 def _begun(
     run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable
 ) -> _Merge | None:
-    """The merge, unless this target or these net changes are Spark's."""
+    """Return the merge, or None when Spark must merge this target or these net changes."""
     if (written := written_columns(job, plan, table)) is None:
         return None
     target = _Target(
@@ -185,14 +186,14 @@ def _begun(
     net = NetFiles.of(folder, job.storage_options)
     files = files_of(table)
     is_whole = sum(net.rows) == net_changes(tag.counts)
-    # A path of more than a name is of a partitioned table, or of a clone's.
+    # A path with a folder is of a partitioned table, or of a clone.
     if not is_whole or any("/" in path or "%" in path for path in files["path"].to_pylist()):
         return None
     return _Merge(run, target, net, files, truncated=plan.is_truncated)
 
 
 def _files(files: pa.Table) -> list[_File]:
-    """The target's files, by what its log tells of them."""
+    """Return the target's files, as its log describes them."""
     rows = files["num_records"].fill_null(ROWS_PER_FILE)
     columns = (files["path"], files["size_bytes"], rows)
     return [
@@ -201,9 +202,7 @@ def _files(files: pa.Table) -> list[_File]:
 
 
 class _Merge:
-    """One merge under way: the files that are removed and added, and how many rows of which kind
-    that makes.
-    """
+    """A merge in progress: the files it removes and adds, and its numbers of changed rows."""
 
     def __init__(
         self, run: RunTask, target: _Target, net: NetFiles, files: pa.Table, *, truncated: bool
@@ -225,8 +224,8 @@ class _Merge:
         self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
 
     def rewrite(self) -> bool:
-        """Write the files anew that hold a row of the net changes; False when one of them can't be
-        by Arrow.
+        """Rewrite the files with rows of the net changes; returns False when Arrow can't rewrite
+        one.
         """
         target, net, count = self._target, self._net, len(self._keys)
         parts = shares(
@@ -255,11 +254,11 @@ class _Merge:
 
     @property
     def log(self) -> DeltaLog:
-        """The target's."""
+        """The target's log."""
         return DeltaLog(self._target.uri, self._target.storage_options)
 
     def discard(self) -> None:
-        """Remove the files that nobody will read."""
+        """Remove the files, which will never be read."""
         discard(self._target.uri, self._target.storage_options, self._target.prefix)
 
     def _add(self, row: Any) -> None:
@@ -271,7 +270,7 @@ class _Merge:
             self.counts[name] += count
 
     def _touched(self) -> list[_File]:
-        """The files that may hold a row of the net changes."""
+        """Return the files that may have a row of the net changes."""
         written = self._target.written
         if self._truncated or not written.shape.key:
             return []
@@ -282,8 +281,9 @@ class _Merge:
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:
-    """A task: write those of these files anew that hold a row of the net changes; tells what it
-    did, and which changes met one.
+    """Rewrite those of these files that have a row of the net changes (run as a task).
+
+    Returns what it did, and which changes matched a row.
     """
     files = target.files()
     keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
@@ -292,9 +292,11 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     )
     matched = matched_by(of_row, count)
     changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
-    if changes is None:  # told, not raised: Spark would have it read as much again
+    # This is returned, not raised: after an error, Spark would retry the task and read as much
+    # again.
+    if changes is None:
         return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
-    # From here on rows point at the changes that are wanted, not at all there are.
+    # From this line on, indices refer to the wanted changes, not to all changes.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
     told = [_rows_of(matched=packed(matched))]
     for file, of_file in zip(
@@ -334,7 +336,7 @@ def _rewrite_file(
 
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
-    """A task: write the chosen of one of the net changes' files as new rows."""
+    """Write the chosen rows of one of the net changes' files as new rows (run as a task)."""
     files, told = target.files(), []
     parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
@@ -364,8 +366,8 @@ def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
 
 
 def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:
-    """Put the new files in the place of the others; raises DeltaError when the table isn't what was
-    read any more.
+    """Replace the old files by the new ones; raises DeltaError when the table's version changed
+    since.
     """
     table.create_write_transaction(
         replacement(merge.removed, merge.added),

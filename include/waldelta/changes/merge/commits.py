@@ -1,5 +1,5 @@
-"""What a commit did to a target, from the target's own Delta log: rows by operation, and what no
-run has told yet.
+"""Reads a commit's effects from the target's own Delta log: rows by operation, and unreported
+commits.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# As far back as commits are looked for; only maintenance and other people's commits come between.
+# How many commits are searched. Only maintenance and external commits come in between.
 _NEWEST = 50
 
 
 def read_untouched(job: Job, state: TableState) -> TargetCut:
-    """The target as it stands, with nothing done to it."""
+    """Return the target's current version as a cut without changes."""
     return TargetCut(state.table_name, state.generation, _open(job, state).version())
 
 
 def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> TargetCut:
-    """A generation that changes no row, as a commit all the same: it fences those who still write
-    an earlier one.
+    """Commit a generation that changes no row; the commit fences runs that still write an earlier
+    one.
     """
     uri = uri_of(job, state.table_name)
     set_generation(spark, uri, state.generation)
@@ -67,8 +67,9 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
 def commit_equal(
     spark: SparkSession, job: Job, state: TableState, tag: CommitTag, column: str
 ) -> TargetCut:
-    """The same of a copy that finds the target as it should be, under its transaction: a copy that
-    was begun before comes late then.
+    """Commit, under the copy's transaction id, that a copy found the target correct.
+
+    A copy that began earlier then comes too late.
     """
     with tagged(spark, tag):
         spark.sql(void_statement(uri_of(job, state.table_name), column)).collect()
@@ -82,14 +83,14 @@ def take_over_target(
     quarantine: Quarantine,
     applied: Callable[[], int],
 ) -> None:
-    """Remove what others have staged for a target, and see to it that nothing of theirs comes any
+    """Remove what other runs have staged for a target, and make sure that they can't commit any
     more.
 
-    A killed client's statement goes on in a Connect server, and a run that lost its lock may be
-    within its commit: a commit of the table's properties makes either fail, also an INSERT, which
-    reads nothing that could conflict. Only then is it known how far the target is: ``applied``
-    asks, and raises when that leaves the caller nothing to do. What others told of rows of later
-    batches is dropped, as those never came.
+    A killed client's statement continues in a Spark Connect server, and a run that lost its lock
+    may be about to commit. A commit of the table's properties makes either fail, even an INSERT,
+    which reads nothing that could conflict. Only after that is the target's last batch certain:
+    ``applied`` reads it, and raises when nothing is left to do. Quarantine rows that other runs
+    wrote for later batches are dropped, because those batches were never committed.
     """
 
     def fence() -> None:
@@ -101,8 +102,9 @@ def take_over_target(
 
 
 def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
-    """The same for a target that is about to be copied, whatever was staged: a statement that went
-    on would double what the copy holds.
+    """Take over a target that is about to be copied, whatever was staged for it.
+
+    A statement that still runs would duplicate the copy's rows.
     """
     uri = uri_of(job, name)
 
@@ -122,10 +124,10 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
-    """Raises SnapshotLost when a commit other than the cut's own has changed rows since the version
-    that they were compared at.
+    """Raise SnapshotLost when another commit changed rows after the version that was compared.
 
-    A late copy's, say: differences from what it replaced don't make the target what its source is.
+    ``compared`` is that version, and the cut's own commit is excluded. If a late copy has replaced
+    the rows, for example, the compared differences don't repair the target.
     """
     log = DeltaLog(uri_of(job, cut.table_name), job.storage_options)
     between = (commit for commit in log.behind(compared) if commit.version < cut.version)
@@ -137,8 +139,9 @@ def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
 
 
 def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
-    """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't
-    there.
+    """Return what the commit of ``tag`` did, and make it durable.
+
+    Raises LateWriter when the commit isn't there.
     """
     table = _open(job, state)
     for entry in table.history(_NEWEST):
@@ -146,7 +149,8 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             version = int(entry["version"])
             sync_commit(uri_of(job, state.table_name), version)
-            # By what the commit itself says: a late writer's may have got there first.
+            # This reads the commit's own metadata, because a late writer's commit may have come
+            # first.
             return _cut(
                 state, version, entry, bool(written.get("truncated")), written.get("counts") or {}
             )
@@ -158,8 +162,9 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
 
 
 def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
-    """Which verb committed under the identity of ``tag``; None when nobody has, "" when the history
-    doesn't tell any more.
+    """Return the command that committed under the identity of ``tag``.
+
+    None when there is no such commit, "" when the history doesn't reach back that far.
     """
     table = _open(job, state)
     if (table.transaction_version(tag.app_id) or 0) < tag.batch:
@@ -178,8 +183,10 @@ def read_unreported(
     reported: ReportedCommits,
     in_cut: int | None = None,
 ) -> tuple[TargetCut | None, TargetCut | None]:
-    """What was committed to the target and told by no run: up to the version that the newest cut
-    has, and beyond; None where nothing was.
+    """Return what was committed to the target but isn't in any run's result.
+
+    The first value covers commits up to ``in_cut``, the newest cut's version, the second later
+    ones; None where there are none.
     """
     within = beyond = None
 
@@ -197,7 +204,7 @@ def read_unreported(
         ):
             break
         counts = entry["waldelta"].get("counts") or {}
-        # Committed, it needn't be on the disk; and by now its files may be compacted and gone.
+        # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
         sync_commits(uri_of(job, state.table_name), [version])
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
         if in_cut is not None and version <= in_cut:
@@ -231,11 +238,11 @@ def _open(job: Job, state: TableState) -> DeltaTable:
 
 
 def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
-    """This writer's newest commits, read as they are asked for; others may lie between, but no
-    other copy of the table.
+    """Yield this writer's commits, newest first, read on demand.
 
-    Among the newest ones; further back only behind one that was asked for there: of a large backlog
-    each step is one.
+    External commits may be in between, but the search ends at a commit of another copy of the
+    table. It goes back further than the newest commits only after finding one there: for a large
+    backlog, each apply batch is a commit.
     """
     is_found = False
     for limit, skip in ((1, 0), (_NEWEST, 1), (None, _NEWEST)):
@@ -251,13 +258,13 @@ def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit and the
-    staged ``counts``.
+    """Return rows inserted, updated, deleted and skipped, from Delta's metrics and the staged
+    ``counts``.
 
     Changes of one row count once: as inserted when it is new, as deleted when it is gone, else as
-    updated. A new row that found one at its key replaced it: Delta counts that as updated. Updates
-    and deletes that found no row are skipped, as PostgreSQL's subscriber does. A rewritten target
-    (no key) was counted before it was written.
+    updated. A new row that replaced one at its key counts as updated in Delta's metrics. Updates
+    and deletes that found no row are skipped, as in a PostgreSQL subscriber. For a rewritten target
+    (no key), the counts were taken before it was written.
     """
     if FOUND_UPDATES in counts:
         updated, deleted = counts[FOUND_UPDATES], counts[FOUND_DELETES]
@@ -272,14 +279,14 @@ def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, An
             "numTargetRowsUpdated": counts[MERGED_UPDATES],
             "numTargetRowsMatchedDeleted": counts[MERGED_DELETES],
         }
-    if "numTargetRowsInserted" not in metrics:  # an INSERT, not a MERGE
+    if "numTargetRowsInserted" not in metrics:  # The commit is an INSERT, not a MERGE.
         return {
             "inserted": int(metrics.get("numOutputRows", 0)),
             "skipped": counts.get(ACTION_SKIP, 0),
         }
     inserted = int(metrics.get("numTargetRowsInserted", 0))
     updated = int(metrics.get("numTargetRowsUpdated", 0))
-    # Rows of leaves that were truncated are deleted too, without being matched: they are told as
+    # Rows of truncated leaves are deleted, too, without being matched: they are reported as
     # truncated.
     deleted = int(
         metrics.get("numTargetRowsMatchedDeleted", metrics.get("numTargetRowsDeleted", 0))

@@ -1,10 +1,9 @@
-"""Merge for tables without a key: copies of equal rows are taken out of the target or changed, in
-one commit.
+"""Merges changes of tables without a key: removes or changes duplicate rows, in one commit.
 
-No MERGE can take one of two equal rows, so the target is rewritten. Rows are equal where every
-published column is, as PostgreSQL's subscriber compares them: nulls are equal, so are -0 and 0, all
-NaN, and 1.0 and 1.00. Among equal rows those go first that are written just as the source's, so
-that the target keeps what the source keeps.
+A MERGE can't take one of two equal rows, so the target is rewritten. Rows are equal where every
+published column is, as a PostgreSQL subscriber compares them: nulls are equal, so are -0 and 0, all
+NaN, and 1.0 and 1.00. Among equal rows, those written exactly like the source's are removed first,
+so that the target keeps what the source keeps.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from waldelta.spark_sql import path, quote
 
 _FLOATS = ("float", "double")
 _FLOAT_ARRAY = re.compile(r"array<(float|double)>")
-# What a numeric without a scale is called, and what it is in the lake.
+# PostgreSQL's name of a numeric without a scale, and its type in the lake.
 _NUMERIC = ("numeric", "string")
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedColumn:
-    """A column of a target without a key: its name, its type in the lake, and PostgreSQL's name of
-    its type.
+    """A column of a target without a key: name, type in the lake, and PostgreSQL's name of its
+    type.
     """
 
     name: str
@@ -44,8 +43,9 @@ def count_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """How many staged updates and deletes find their row: a row of ``action, rows`` for each action
-    that has any.
+    """Return the query of how many staged updates and deletes find their row.
+
+    It returns a row ``action, rows`` for each action that has any.
     """
     return (
         f"with {_chosen(path(target), source, columns, metadata_columns, truncated)}\n"
@@ -64,10 +64,9 @@ def rewrite_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation
-    ``source``.
+    """Return the INSERT OVERWRITE that applies net changes (as in collapse_copies) from ``source``.
 
-    ``truncated`` are the leaves whose rows are gone before, by oid.
+    ``truncated`` are the oids of leaves whose rows are removed first.
     """
     names, _ = _named(columns, metadata_columns=metadata_columns)
     rows = rewritten_rows(
@@ -84,8 +83,8 @@ def rewritten_rows(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """The SELECT of relation ``base`` with the net changes applied, in the order of the target's
-    columns.
+    """Return the SELECT of relation ``base`` with the net changes applied, in the target's column
+    order.
     """
     held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
     if metadata_columns:
@@ -114,8 +113,9 @@ def rewritten_rows(
 def different_rows(
     target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool
 ) -> str:
-    """How many rows ``target`` lacks of relation ``rows`` (as rewritten_rows gives them), and how
-    many it has too many.
+    """Return the query of how many rows of ``rows`` the target lacks, and how many it has too many.
+
+    ``rows`` is a relation as rewritten_rows() returns it.
     """
     names, aliases = _named(columns, metadata_columns=metadata_columns)
     held = ", ".join(f"{name} as {alias}" for name, alias in zip(names, aliases, strict=True))
@@ -133,7 +133,7 @@ def different_rows(
 def replace_statement(
     target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool
 ) -> str:
-    """The INSERT OVERWRITE by relation ``rows``, as rewritten_rows gives them."""
+    """Return the INSERT OVERWRITE with relation ``rows``, as rewritten_rows() returns it."""
     names, aliases = _named(columns, metadata_columns=metadata_columns)
     return (
         f"insert overwrite {path(target)} ({', '.join(names)})\nselect {', '.join(aliases)} from"
@@ -144,7 +144,7 @@ def replace_statement(
 def _named(
     columns: Sequence[CopiedColumn], *, metadata_columns: bool
 ) -> tuple[list[str], list[str]]:
-    """The target's columns as it has them, and as statements number them."""
+    """Return the target's column names, and their aliases in statements."""
     own = ([LSN, COMMIT_TS, RAW], ["lsn", "commit_ts", "raw"]) if metadata_columns else ([], [])
     return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[
         1
@@ -158,11 +158,11 @@ def _chosen(
     metadata_columns: bool,
     truncated: Sequence[int],
 ) -> str:
-    """Staged removals and the target's rows they may take, numbered within equal rows.
+    """Return CTEs of the staged removals and the matching target rows, numbered within equal rows.
 
     The target's columns are renamed by position, since a source's column may have any name.
-    Comparing structs, nulls are equal and floats by value; ``exact`` tells apart what is equal but
-    written differently.
+    Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal
+    values that are written differently.
     """
     held = [f"{quote(column.name)} as v{i}" for i, column in enumerate(columns)]
     if metadata_columns:
@@ -212,5 +212,5 @@ def _exact(value: str, column: CopiedColumn) -> str:
 
 
 def _entries(value: str) -> str:
-    """A map, which has no equality, as something that has."""
+    """Return a map, which has no equality, as an array of entries."""
     return f"array_sort(map_entries({value}))"

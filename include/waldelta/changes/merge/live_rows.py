@@ -1,7 +1,6 @@
-"""Live rows: of a target that keeps more than a mirror does, the rows that its source has now, as a
-mirror would hold them.
+"""Live rows: the rows that the source has now, from a target that keeps more than a mirror does.
 
-What is compared with the source, judged by a table's suite, or looked up by a change is this view.
+Comparisons with the source, a table's suite, and lookups by changes all use this view.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from waldelta.spark_sql import quote
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Operations in a changelog; ``snapshot`` are the rows of the first copy.
+# Operations in a changelog; ``snapshot`` marks the rows of the initial copy.
 SNAPSHOT, TRUNCATE = "snapshot", "truncate"
 _GONE = ("delete", "gone")
 
 
 def live_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> DataFrame:
-    """The rows of ``frame`` that the source has now, without the columns of the mode.
+    """Return the rows of ``frame`` that the source has now, without the columns of the mode.
 
-    Of a changelog without a key, all rows: which of two equal ones was deleted doesn't matter to
-    its reader alone.
+    For a changelog without a key, it returns all rows: the changelog doesn't show which of two
+    equal rows was deleted.
     """
     if mode == HISTORY:
         frame = frame.where(F.col(VALID_TO_LSN).isNull())
@@ -41,21 +40,22 @@ def live_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> DataFra
 
 
 def _latest(frame: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The last change of each key, where that left a row; a change that moved a row ends its old
-    key too.
+    """Return the last change of each key, where that left a row.
+
+    A change that moved a row ends its old key, too.
     """
     keys = [f"_wd_key{k}" for k in range(len(key))]
     changes = frame.where(F.col(OP) != TRUNCATE).withColumns(
         {name: F.col(quote(of)) for name, of in zip(keys, key, strict=True)}
     )
-    # By place, since a key's column may have been renamed since.
+    # Fields are read by position, since a key's column may have been renamed since.
     fields = frame.schema[BEFORE].dataType.fieldNames()  # type: ignore[attr-defined]
     before = {name: F.col(BEFORE).getField(field) for name, field in zip(keys, fields, strict=True)}
     ended = (
         changes.where(F.col(BEFORE).isNotNull()).withColumns(before).withColumn(OP, F.lit("gone"))
     )
     emptied = frame.where(F.col(OP) == TRUNCATE).agg(F.max(F.struct(LSN, SEQ)).alias("_wd_emptied"))
-    # Of one change, what it left comes behind what it ended.
+    # Of one change, the row that it left comes after the one that it ended.
     newest = Window.partitionBy(*keys).orderBy(
         F.col(LSN).desc(), F.col(SEQ).desc(), F.col(OP) == "gone"
     )

@@ -1,6 +1,4 @@
-"""Merge staged: commit a target's staged net changes in the way that suits them: here, file by file
-in tasks, or by Spark.
-"""
+"""Commits a target's staged net changes: in the driver, file by file in tasks, or by Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A MERGE that others' commits got ahead of is run again on what they left, so often in all.
+# How often a MERGE runs in all, when concurrent commits conflict with it.
 _ATTEMPTS = 3
 
 
@@ -52,8 +50,9 @@ def merge_staged(
     tag: CommitTag,
     check: Callable[[], object],
 ) -> CommitTag:
-    """Commit the net changes here, else file by file in tasks, else by Spark, as states always;
-    returns the tag of the commit.
+    """Commit the net changes in the driver, else file by file in tasks, else by Spark.
+
+    States are always merged by Spark. Returns the tag of the commit.
     """
     done = None
     if plan.decode.unfolding is None:
@@ -62,8 +61,7 @@ def merge_staged(
             done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, check)
     if done is not None:
         return done
-    # Whoever committed meanwhile may have copied the target again: Spark would take what it finds
-    # now for ours.
+    # Another run may have copied the target again since: Spark would treat that copy as ours.
     check()
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
@@ -90,7 +88,7 @@ def _merge(
 ) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
-    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the
+    Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
     target over (take_over_target).
     """
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
@@ -117,7 +115,7 @@ def _merge(
             FOUND_DELETES: by_action.get(ACTION_DELETE, 0),
         }
         tag = replace(tag, counts=tag.counts | found)
-        check()  # counting takes as long as it takes
+        check()  # Counting may have taken long.
     cut = plan.truncated_leaves
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(

@@ -1,7 +1,7 @@
-"""Small targets: read, merged and checked here by Arrow, as Spark plans and compiles for longer
-than the work itself takes.
+"""Decides which targets are small enough to be read, merged and checked in the driver with Arrow.
 
-``files`` is what Delta's log says of a target's files (``lake.files_of``).
+For them, Spark's planning and compiling takes longer than the work itself. ``files`` is what
+Delta's log has of a target's files (``lake.files_of``).
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import pyarrow.compute as pc
 
 from waldelta.lake.storage import row_count
 
-# Beyond, a job of Spark's that writes, or scans, only the files that matter is the cheaper one.
+# Above this, a Spark job that writes or scans only the relevant files is cheaper.
 MOST_SMALL_ROWS = 100_000
 MOST_FILE_BYTES = 16 << 20
 
 
 def is_small(files: pa.Table) -> bool:
-    """Whether a target with these files is read here; one whose rows aren't counted isn't."""
+    """Return whether a target with these files is read in the driver; False without row counts."""
     return is_at_most(files, MOST_SMALL_ROWS, MOST_FILE_BYTES)
 
 
 def is_at_most(files: pa.Table, most_rows: int, most_bytes: int) -> bool:
-    """Whether these files have so many rows and bytes at most; False where their rows aren't
-    counted.
+    """Return whether these files have at most this many rows and bytes.
+
+    False where their rows aren't counted.
     """
     rows = row_count(files)
     return (

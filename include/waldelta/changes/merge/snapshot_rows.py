@@ -1,5 +1,5 @@
-"""Merge rows: staged rows, whole as a snapshot of the source has them, into a target with a key, as
-one commit.
+"""Merges staged rows, complete as in a snapshot of the source, into a target with a key in one
+commit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
 
 def staged_names(copy: TableCopy) -> list[str]:
-    """What the columns of a copy's rows are called when they are staged: by place, like collapse's
-    net changes.
-    """
+    """Return the names of a copy's staged columns: by position, like collapse's net changes."""
     metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
     return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
 
 
 def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
-    """Where the columns of ``key`` stand among a copy's rows when they are staged."""
+    """Return the positions of the key columns among a copy's staged columns."""
     names = [name for name, _ in copy.columns]
     return EventShape(len(names), tuple(names.index(column) for column in key))
 
@@ -39,10 +37,10 @@ def merge_rows(
     folder: str,
     tag: CommitTag,
 ) -> None:
-    """Merge what is staged in ``folder`` into the table at ``target``: ``action``, ``b<k>`` for the
-    key's columns, the staged names.
+    """Merge the rows staged in ``folder`` into the table at ``target``.
 
-    Delta's settings are the session's while this runs: nothing else may commit through it.
+    The columns are ``action``, ``b<k>`` for the key, and the staged names. Delta's settings apply
+    to the whole session while this runs: nothing else may commit through it.
     """
     names = [name for name, _ in copy.columns]
     variants = [f"c{i}" for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]

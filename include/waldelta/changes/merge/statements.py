@@ -1,7 +1,6 @@
-"""Merge: net changes into a Delta target, as one commit; the statements are built here as text and
-run here.
+"""Builds and runs the SQL that merges net changes into a Delta target as one commit.
 
-Column names come from the source's catalogs, so every one is quoted; values never enter a
+Column names come from the source's catalogs, so every name is quoted. Values never become part of a
 statement.
 """
 
@@ -28,34 +27,36 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# In a commit's counts: of a table without a key, the staged updates and deletes that found a row in
-# the target.
+# In a commit's counts, for a table without a key: the staged updates and deletes that found a row
+# in the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
-# And of a commit without Delta's metrics of a MERGE (merge_in_driver): the target's rows by what
-# became of them.
+# For a commit without Delta's metrics of a MERGE (merge_in_driver): the target's rows by what
+# happened to them.
 MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
     "merged_inserts",
     "merged_updates",
     "merged_deletes",
 )
 
-# A merge writes every file that it touches anew: with smaller ones, changes of rows that lie
-# together touch little.
+# A merge rewrites every file that it touches. With smaller files, changes of neighbouring rows
+# rewrite less.
 ROWS_PER_FILE = 250_000
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 # The source is a file that was just written, so Delta needs no second copy of it.
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
-# And one that is gone is another run's doing: half a source must never pass for all of it.
+# A source file that is missing was removed by another run: a part of the source must never pass for
+# all of it.
 _IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTag:
-    """Delta's identity of one application of changes: repeated, it changes nothing.
+    """Delta's identity of one application of changes: a repeated one changes nothing.
 
-    ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the
-    commit did. Of a replay, ``batch`` is no batch, but the version of the target that it set out
-    from. ``looked`` is the version up to which other people's commits were told before this one.
+    ``counts`` are the staged net changes by action. Together with Delta's metrics, they show what
+    the commit did. For a replay, ``batch`` isn't a batch, but the version of the target that the
+    replay began with. ``looked`` is the version up to which external commits had been reported
+    before this one.
     """
 
     app_id: str
@@ -81,10 +82,9 @@ def merge_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """The MERGE of net changes (columns as in collapse) from relation ``source`` into the table at
-    ``target``.
+    """Return the MERGE of net changes (columns as in collapse) from ``source`` into the target.
 
-    ``truncated`` are the leaves whose rows go, by oid, but for those that the changes bring.
+    ``truncated`` are the oids of leaves whose rows are removed, except for those in the changes.
     """
     on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
     updates = [
@@ -115,15 +115,16 @@ def merge_statement(
 
 
 def of_leaves(alias: str, oids: Sequence[int]) -> str:
-    """The condition on a gathered target's row that it is of one of these leaves."""
+    """Return the condition that a row of merged partitions belongs to one of these leaves."""
     return f"{alias}.{RELID} in ({', '.join(f'{oid:d}' for oid in oids)})"
 
 
 def insert_statement(
     target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool
 ) -> str:
-    """INSERT of the new rows alone: for a table without a key, or, overwriting, for one that was
-    truncated.
+    """Return an INSERT of the new rows only.
+
+    It is used for a table without a key, or, overwriting, for one that was truncated.
     """
     columns = [(quote(name), f"c{i}") for i, name in enumerate(names)]
     if metadata_columns:
@@ -136,7 +137,7 @@ def insert_statement(
 
 
 def with_variants(source: str, columns: Sequence[str]) -> str:
-    """The relation ``source`` with these of its columns, which are JSON texts, as variants."""
+    """Return the relation ``source`` with these columns, which are JSON texts, as variants."""
     if not columns:
         return source
     parsed = ", ".join(f"parse_json({column}) as {column}" for column in columns)
@@ -144,16 +145,17 @@ def with_variants(source: str, columns: Sequence[str]) -> str:
 
 
 def void_statement(target: str, column: str) -> str:
-    """An UPDATE of no row, which is a commit all the same: whatever else comes under its
-    transaction id is late.
+    """Return an UPDATE of no row, which still is a commit: any other with its transaction id is
+    late.
     """
     return f"update {path(target)} set {quote(column)} = {quote(column)} where false"
 
 
 @contextmanager
 def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
-    """Statements inside commit under ``tag``; at most one for each table, since Delta skips a
-    second one silently.
+    """Make the statements inside commit under ``tag``.
+
+    At most one statement for each table may run, since Delta silently skips a second one.
     """
     settings = {
         TXN_APP: tag.app_id,
@@ -169,7 +171,7 @@ def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
 
 @contextmanager
 def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the session for the statements inside."""
+    """Set session settings for the statements inside."""
     try:
         for key, value in settings.items():
             spark.conf.set(key, value)
@@ -180,14 +182,14 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
 
 
 def new_value(i: int, name: str, toastable: Collection[int]) -> str:
-    """A column of the row: what was sent, or what stays as it is."""
+    """Return a column's new value: what was sent, or the current value."""
     if i in toastable:
         return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
     return f"s.c{i}"
 
 
 def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
-    """The row's verbatim values: those sent now, and those of the columns that stay as they are."""
+    """Return the row's raw values: those sent now, and those of unchanged columns."""
     if not toastable:
         return "s.raw"
     kept = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)

@@ -1,8 +1,7 @@
-"""Merge states: unfolded rows into a Delta target that keeps more than a mirror does, as one
-commit.
+"""Merges row versions into a Delta target that keeps more than a mirror does, as one commit.
 
-Behind row_versions, in the place of merge. Every statement is built here, with names quoted and
-numbers alone as values.
+This follows row_versions, in place of merge. Every statement is built here, with quoted names, and
+with numbers as the only values.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from waldelta.changes.decode import TargetPlan
     from waldelta.changes.stage import Staged
 
-# In a commit's counts: rows that came, and states of the target's that ended.
+# In a commit's counts: new rows, and ended states of the target.
 STATES, ENDS = "states", "ends"
 _COUNTED = (ACTION_SKIP, RAW_ROWS, COMPLETED_ROWS, QUARANTINED_ROWS)
 _BASE = "waldelta_base"
@@ -68,8 +67,10 @@ _BASE = "waldelta_base"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A target as these statements see it: mode, columns by place, the key's places, and those that
-    may lack their value.
+    """A target as these statements see it: mode, columns, positions of the key and of TOASTable
+    columns.
+
+    Columns are given by position.
     """
 
     mode: TargetMode
@@ -85,7 +86,7 @@ class Kept:
 
 
 def kept_of(plan: TargetPlan) -> Kept:
-    """The target of a plan."""
+    """Return the target of a plan."""
     decode = plan.decode
     variants = tuple(i for i, kind in enumerate(decode.types) if kind.spark == VARIANT)
     return Kept(
@@ -96,10 +97,10 @@ def kept_of(plan: TargetPlan) -> Kept:
 def complete_states(
     spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, folder: str
 ) -> Staged:
-    """Give states what the target's own rows say: values that no event sent. Those of rows that it
-    hasn't are skipped, and counted.
+    """Complete states from the target's own rows with the values that no event sent.
 
-    Staged anew in ``folder``, since the merge must not look the target's rows up a second time.
+    States of rows that the target doesn't have are skipped, and counted. The result is staged again
+    in ``folder``, since the merge must not look up the target's rows a second time.
     """
     kept, counts = kept_of(plan), Counter(staged.counts)
     _check_read(plan)
@@ -130,7 +131,7 @@ def complete_states(
 
 
 def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
-    """How many staged rows have each action."""
+    """Return how many staged rows have each action."""
     rows = spark.read.parquet(folder).groupBy("action").count().collect()
     return {row["action"]: row["count"] for row in rows}
 
@@ -150,8 +151,9 @@ def _lacks(spark: SparkSession, staged: Staged, kept: Kept) -> bool:
 
 
 def _metric_counts(counts: Counter[str]) -> dict[str, int]:
-    """Counts by which Delta's own metrics tell what a commit did: rows inserted are states, rows
-    updated ended ones.
+    """Return counts that match Delta's metrics of the commit.
+
+    Inserted rows are states, updated rows are ended states.
     """
     told = {name: counts[name] for name in _COUNTED if counts[name]}
     return told | {
@@ -166,7 +168,7 @@ def _base_relation(uri: str, kept: Kept) -> str:
 
 
 def completed_query(kept: Kept, source: str, base: str) -> str:
-    """The staged rows, those of a row that the target has with what only the target knows of it."""
+    """Return the staged rows, completed with the values that only the target has."""
     on = " and ".join(f"t.{quote(kept.names[i])} = s.b{k}" for k, i in enumerate(kept.key))
     is_log = kept.mode == CHANGELOG
     wanted = "true" if is_log else f"s.action = '{ACTION_UPDATE}'"
@@ -221,8 +223,9 @@ def merge_states(
 def states_statement(
     uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
 ) -> str:
-    """The one statement that brings unfolded rows into the target; its first TRUNCATE ends whatever
-    the target has open.
+    """Return the one statement that merges row versions into the target.
+
+    Its first TRUNCATE ends all current states of the target.
     """
     if kept.mode == CHANGELOG:
         return append_statement(uri, kept, source)
@@ -234,8 +237,9 @@ def states_statement(
 def history_statement(
     uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
 ) -> str:
-    """The MERGE that ends open states and adds new ones; a state that began where it ends was never
-    seen.
+    """Return the MERGE that ends current states and adds new ones.
+
+    A state that began where it ends was never visible, and is deleted.
     """
     on = " and ".join(f"t.{quote(kept.names[i])} = s.b{k}" for k, i in enumerate(kept.key))
     inserts = [
@@ -266,7 +270,7 @@ def history_statement(
 def soft_delete_statement(
     uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
 ) -> str:
-    """The MERGE that leaves each key's last state, marked when the row is gone."""
+    """Return the MERGE that keeps each key's last state, marked when the row is gone."""
     ended = f"s.action = '{ACTION_DELETE}'"
     on = " and ".join(
         f"t.{quote(kept.names[i])} = case when {ended} then s.b{k} else s.c{i} end"
@@ -299,7 +303,7 @@ def soft_delete_statement(
 
 
 def append_statement(uri: str, kept: Kept, source: str) -> str:
-    """The INSERT of every change."""
+    """Return the INSERT of every change."""
     unknown = ", ".join(
         f"case when s.u{i} then {string(kept.names[i])} end" for i in kept.toastable
     )
@@ -342,7 +346,7 @@ def _truncate_rows(truncates: Sequence[Truncation]) -> pa.Table:
 
 
 def _with_truncates(kept: Kept, source: str, folder: str) -> str:
-    """The changes, and a row for each TRUNCATE, which has no values."""
+    """Return the changes, and a row without values for each TRUNCATE."""
     names = (
         [f"c{i}" for i in range(len(kept.names))]
         + [f"o{k}" for k in range(len(kept.key))]

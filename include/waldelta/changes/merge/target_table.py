@@ -1,6 +1,4 @@
-"""Target tables: their columns from a published table, their creation, and replacing their whole
-content.
-"""
+"""Target tables: their columns, their creation, and replacing their whole content."""
 
 from __future__ import annotations
 
@@ -34,7 +32,8 @@ if TYPE_CHECKING:
 
 VARIANT = "variant"
 _METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
-# Parquet's own names can't hold these, so a table that has one is written with column mapping.
+# Parquet's own column names can't have these characters, so a table with one is written with column
+# mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {
     "delta.columnMapping.mode": "name",
@@ -72,9 +71,10 @@ class CommitResult:
 def target_columns(
     table: PublishedTable, options: TypeOptions, metadata_columns: bool
 ) -> list[TargetColumn]:
-    """The columns of a table's target: the published ones in attnum order, then ours.
+    """Return the columns of a table's target: the published ones in attnum order, then waldelta's
+    own.
 
-    Raises ConfigError for names that Delta, which ignores case, can't keep apart.
+    Raises ConfigError for names that Delta, which ignores case, can't distinguish.
     """
     types = column_types({c.name: c.type for c in table.columns}, table.key_columns, options)
     columns = [
@@ -92,21 +92,22 @@ def target_columns(
 
 
 def target_ddl(columns: Sequence[TargetColumn]) -> str:
-    """The columns as CREATE TABLE takes them."""
+    """Return the columns as CREATE TABLE takes them."""
     return ", ".join(
         f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns
     )
 
 
 def target_schema(columns: Sequence[TargetColumn]) -> str:
-    """The columns as the DDL of a DataFrame's schema."""
+    """Return the columns as the DDL of a DataFrame's schema."""
     fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
     return ddl(pa.schema(fields))
 
 
 def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFrame:
-    """The frame with columns, given as (name, Spark type), as the target holds them: Arrow carries
-    a variant as text.
+    """Return the frame with columns, given as (name, Spark type), as the target stores them.
+
+    Arrow carries a variant as text.
     """
     variants = {name for name, kind in columns if kind == VARIANT}
     if not variants:
@@ -121,9 +122,10 @@ def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFra
 
 
 def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn]) -> None:
-    """Create the target, empty, when there is none; raises TargetNotWritable.
+    """Create the empty target when there is none; raises TargetNotWritable.
 
-    Only CREATE TABLE gives Delta NOT NULL columns: a DataFrame's are all nullable once written.
+    Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
+    written.
     """
     try:
         existing = _read_schema(spark, uri)
@@ -147,27 +149,24 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
 
 
 def writes_deletion_vectors(table: DeltaTable) -> bool:
-    """Whether commits mark rows as gone instead of writing their files anew; a new target's
+    """Return whether commits mark rows as deleted instead of rewriting files; a new target's
     don't.
     """
     return table.metadata().configuration.get(_DELETION_VECTORS, "false").lower() == "true"
 
 
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
-    """Have later commits mark rows as gone, or no longer; marks that are there stay readable either
-    way.
-    """
+    """Set whether later commits mark rows as deleted; existing marks stay readable either way."""
     spark.sql(
         f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}"
     )
 
 
 def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
-    """Have Delta keep for so long what an earlier version needs: the log, and files, which a VACUUM
-    without RETAIN goes by.
+    """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
 
-    Delta forgets after this time that a file was removed, and a VACUUM takes it for nobody's then,
-    whatever it is told to retain.
+    A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
+    VACUUM treats the file as unknown, whatever it is told to retain.
     """
     files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
     wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
@@ -181,9 +180,7 @@ def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) 
 
 
 def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
-    """Commit which generation the target is: whoever still writes an earlier one conflicts
-    with it.
-    """
+    """Commit the target's generation: runs that still write an earlier one conflict with it."""
     spark.sql(f"alter table {path(uri)} set{_tblproperties({_GENERATION: str(generation)})}")
 
 
@@ -194,10 +191,9 @@ def replace_target(
     txn: tuple[str, int],
     metadata: Mapping[str, Any],
 ) -> CommitResult:
-    """Replace the target's content, and its schema when that differs, in one commit; durable when
-    it returns.
+    """Replace the target's content, and its schema when that differs, in one durable commit.
 
-    Raises the error a task named, LateWriter when somebody else committed meanwhile.
+    Raises the named error of a task, or LateWriter when another writer committed at the same time.
     """
     user_metadata = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
     writer = _writer(frame, txn, user_metadata)
@@ -225,7 +221,7 @@ def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataF
 
 
 def plainly_typed(frame: DataFrame) -> DataFrame:
-    """The same columns, of types as SQL names them.
+    """Return the same columns with types as SQL names them.
 
     A Connect client sends strings with an explicit collation, which would become part of the
     table's schema; delta-rs can't open such a table.
@@ -239,8 +235,8 @@ def plainly_typed(frame: DataFrame) -> DataFrame:
 
 
 def target_write_error(uri: str, err: Exception) -> WaldeltaError:
-    """What went wrong while a target was written, by name: an error of a task, another writer, or
-    the lake.
+    """Return a failure to write a target as a named error: a task's, another writer's, or the
+    lake's.
     """
     if (named := named_error(err)) is not None:
         return named
@@ -259,7 +255,7 @@ def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitRes
         .collect()
     )
     if not mine:
-        # Delta skips a repeated txnVersion without a word.
+        # Delta silently skips a repeated txnVersion.
         raise LateWriter(f"{uri}: the commit isn't in the table's history: run the sync again")
     version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
     return CommitResult(
@@ -277,13 +273,13 @@ def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
 
 
 def _schema_option(existing: StructType | None, wanted: StructType) -> str | None:
-    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes
-    all nullable.
+    """Return how the target's schema must change.
 
-    Tried on Delta 4.4: overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do;
-    SET NOT NULL is refused afterwards, CREATE OR REPLACE with other columns at a path too.
-    createOrReplace can bring a CHECK constraint in the same commit, which is no NOT NULL in the
-    schema and asks more of every writer.
+    Merging keeps its NOT NULL columns, overwriting makes all nullable. Tried on Delta 4.4:
+    overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is
+    refused afterwards, and so is CREATE OR REPLACE with other columns at a path. createOrReplace
+    can add a CHECK constraint in the same commit, but that isn't NOT NULL in the schema and
+    requires more of every writer.
     """
     held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
     added = {field.name: field.dataType for field in wanted.fields}
@@ -293,7 +289,9 @@ def _schema_option(existing: StructType | None, wanted: StructType) -> str | Non
 
 
 def needs_mapping(columns: Sequence[Any]) -> bool:
-    """Whether a name is one that Parquet can't hold, so that the files' columns have others."""
+    """Return whether Parquet can't use a column's name, so that columns have other names in
+    files.
+    """
     return any(_UNMAPPABLE.search(column.name) for column in columns)
 
 

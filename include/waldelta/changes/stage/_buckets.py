@@ -1,6 +1,4 @@
-"""Buckets: which of several tasks a row belongs to, by its key's text; the same in every
-process.
-"""
+"""Assigns rows to buckets, one per task, by their key's text; the same in every process."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
 def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
-    """The bucket, from 0 to ``count`` - 1, of each row of a key's binary columns; nulls are equal
-    to each other.
+    """Return the bucket, from 0 to ``count`` - 1, of each row of a key's binary columns.
+
+    Nulls are equal to each other.
     """
     found = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
@@ -29,7 +28,7 @@ def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
 
 
 def _hashes(column: pa.ChunkedArray) -> _Hashes:
-    """Sums of bytes times the number of their place, modulo 2**64."""
+    """Return sums of each byte times its position's number, modulo 2**64."""
     values = one_array(column).cast(pa.large_binary()).fill_null(b"")
     _, offsets, data = values.buffers()
     ends: Ints = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
@@ -44,7 +43,7 @@ def _hashes(column: pa.ChunkedArray) -> _Hashes:
 
 
 def _numbers(count: int) -> _Hashes:
-    """Of each place within a value, one that looks random (splitmix64)."""
+    """Return a pseudorandom number for each position within a value (splitmix64)."""
     return _mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
 
 

@@ -1,6 +1,4 @@
-"""Folders of staged changes, and what becomes of them when the statements that read them are
-over.
-"""
+"""Folders of staged changes, and their removal after the statements that read them."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
-    """Remove the folders in the end, unless a statement that reads them may go on: whoever comes
-    next then learns of it by them.
+    """Remove the folders at the end, unless a statement that reads them may still run.
 
-    A Spark Connect server goes on with what it was told when its client is interrupted, or loses
-    it.
+    The next run then finds the folders, and knows of that statement. A Spark Connect server
+    continues a statement when its client is interrupted, or loses the connection.
     """
     try:
         yield
@@ -41,13 +38,14 @@ def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
 
 
 def _may_go_on(err: BaseException) -> bool:
-    """Whether nobody knows how the statement ended; an error of its own, and the client's, say that
-    it has.
+    """Return whether it isn't known how the statement ended.
+
+    Its own error, or one of the client's, shows that it has ended.
     """
-    if not isinstance(err, Exception):  # it was interrupted
+    if not isinstance(err, Exception):  # It was interrupted.
         return True
-    # The server's answer has a class of its own; these are of the way there, or of an operation
-    # that was given up.
+    # The server's answer has a class of its own. These classes mean a failed connection, or an
+    # abandoned operation.
     is_unanswered = type(err).__name__ in (
         "SparkConnectException",
         "SparkConnectGrpcException",

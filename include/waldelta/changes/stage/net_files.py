@@ -1,5 +1,6 @@
-"""Net files: net changes that were staged as Parquet, read by the tasks that merge them; a row's
-number is its place among all.
+"""Net files: net changes staged as Parquet, which the merging tasks read.
+
+A row's number is its position among the rows of all files.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from pyarrow.fs import FileSelector
 from waldelta.arrow import Bools, Ints
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, rooted
 
-# Read in small pieces: what repeats itself is a thousandth in a file of what it is in memory.
+# Rows are read in small pieces, because repeated values take a thousandth of their memory in a
+# file.
 ROWS_PER_READ = 8_192
-# What is worked on at once.
+# The number of rows that are processed at once.
 ROWS_PER_PART = 131_072
 PART_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class NetFiles:
-    """The files in their order, and how many rows each has."""
+    """The files in their order, and the number of rows of each."""
 
     folder: str
     storage_options: dict[str, str] | None
@@ -35,10 +37,10 @@ class NetFiles:
 
     @classmethod
     def of(cls, folder: str, storage_options: dict[str, str] | None) -> NetFiles:
-        """Those of a folder, whether Spark or Arrow wrote them."""
+        """Return the files of a folder, whether Spark or Arrow wrote them."""
         files = rooted(folder, storage_options)
         listed = sorted(info.path for info in files.get_file_info(FileSelector("")))
-        # S3A marks a folder by an object of no bytes, which is listed as an entry without a name.
+        # S3A marks a folder by an object without bytes, which is listed as an entry without a name.
         paths = [path for path in listed if path.rpartition("/")[2][:1] not in ("", ".", "_")]
         rows = []
         for path in paths:
@@ -47,11 +49,11 @@ class NetFiles:
         return cls(folder, storage_options, paths, rows)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Some columns of all of them."""
+        """Return some columns of all files."""
         return self._opened(self.paths).to_table(columns=list(columns))
 
     def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
-        """The chosen of all of them; None when they are more."""
+        """Return the chosen rows of all files; None when they take more than ``most_bytes``."""
         dataset = self._opened(self.paths)
         parts, taken = [], 0
         for part in _chosen(dataset, chosen):
@@ -62,7 +64,7 @@ class NetFiles:
         return pa.Table.from_batches(parts, dataset.schema)
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
-        """The chosen of one file, so many at once as memory is meant to hold."""
+        """Return the chosen rows of one file, in parts of limited memory."""
         return grouped(_chosen(self._opened([self.paths[number]]), chosen))
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
@@ -73,27 +75,30 @@ class NetFiles:
 
 
 def packed(chosen: Bools) -> bytes:
-    """Which are chosen, as bits or as numbers, whichever are fewer bytes (unpacked)."""
+    """Return which rows are chosen, as bits or as numbers, whichever takes fewer bytes (see
+    unpacked()).
+    """
     places, bits = np.flatnonzero(chosen).astype("<u4"), np.packbits(chosen)
     return (places if places.nbytes < bits.nbytes else bits).tobytes()
 
 
 def unpacked(chosen: bytes, count: int) -> Ints:
-    """The places of the chosen among so many."""
+    """Return the positions of the chosen rows among ``count``."""
     if len(chosen) < -(-count // 8):
         return np.frombuffer(chosen, "<u4").astype(np.int64)
     return np.flatnonzero(np.unpackbits(np.frombuffer(chosen, np.uint8), count=count))
 
 
 def rows_at_once(rows: pa.Table) -> int:
-    """So many of these rows as are worked on at once."""
+    """Return how many of these rows are processed at once."""
     bytes_ = max(int(rows.nbytes), 1)
     return max(1, min(ROWS_PER_PART, PART_BYTES * len(rows) // bytes_))
 
 
 def at_places(rows: pa.Table, places: Ints) -> pa.Table:
-    """The rows at ascending places. ``Table.take`` would first make one piece of all there are: a
-    copy of them for each few.
+    """Return the rows at ascending positions.
+
+    ``Table.take`` would first copy the whole table into one piece, for every few rows.
     """
     chosen = np.zeros(len(rows), np.bool_)
     chosen[places] = True
@@ -103,8 +108,9 @@ def at_places(rows: pa.Table, places: Ints) -> pa.Table:
 def batches(
     dataset: ds.Dataset, columns: dict[str, pc.Expression] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows in their order, a few at once; with ``columns``, these under their names instead of
-    all.
+    """Return rows in their order, a few at a time.
+
+    ``columns`` selects and names the columns, instead of all.
     """
     scanner = by_row_group(dataset).scanner(
         columns=columns, batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1
@@ -113,7 +119,7 @@ def batches(
 
 
 def grouped(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """As many of these together as are worked on at once."""
+    """Group record batches into tables of the size that is processed at once."""
     held: list[pa.RecordBatch] = []
     rows = taken = 0
     for part in parts:

@@ -1,4 +1,6 @@
-"""The change log as a DataFrame: the messages that a range of batches may need, in no order."""
+"""Reads the change log as a DataFrame: the messages that a range of batches may need, in no
+order.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 def read_row_changes(
     spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]
 ) -> DataFrame:
-    """Row messages of these relations that a target's copy may lack, in the columns that decode()
-    takes.
+    """Return row messages of these relations that a target's copy may lack, in decode()'s
+    columns.
     """
     return (
         read_changes(spark, change_log, plan.segments)
@@ -32,15 +34,17 @@ def read_row_changes(
 
 
 def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
-    """Messages of the range and of the earlier parts it commits; which of them count is known by
-    their place.
+    """Return messages of the range and of the earlier parts that it commits.
+
+    Their positions show which of them count.
     """
     return spark.read.format("delta").load(change_log.uri).where(_covering(segments))
 
 
 def _covering(segments: Segments) -> Column:
-    """The range of batches, and the parts of earlier ones that were prepared there and are
-    committed in it.
+    """Select the range of batches, and the parts of earlier ones that it commits.
+
+    Those parts are transactions that were prepared earlier.
     """
     chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
     for part in segments.older:

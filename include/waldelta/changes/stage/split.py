@@ -1,8 +1,7 @@
-"""Split: what many targets wait for, lying mixed in the change log, is read once by tasks, which
-write it anew by relation.
+"""Splits a range of many targets' messages: tasks read it once and write it again by relation.
 
-A row group of the log holds whatever was committed at that time. To read one table's messages is to
-read every group that has any, all of its columns: of many tables, the whole range once for each.
+A row group of the log has all messages of its time. Reading one table's messages means reading
+every group that has any, with all columns: for many tables, the whole range once for each.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Tables that wait for the same row group, by bytes on the average, from which on it pays to write
-# it anew: that costs about as much as reading it twice.
+# The average number of tables, by bytes, waiting for a row group, from which splitting pays: it
+# costs about as much as reading the group twice.
 SPLIT_FROM_TABLES = 4
-# Relations of fewer messages share a row group: its columns' headers, and a reader's request for
-# them, cost as much.
+# Relations with fewer messages share a row group: the headers of its columns, and a reader's
+# request for them, cost as much as that many messages.
 ROWS_PER_GROUP = 2_048
-# The largest that is written, so that readers hold no more than that at once.
+# The largest row group that is written, so that readers hold no more than that at once.
 GROUP_ROWS, GROUP_BYTES = 131_072, 16 << 20
 _WRITTEN = pa.schema([("path", pa.string())])
 
@@ -58,12 +57,12 @@ class Split(RowMessages):
     paths: Sequence[str] = field(repr=False)
 
     def dataset(self) -> ds.Dataset | None:
-        """All its files; None when there are no messages."""
+        """Return all files as a dataset; None when there are no messages."""
         return self._dataset
 
     @cached_property
     def _dataset(self) -> ds.Dataset | None:
-        # Kept: each file's footer is read once, not once for each table.
+        # Cached, so that each file's footer is read once, not once for each table.
         if not self.paths:
             return None
         files, layout = (
@@ -74,7 +73,9 @@ class Split(RowMessages):
         return ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was opened: tasks read what they are told to."""
+        """Return the state without the opened dataset: tasks read only the files that they are
+        given.
+        """
         return {name: value for name, value in self.__dict__.items() if name != "_dataset"}
 
 
@@ -85,10 +86,10 @@ def splitting(
     change_log: ChangeLog,
     waiting: Callable[[Stream], Collection[int]],
 ) -> Iterator[Callable[[Stream], Split | None]]:
-    """What splits a range, where that is worth it for the relations that wait for it; a range's
-    files go when the next one's come.
+    """Yield a function that splits a range, where that pays for the relations that wait for it.
 
-    That raises TargetNotWritable when they can't be written.
+    A range's files are removed when the next range is split. The function raises TargetNotWritable
+    when they can't be written.
     """
     folders: list[str] = []
 
@@ -118,8 +119,8 @@ def _remove(folders: list[str]) -> None:
 
 
 def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[int]) -> bool:
-    """Whether so many of these relations have messages in the same row groups, told by their
-    statistics alone.
+    """Return whether enough of these relations have messages in the same row groups, by
+    statistics.
     """
     ids = np.sort(np.fromiter(relation_ids, np.int64))
     if len(ids) < SPLIT_FROM_TABLES:
@@ -135,8 +136,9 @@ def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[
 
 
 def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: str) -> Split:
-    """Write the row messages of a range into files of a folder, each sorted by relation, in the
-    order of the log within one.
+    """Write the row messages of a range into files of a folder, each sorted by relation.
+
+    Messages of one relation stay in the order of the log.
     """
     began = time.monotonic()
     chosen, options = all_row_messages(stream.segments), change_log.storage_options
@@ -144,7 +146,7 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
     base, _, name = folder.rpartition("/")
 
     def write(number: int) -> pa.Table:
-        # Of this attempt alone: an earlier one, taken for lost, may still be writing.
+        # The name is unique to this attempt: an earlier one, taken for lost, may still be writing.
         path = f"part-{number}-{uuid.uuid4().hex}.parquet"
         files = rooted(base, options)
         files.create_dir(name)
@@ -163,10 +165,12 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """The rows by relation, a row group at a time: one relation's, or those of several that have
-    few.
+    """Yield the rows by relation, a row group at a time.
+
+    A row group has one relation's rows, or those of several relations with few.
     """
-    rows = rows.combine_chunks()  # once: to take some rows of many pieces is to do it each time
+    # Combined once: taking rows from many pieces would combine them each time.
+    rows = rows.combine_chunks()
     relation_id = rows["relation_id"].to_numpy()
     order = np.argsort(relation_id, kind="stable")
     most = max(1, min(GROUP_ROWS, GROUP_BYTES * len(rows) // max(rows.nbytes, 1)))
@@ -175,7 +179,7 @@ def _groups(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _cuts(relation_id: Ints, most: int) -> Iterator[tuple[int, int]]:
-    """Where row groups of sorted relations begin and end."""
+    """Yield where row groups of sorted relations begin and end."""
     if not len(relation_id):
         return
     starts = np.flatnonzero(relation_id[1:] != relation_id[:-1]) + 1

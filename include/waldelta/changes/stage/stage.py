@@ -1,8 +1,7 @@
-"""Stage: a range of landed batches becomes the net changes of one target, as files for the merge to
-read.
+"""Stages a range of landed batches: writes one target's net changes as files for the merge.
 
-A small range is decoded and collapsed right here: four Spark jobs would cost seconds for what takes
-milliseconds. A larger one goes through Spark's Python tasks, by the same functions.
+The driver decodes and collapses a small range itself: four Spark jobs would take seconds for
+milliseconds of work. A larger range goes through Spark's Python tasks, with the same functions.
 """
 
 from __future__ import annotations
@@ -44,11 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Net changes ready to be merged: their files, what the merge reads (as SQL), how many by
+    """Net changes ready to be merged: their files, the SQL that the merge reads, the number by
     action.
 
-    ``incomplete``: a new row came without the value of a large column, which ``reread`` must find.
-    ``net`` are the rows themselves, when they were collapsed here and are all there is.
+    ``incomplete``: a new row arrived without the value of a large column, which must be read from
+    the source. ``net`` has the rows themselves, when the driver collapsed them and they are
+    complete.
     """
 
     folder: str
@@ -75,8 +75,9 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
 
 
 def check_whole(spark: SparkSession, staged: Staged) -> None:
-    """Raise StagedLost unless Spark finds all rows that tasks told of: its listing of the folder
-    may be older than ours.
+    """Raise StagedLost unless Spark finds all rows that the tasks reported.
+
+    Spark's listing of the folder may be older than ours.
     """
     _require(staged, spark.read.parquet(staged.folder).count())
 
@@ -128,7 +129,9 @@ def _stage_routed(
 
 
 def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], DataFrame]:
-    """The transformation from raw messages to net changes by a filter that Spark evaluates."""
+    """Return the transformation from raw messages to net changes, by a filter that Spark
+    evaluates.
+    """
     decode_plan, shape = plan.decode, plan.decode.shape
     events_schema, result_schema = ddl(decode_plan.decoded_schema), ddl(decode_plan.net_schema)
     names = decode_plan.event_schema.names
@@ -154,10 +157,10 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
 
 
 def _alike(text: Column, kind: TargetType) -> Column:
-    """What is equal for equal values, as like_equal_numbers()."""
+    """Return an expression that is equal for equal values, as like_equal_numbers() does."""
     if not is_spelt_freely(kind):
         return text
-    # What can't be read has no place among them, and is told when it is decoded for good.
+    # A text that can't be converted becomes null; decoding reports it later.
     value = text.cast("string").try_cast(kind.spark)
     return value + F.lit(0.0) if pa.types.is_floating(kind.arrow) else value
 

@@ -1,12 +1,12 @@
-"""Stage in tasks: a larger range is decoded and collapsed by Spark's Python tasks, which read and
-write the files themselves.
+"""Decodes and collapses a larger range in Spark's Python tasks, which read and write files
+themselves.
 
-Rows that became Spark's on their way from the change log to the merge, twice and once through its
-shuffle, would cost three times what decoding and collapsing them costs. So the tasks of one job
-decode pieces of the change log into buckets by key, as Arrow files, and those of the next collapse
-one bucket each. What is handed over is counted: a folder's listing may be an old one, and an Arrow
-stream that ends too early reads as a whole one. Chains of moved keys cross any partitioning by key,
-so a range with moves is one bucket.
+Converting rows to Spark's on their way from the change log to the merge, twice and once through its
+shuffle, would cost three times as much as decoding and collapsing them. So the tasks of one job
+decode pieces of the change log into buckets by key, as Arrow files. Those of the next job collapse
+one bucket each. The rows passed on are counted, because a folder's listing may be out of date,
+and an Arrow stream that ends too early reads as a complete one. Chains of moved keys cross any
+partitioning by key, so a range with moves is one bucket.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from waldelta.types import TargetType
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One task collapses about this many rows, or this many bytes of them; more mean more tasks. It
-# holds them all, three times over.
+# One task collapses about this many rows, or bytes of them; a larger range gets more tasks. A task
+# has all its rows in memory three times.
 STAGED_ROWS_PER_TASK = 500_000
 STAGED_BYTES_PER_TASK = 128 << 20
-# And decodes at least so many rows or bytes: a file for each bucket is written by each.
+# A task decodes at least this many rows or bytes, because each task writes a file for each bucket.
 ROWS_PER_DECODE = 250_000
 BYTES_PER_DECODE = 64 << 20
-# What the tasks that collapse tell, and those that decode into buckets.
+# What the collapsing tasks return, and the tasks that decode into buckets.
 COUNTS = pa.schema(
     [
         ("action", pa.string()),
@@ -61,8 +61,8 @@ DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Staged net changes by action, how many of them have verbatim values, and whether a new row
-    lacks a large value.
+    """Counts of staged net changes: by action, with raw values, and whether a new row lacks a large
+    value.
     """
 
     by_action: dict[str, int]
@@ -73,8 +73,9 @@ class Counted:
 def stage_in_tasks(
     spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str
 ) -> Counted:
-    """Write the net changes as Parquet into ``folder``; ``messages`` has at least what the plan is
-    about.
+    """Write the net changes as Parquet into ``folder``.
+
+    ``messages`` has at least the messages that the plan is about.
     """
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     dealt = shares(messages.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
@@ -87,7 +88,7 @@ def stage_in_tasks(
         return decode_all(messages.read(share, chosen, CHANGE_COLUMNS), decode_plan)
 
     def divide(number: int) -> pa.Table:
-        # Of this attempt alone: an earlier one, taken for lost, may still be writing.
+        # The name is unique to this attempt: an earlier one, taken for lost, may still be writing.
         name = f"{number}-{uuid.uuid4().hex}.arrow"
         paths = [f"{events}/{bucket}/{name}" for bucket in range(buckets)]
         rows = _write_events(rooted(base, options), paths, decoded(dealt[number]), decode_plan)
@@ -100,7 +101,7 @@ def stage_in_tasks(
     if buckets == 1:
         return added_up(run_tasks(spark, 1, COUNTS, collapse_all))
     told = run_tasks(spark, len(dealt), DIVIDED, divide)
-    # Every task gets all of it, a file of each decoding task for each bucket.
+    # Every task gets the whole list: one file of each decoding task for each bucket.
     names, rows = [row["name"] for row in told], np.array([row["rows"] for row in told], np.int64)
     rows = rows.reshape(len(names), buckets)
 
@@ -119,19 +120,21 @@ def stage_in_tasks(
 
 
 def tasks_of(plan: TargetPlan) -> int:
-    """How many tasks collapse a range: chains of moved keys cross any partitioning by key."""
+    """Return how many tasks collapse a range: chains of moved keys cross any partitioning by
+    key.
+    """
     return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
 
 
 def tasks_for(volume: Volume) -> int:
-    """How many tasks hold so much."""
+    """Return how many tasks this volume needs."""
     return max(
         1, -(-volume.rows // STAGED_ROWS_PER_TASK), -(-volume.bytes // STAGED_BYTES_PER_TASK)
     )
 
 
 def added_up(counted: Iterable[Any]) -> Counted:
-    """What count() told of all parts."""
+    """Add up the counts of all parts, as returned by count()."""
     counted = list(counted)
     by_action: dict[str, int] = {}
     for row in counted:
@@ -146,7 +149,7 @@ def added_up(counted: Iterable[Any]) -> Counted:
 def _write_events(
     files: FileSystem, paths: Sequence[str], parts: Iterator[pa.RecordBatch], plan: DecodePlan
 ) -> list[int]:
-    """Write events as Arrow files, one for each bucket; how many rows each has."""
+    """Write events as Arrow files, one for each bucket; returns the number of rows of each."""
     rows = np.zeros(len(paths), np.int64)
     with ExitStack() as opened:
         sinks = []
@@ -171,7 +174,7 @@ def _write_events(
 
 
 def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
-    """Texts of the columns that tell rows from each other, alike for equal values."""
+    """Return texts of the columns that identify rows, the same for equal values."""
     texts = [
         pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)
     ]
@@ -183,12 +186,14 @@ def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
 
 
 def is_spelt_freely(kind: TargetType) -> bool:
-    """Whether equal values may have several texts: of floats -0 is 0, of numeric 1.0 is 1.00."""
+    """Return whether equal values may have several texts: -0 and 0 of floats, 1.0 and 1.00 of
+    numeric.
+    """
     return bool(pa.types.is_floating(kind.arrow) or pa.types.is_decimal(kind.arrow))
 
 
 def like_equal_numbers(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedArray:
-    """Texts of numbers, alike for equal values."""
+    """Return texts of numbers, the same for equal values."""
     parts = [kind.from_text(part)[0] for part in texts.chunks]
     if pa.types.is_floating(kind.arrow):
         parts = [pc.add(part, pa.scalar(0.0, kind.arrow)) for part in parts]
@@ -198,8 +203,9 @@ def like_equal_numbers(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedAr
 
 
 def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.RecordBatch]:
-    """The events of one bucket, by its files and how many rows each has; raises StagedLost unless
-    they are all there.
+    """Return the events of one bucket from its files, given with their numbers of rows.
+
+    Raises StagedLost unless all rows are there.
     """
     parts: list[pa.RecordBatch] = []
     for path, rows in written.items():
@@ -227,13 +233,13 @@ def _collapse(
     net = plan.net_schema.empty_table()
     if parts:
         net = collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
-    # Readers take no more than a row group at once.
+    # Readers read no more than a row group at once.
     pq.write_table(net, path, filesystem=files, row_group_size=rows_at_once(net))
     return count(net, plan)
 
 
 def count(net: pa.Table, plan: DecodePlan) -> pa.Table:
-    """Net changes by action, as Counted has them."""
+    """Count net changes by action, as for Counted."""
     if not len(net):
         return COUNTS.empty_table()
     lacks = np.zeros(len(net), np.bool_)

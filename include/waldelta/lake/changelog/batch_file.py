@@ -1,5 +1,6 @@
-"""A batch's file of the change log, written where the slot is read, record batch by record batch;
-and the commit that adds it.
+"""Writes a batch's file of the change log, one record batch at a time, and commits it.
+
+The process that reads the slot writes the file.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from waldelta.lake.storage import (
 from waldelta.lake.write_errors import target_not_writable
 from waldelta.permissions import private_files
 
-# What files are pruned by and the landed end is read from.
+# The columns by which files are pruned, and from which the landed end is read.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
-# Small row groups let both cores decode one batch, and readers of the timeline skip those without
-# any.
+# With small row groups, both cores can decode one batch, and readers of the timeline skip groups
+# without timeline messages.
 BATCH_ROW_GROUP_BYTES = 16 << 20
-# Of these few values recur, or all are near each other; the messages themselves aren't worth a
-# dictionary, nor statistics.
+# Values of these columns repeat, or are near each other. The messages themselves aren't worth a
+# dictionary or statistics.
 _RECURRING = [
     "kind",
     "relation_id",
@@ -61,8 +62,8 @@ _NEWEST = 20
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """A file that was written and isn't committed yet: its place in the table, its bytes and
-    Delta's statistics of it.
+    """A file that is written but not committed: its path in the table, its bytes and its Delta
+    statistics.
     """
 
     path: str
@@ -71,15 +72,16 @@ class BatchFile:
 
 
 def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
-    """Create the empty change log, unless it is there, as the table that Spark's CREATE TABLE would
-    make; raises TargetNotWritable.
+    """Create the empty change log unless it exists, as Spark's CREATE TABLE would.
+
+    Raises TargetNotWritable.
     """
     if DeltaTable.is_deltatable(uri, storage_options):
         return
     remove_empty_log(uri)
     try:
         there = rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True))
-        # A log may have come about meanwhile, which is one as good.
+        # Another run may have created the log in the meantime, which is just as good.
         if any(found.base_name != "_delta_log" for found in there) and not DeltaTable.is_deltatable(
             uri, storage_options
         ):
@@ -102,11 +104,10 @@ def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | No
 def write_batch(
     files: FileSystem, uri: str, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> BatchFile | None:
-    """Write what comes as one file of the change log, which ``files`` is rooted at; None, and no
-    file, when nothing comes.
+    """Write record batches as one file of the change log; None, and no file, when there are none.
 
-    Memory holds a row group. Raises TargetNotWritable when the file can't be written, and what
-    ``parts`` raises.
+    ``files`` is rooted at the change log. Memory holds one row group. Raises TargetNotWritable when
+    the file can't be written, and whatever ``parts`` raises.
     """
     written = _Written(files, uri, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
     try:
@@ -119,7 +120,9 @@ def write_batch(
 
 
 class _Written:
-    """One Parquet file under way, and its statistics; there is none before the first row."""
+    """A Parquet file being written, and its statistics; the file doesn't exist before the first
+    row.
+    """
 
     def __init__(self, files: FileSystem, uri: str, path: str, schema: pa.Schema) -> None:
         self._files, self._uri, self._path, self._schema = files, uri, path, schema
@@ -150,7 +153,7 @@ class _Written:
             self._writer.write_table(group, row_group_size=len(group))
 
     def close(self) -> BatchFile | None:
-        """Finish it."""
+        """Finish the file."""
         self._flush()
         if self._writer is None:
             return None
@@ -168,7 +171,7 @@ class _Written:
             raise target_not_writable(self._uri, err, "Spark's tasks", _KEPT) from None
 
     def discard(self) -> None:
-        """What nobody will commit; maintenance removes it otherwise."""
+        """Delete a file that will never be committed; otherwise maintenance would remove it."""
         with suppress(OSError, pa.ArrowException):
             if self._writer is not None:
                 self._writer.close()
@@ -179,11 +182,11 @@ class _Written:
 def commit_batch(
     opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
 ) -> int:
-    """Add a batch to the change log, or with no file its number alone, which then counts as landed;
-    the version that has it.
+    """Commit a batch to the change log; returns its version.
 
-    Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises
-    LateWriter when it is there already.
+    Without a file, only the batch's number is committed, and counts as landed. Each attempt is a
+    compare-and-swap on a version without the batch. Raises LateWriter when the batch is there
+    already.
     """
     version = -1
     for attempt in tenacity.Retrying(
@@ -196,23 +199,23 @@ def commit_batch(
             table = opened()
             if (table.transaction_version(app_id) or 0) >= batch:
                 if (version := _version_of(table, metadata)) >= 0:
-                    break  # by an attempt whose answer was lost
+                    break  # An earlier attempt committed it, but its answer was lost.
                 raise LateWriter(
                     f"batch {batch} of the change log was landed by another run: run again"
                 )
             _commit(table, app_id, batch, file, metadata)
             version = (
                 table.version() + 1
-            )  # a compare-and-swap; by now maintenance may have committed, too
+                # The commit is a compare-and-swap, so this is its version. Maintenance may have
+                # committed since.
+            )
             table.update_incremental()
             checkpoint(table, CHANGE_LOG_CHECKPOINT_INTERVAL)
     return version
 
 
 def _version_of(table: DeltaTable, metadata: str) -> int:
-    """The version that one of the newest commits made; -1 when none of them has this
-    userMetadata.
-    """
+    """Return the version of the commit with this userMetadata; -1 when no recent commit has it."""
     return next(
         (int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1
     )

@@ -1,6 +1,4 @@
-"""A range of landed batches as the driver reads it, once for all the targets that have it
-before them.
-"""
+"""A range of landed batches as the driver reads it, once for all targets that apply it next."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger import TableState
 
-# Up to this much is read into the driver and decoded there; Spark's tasks take what is more.
+# Up to this much is read into the driver and decoded there; Spark's tasks decode larger ranges.
 SMALL_ROWS = 100_000
 SMALL_BYTES = 32 << 20
-# Above what one task collapses (stage_tasks) it is worth to read all of it to learn which tables
-# its bytes are of.
+# Above what one task collapses (stage_tasks), it pays to read the whole range to count each table's
+# bytes.
 COUNTED_BYTES = 128 << 20
 
 SplitUp = Callable[[Stream], RowMessages | None]
 
 
 class BatchRange:
-    """What lies in the change log between two batches (after the first, up to and with the second).
+    """The messages in the change log after one batch, up to and including another.
 
-    ``split`` writes it anew by relation where that is worth it, of many messages for many targets;
-    gives None where it isn't.
+    ``split`` writes the row messages of a range by relation where that pays, with many messages for
+    many targets; elsewhere it returns None.
     """
 
     def __init__(
@@ -46,30 +44,28 @@ class BatchRange:
 
     @cached_property
     def stream(self) -> Stream:
-        """What counts of it, in commit order, and its relation, type, truncate and control
-        messages.
-        """
+        """The range in commit order, and its relation, type, truncate and control messages."""
         return self.change_log.stream(*self.batches)
 
     @cached_property
     def split(self) -> RowMessages | None:
-        """Its row messages by relation; None where they are read from the change log."""
+        """The range's row messages by relation; None where they are read from the change log."""
         return None if self._rows is not None else self._split_up(self.stream)
 
     @cached_property
     def _rows(self) -> pa.Table | None:
-        """All row messages, or None when they are too many to be read here."""
+        """All row messages; None when they are too many to be read in the driver."""
         if self._messages > SMALL_ROWS:
             return None
         return self.change_log.rows(self.stream, SMALL_BYTES)
 
     def volume(self, state: TableState) -> Volume:
-        """How much of it waits for one target."""
+        """Return how much of the range waits for one target."""
         rows = self.rows_of(state)
         return Volume(*self._waiting(state), self._bytes_of(state) if rows is None else rows.nbytes)
 
     def count(self, state: TableState) -> int:
-        """How many of its row messages wait for one target."""
+        """Return how many of its row messages wait for one target."""
         return self._waiting(state)[0]
 
     def _waiting(self, state: TableState) -> tuple[int, bool]:
@@ -95,7 +91,7 @@ class BatchRange:
         return self.change_log.bytes_by_relation(self.stream)
 
     def rows_of(self, state: TableState) -> pa.Table | None:
-        """One target's row messages, when they are few enough to be read here."""
+        """Return one target's row messages, when they are few enough to be read in the driver."""
         if self._rows is None:
             return self._rows_in_split(state)
         parts = [self._by_relation[oid] for oid in state.relation_ids if oid in self._by_relation]
@@ -107,7 +103,7 @@ class BatchRange:
         ids = [*state.relation_ids]
         if (
             self._read is None or self._read[0] != ids
-        ):  # asked for several times, of one target after the other
+        ):  # Cached, because the same target reads it several times in a row.
             rows = None
             if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= SMALL_ROWS:
                 rows = self.split.rows(self.stream, SMALL_BYTES, ids)
@@ -125,8 +121,9 @@ class BatchRange:
 
 
 def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
-    """Row messages by relation, each in the order of the log: sorted once, so that many relations
-    cost no more than one.
+    """Return row messages by relation, each in the order of the log.
+
+    They are sorted once, so that many relations cost no more than one.
     """
     if not len(rows):
         return {}
@@ -141,7 +138,7 @@ def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
 
 
 class BatchRanges:
-    """The stretches of one step; targets with the same batches before them share one."""
+    """The batch ranges of one apply batch; targets at the same batch share a range."""
 
     def __init__(
         self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None
@@ -150,7 +147,7 @@ class BatchRanges:
         self._read: dict[tuple[int, int], BatchRange] = {}
 
     def between(self, after: int, upto: int) -> BatchRange:
-        """What lies after one batch, up to and with another."""
+        """Return the range after one batch, up to and including another."""
         if (after, upto) not in self._read:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
             self._read = {

@@ -1,7 +1,7 @@
-"""The change log: every message ever landed, raw, by batch; read here without a JVM.
+"""The change log: every landed message, raw, by batch; this module reads it without a JVM.
 
-A task of Spark writes each batch's file, and tasks decode it (spark_jobs); this module commits it,
-and reads back what a commit really holds.
+A Spark task writes each batch's file, and tasks decode it (spark_jobs). This module commits the
+file, and reads back what the commit really contains.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _TIMELINE = [
     "commit_ts",
     "data",
 ]
-# With commit times as integers: not every one becomes a Python datetime.
+# Commit times are integers, so that not each of them becomes a Python datetime.
 _TIMELINE_SCHEMA = pa.schema(
     [
         (
@@ -79,27 +79,26 @@ _TIMELINE_SCHEMA = pa.schema(
         for name in _TIMELINE
     ]
 )
-# With those that landed without being read.
+# Includes messages that landed without being read.
 _CONTROLS = [*CONTROL_KINDS, *(MARK + kind for kind in CONTROL_KINDS)]
-# Without one of these nobody knows where a transaction's changes belong, or whether they count. One
-# of an unknown kind has in its last letter what it may stand for.
+# Without one of these messages, it isn't known where a transaction's changes belong, or whether
+# they count. The last letter of a message of an unknown kind is the kind that it may be.
 _DECISIVE = f"^{MARK}.?[BbScPpKr]$"
 _CHANGE_KINDS = ("I", "U", "D", "T", "M")
-# Commits that are looked through first.
+# The number of commits that are searched first.
 _NEWEST = 50
-# Delta's transaction id of the commits that drop old batches; its version is the last batch that
-# was dropped.
+# Delta's transaction id of commits that drop old batches; its version is the last dropped batch.
 _PRUNED = "waldelta:pruned"
-# Batches that an error names.
+# The number of batches that an error message names.
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the log holds of one life of the slot: the end of each batch, and whether earlier ones
+    """What the log has of one slot incarnation: the end of each batch, and whether earlier batches
     were dropped.
 
-    Those that were dropped, ``dropped`` the last of them, end before ``begins_at``.
+    Dropped batches, up to ``dropped``, end before ``begins_at``.
     """
 
     ends: dict[int, int]
@@ -109,7 +108,7 @@ class Reach:
 
 
 class ChangeLog(RowMessages):
-    """Reads the change log of one lake; ``app_id`` is the slot's incarnation that writes it."""
+    """The change log of one lake; ``app_id`` is the slot incarnation that writes it."""
 
     def __init__(
         self, root: str, app_id: str, storage_options: dict[str, str] | None = None
@@ -120,18 +119,20 @@ class ChangeLog(RowMessages):
         self.storage_options = storage_options
 
     def last_batch(self) -> int | None:
-        """The number of the last batch landed by this incarnation of the slot, from the log's own
-        transaction id.
+        """Return the last batch landed by this slot incarnation, from the log's own transaction
+        id.
         """
         table = self._open()
         return table.transaction_version(self.app_id) if table is not None else None
 
     def highest_batch(self) -> int:
-        """The highest batch number in the log, of any incarnation; 0 when it is empty."""
+        """Return the highest batch number in the log, of any incarnation; 0 when the log is
+        empty.
+        """
         return max(self._batches(), default=0)
 
     def lowest_batch(self) -> int | None:
-        """The lowest batch number that the log still holds, of any incarnation; None when it is
+        """Return the lowest batch number still in the log, of any incarnation; None when it is
         empty.
         """
         return min(self._batches(), default=None)
@@ -145,17 +146,17 @@ class ChangeLog(RowMessages):
         )
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
-        """Messages by batch in a range, from the log's file statistics."""
+        """Return the number of messages of each batch in a range, from file statistics."""
         table = self._open()
         return {} if table is None else _sizes(table, after_batch, upto_batch)
 
     def whole_sizes(
         self, consumed: Mapping[int, ConsumedBatch], after_batch: int, upto_batch: int
     ) -> dict[int, int]:
-        """The same; raises SlotGap when a batch of the range has other messages than the slot was
-        moved over.
+        """Return sizes(), after a check that no messages are missing.
 
-        Batches that maintenance has dropped are no hole.
+        Raises SlotGap when a batch has another number of messages than when the slot was advanced
+        past it. Batches that maintenance has dropped don't count as missing.
         """
         table = self._open()
         pruned = (table.transaction_version(_PRUNED) or 0) if table is not None else 0
@@ -188,12 +189,11 @@ class ChangeLog(RowMessages):
         return held
 
     def prune(self, upto_batch: int, hours: int) -> None:
-        """Drop the batches up to one, and delete files that no version younger than ``hours``
-        consists of.
+        """Drop the batches up to one, and delete files unused by any version of the last ``hours``.
 
-        Committed as batches are, as a compare-and-swap: Spark's DELETE, on an object store without
-        one, would overwrite a batch that lands at the same moment. The commit says what was
-        dropped, so that nobody takes it for a hole.
+        The commit is a compare-and-swap, as for batches: on an object store without one, Spark's
+        DELETE would overwrite a batch that lands at the same moment. The commit records what was
+        dropped, so that it isn't mistaken for lost messages.
         """
         table = self._must_open()
         version = table.version()
@@ -201,7 +201,7 @@ class ChangeLog(RowMessages):
             properties = CommitProperties(
                 app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))]
             )
-            # batch is the partition column, so whole files go, and none is read.
+            # batch is the partition column, so whole files are removed, and none is read.
             table.delete(
                 f"batch <= {upto_batch:d}",
                 commit_properties=properties,
@@ -221,11 +221,13 @@ class ChangeLog(RowMessages):
         remove_empty_folders(
             self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch
         )
-        if write_checkpoint(table):  # in the place of the log's old entries
+        if write_checkpoint(table):  # The checkpoint replaces the log's old entries.
             table.cleanup_metadata()
 
     def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
-        """Bytes by batch in a range, before compression, from the footers of the files."""
+        """Return the bytes of each batch in a range, before compression, from the files'
+        footers.
+        """
         found: dict[int, int] = {}
         for piece in self.pieces(of_batches(after_batch, upto_batch)):
             if piece.batch is not None:
@@ -233,10 +235,11 @@ class ChangeLog(RowMessages):
         return found
 
     def visible_upto(self, snapshot: Snapshot, after_batch: int) -> int:
-        """The last batch up to which a snapshot sees every transaction after ``after_batch``, from
-        file statistics alone.
+        """Return the last batch up to which a snapshot sees every transaction after
+        ``after_batch``.
 
-        A copy taken from that snapshot holds all of them, so nobody has to read them for it.
+        This reads file statistics alone. A copy from that snapshot has all of these transactions,
+        so none of them must be applied to it.
         """
         table = self._open()
         if table is None:
@@ -258,8 +261,8 @@ class ChangeLog(RowMessages):
         return held
 
     def landed_end(self, batch: int) -> int:
-        """The end of a batch's last transaction, from the log's file statistics alone; 0 of an
-        empty one, which tells nothing.
+        """Return the end of a batch's last transaction, from file statistics alone; 0 for an empty
+        batch.
         """
         actions = files_of(self._must_open())
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
@@ -267,15 +270,15 @@ class ChangeLog(RowMessages):
         return max(ends) if ends else self.landed(batch).end_lsn
 
     def commit_infos(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
-        """What the commits of recent batches tell, by batch, as far as Delta's log still has
-        them.
+        """Return the metadata of recent batches' commits, by batch, as far as Delta's log still has
+        it.
         """
         found: dict[int, dict[str, Any]] = {}
         wanted, count = set(batches), _NEWEST
         while wanted:
             history = self._must_open().history(count)
             for told in map(read_metadata, history):
-                # Numbers go on where a slot's former life ended: none is given twice.
+                # Batch numbers continue across slot incarnations, so no number is used twice.
                 if told.get("batch") in wanted:
                     found[told["batch"]] = told
             wanted -= found.keys()
@@ -285,13 +288,15 @@ class ChangeLog(RowMessages):
         return found
 
     def end_after(self, first_batch: int) -> int:
-        """The end of the last transaction in the batches after ``first_batch``, however many empty
-        ones follow; 0: none.
+        """Return the end of the last transaction after ``first_batch``, ignoring empty batches; 0:
+        none.
         """
         return max(self.reach(first_batch).ends.values(), default=0)
 
     def reach(self, first_batch: int) -> Reach:
-        """What it still holds of the batches after ``first_batch``, from file statistics alone."""
+        """Return what the log still has of the batches after ``first_batch``, from file statistics
+        alone.
+        """
         table = self._open()
         if table is None:
             return Reach({})
@@ -312,48 +317,47 @@ class ChangeLog(RowMessages):
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
 
     def create(self, schema: pa.Schema) -> None:
-        """Create the empty log of batches with this schema, unless it is there; raises
-        TargetNotWritable.
-        """
+        """Create the empty log with this schema unless it exists; raises TargetNotWritable."""
         create_log(self.uri, schema, self.storage_options)
 
     def write(
         self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
     ) -> BatchFile | None:
-        """Write what comes as the file of a batch, which counts once add() has committed it;
-        doesn't open the table.
+        """Write the file of a batch, which counts once add() has committed it.
+
+        This doesn't open the Delta table.
         """
         return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
 
     def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
-        """Commit a batch, durable when this returns; raises LateWriter when another run has."""
+        """Commit a batch durably; raises LateWriter when another run has committed it."""
         sync_commit(self.uri, commit_batch(self._must_open, self.app_id, batch, file, metadata))
 
     def landed(self, batch: int) -> Landed:
-        """Count what the committed files of one batch hold."""
+        """Count what the committed files of one batch contain."""
         tally = TransactionCounts(batch, _counted_landmarks(self.timeline(batch - 1, batch)))
         for part in self.scan(pc.field("batch") == batch, list(COLUMNS)):
             tally.add(part)
         return tally.landed()
 
     def timeline(self, after_batch: int, upto_batch: int) -> pa.Table:
-        """Relation, type, truncate and control messages of a range of batches, in the order of the
-        log.
+        """Return relation, type, truncate and control messages of a batch range, in the order of
+        the log.
         """
         return self._timeline(of_batches(after_batch, upto_batch))
 
     def controls(self, upto_batch: int | None = None) -> pa.Table:
-        """The control messages of a timeline, of all batches or up to one."""
+        """Return the control messages of all batches, or of those up to one."""
         chosen = pc.field("kind").isin(_CONTROLS)
         return self._timeline(chosen if upto_batch is None else of_batches(0, upto_batch) & chosen)
 
     def stream(self, after_batch: int, upto_batch: int) -> Stream:
-        """A range of batches in commit order, without the messages that are skipped."""
+        """Return a range of batches in commit order, without skipped messages."""
         timeline = self.timeline(after_batch, upto_batch)
         left_out = _undecided(timeline)
         segments = resolve(landmarks(timeline, left_out), after_batch, upto_batch)
         if segments.missing:
-            # Prepared before the range, committed in it.
+            # Some transactions were prepared before the range and committed in it.
             earlier = self.controls(after_batch)
             left_out |= _undecided(earlier)
             known = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
@@ -370,7 +374,7 @@ class ChangeLog(RowMessages):
 
     @cached_property
     def _skipped(self) -> frozenset[int]:
-        """The places of landed messages that an operator has taken out of the count."""
+        """The positions of landed messages that an operator has decided to skip."""
         rows = Quarantine(self._root, self.storage_options).messages()
         sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
         return frozenset(
@@ -378,8 +382,9 @@ class ChangeLog(RowMessages):
         )
 
     def _ranges(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Where the changes of transactions that weren't streamed stand; one transaction's lie
-        together.
+        """Return the ranges of positions of these transactions' changes.
+
+        They weren't streamed, so each transaction's changes are contiguous.
         """
         found = []
         for batch, xid8 in sorted(transactions):
@@ -391,7 +396,7 @@ class ChangeLog(RowMessages):
         return found
 
     def _relations_at(self, places: Collection[int]) -> set[tuple[int, int]]:
-        """Batch and relation of the row messages at these places."""
+        """Return batch and relation of the row messages at these positions."""
         batches = sorted({place >> SEQ_BITS for place in places})
         chosen = pc.field("batch").isin(batches) & pc.field("seq").isin(
             [place & LAST_SEQ for place in sorted(places)]
@@ -409,8 +414,10 @@ class ChangeLog(RowMessages):
     def first_truncate(
         self, after_batch: int, upto_batch: int, relation_ids: Collection[int]
     ) -> int | None:
-        """The first batch of a range that has a TRUNCATE of one of these relations; None when none
-        has. Only TRUNCATEs are read.
+        """Return the first batch of a range with a TRUNCATE of one of these relations; None without
+        any.
+
+        This reads only TRUNCATEs.
         """
         chosen = (
             of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
@@ -426,7 +433,7 @@ class ChangeLog(RowMessages):
         return min(found, default=None)
 
     def prepared(self) -> list[Prepared]:
-        """Every prepared transaction in the log, with the batch that decided it."""
+        """Return every prepared transaction in the log, with the batch that decided it."""
         timeline = self.controls()
         return prepared_transactions(landmarks(timeline, _undecided(timeline)))
 
@@ -446,7 +453,7 @@ class ChangeLog(RowMessages):
         return timeline.set_column(timeline.schema.get_field_index("kind"), "kind", marked)
 
     def dataset(self) -> ds.Dataset | None:
-        """All its files, by batch; None before anything has landed."""
+        """Return all files of the log as a dataset; None before anything has landed."""
         table = self._open()
         return None if table is None else table.to_pyarrow_dataset()
 
@@ -461,7 +468,7 @@ class ChangeLog(RowMessages):
 
 
 def _batch_of(folder: str) -> int | None:
-    """The batch whose files a folder of the change log holds."""
+    """Return the batch whose files a folder of the change log contains."""
     column, _, number = folder.partition("=")
     return int(number) if column == "batch" and number.isdecimal() else None
 
@@ -478,9 +485,10 @@ def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, in
 def landmarks(
     timeline: pa.Table, excluded: frozenset[tuple[int, int]] = frozenset()
 ) -> list[Landmark]:
-    """The control messages of a timeline, read; without those of transactions that are left out.
+    """Return the decoded control messages of a timeline, without those of ``excluded``
+    transactions.
 
-    Of a Stream Abort or Stream Stop that nothing has read the slot function says enough.
+    For an unread Stream Abort or Stream Stop, the slot function's own columns are enough.
     """
     xids = {xid8 for _, xid8 in excluded}
     kinds = pa.array([*CONTROL_KINDS, MARK + "A", MARK + "E"])
@@ -498,8 +506,9 @@ def landmarks(
 
 
 def _counted_landmarks(timeline: pa.Table) -> list[Landmark]:
-    """All control messages, for counting: of one that can't be read, what the slot function says is
-    enough.
+    """Return all control messages, for counting.
+
+    For a message that can't be decoded, the slot function's own columns are enough.
     """
     rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(_CONTROLS))).to_pylist()
     return [Landmark(row["batch"], row["seq"], row["xid8"], _leniently(row)) for row in rows]
@@ -513,17 +522,18 @@ def _leniently(row: dict[str, Any]) -> Control:
 
 
 def _control_message(row: dict[str, Any]) -> Control:
-    """A control message by its kind, its transaction, and the position at which it stands."""
+    """Build a control message from its kind, its transaction and its position."""
     kind, xid = row["kind"].removeprefix(MARK), row["xid8"] & XID_MASK
     if kind == "A" and len(row["data"]) in ABORT_SIZES:
         return Control(kind, unsigned(row["data"], 1) or 0, unsigned(row["data"], 5) or 0)
-    # The slot function gives an abort its own (sub)transaction.
+    # The slot function returns the aborted (sub)transaction's own xid.
     return Control(kind, -1 if kind == "A" else xid, xid, end_lsn=row["end_lsn"] or 0)
 
 
 def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
-    """Batch and xid8 of transactions of which a message that decides on their changes isn't
-    read.
+    """Return batch and xid8 of transactions whose deciding message wasn't read.
+
+    That message decides whether and where their changes count.
     """
     chosen = pc.and_(
         pc.match_substring_regex(timeline["kind"], _DECISIVE), pc.is_valid(timeline["xid8"])
@@ -533,8 +543,9 @@ def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
 
 
 def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
-    """Batch and relation of Relation messages that aren't read; None of one that is too short to
-    name it.
+    """Return batch and relation of Relation messages that weren't read.
+
+    The relation is None when the message is too short to name one.
     """
     rows = timeline.filter(pc.equal(timeline["kind"], MARK + "R"))
     return frozenset(

@@ -1,4 +1,4 @@
-"""Stream: a range of landed batches in commit order."""
+"""A range of landed batches in commit order."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from waldelta.pgoutput.commit_time import shown
 
 @dataclass(frozen=True)
 class Stream:
-    """A range of batches in commit order; ``timeline`` are its relation, type, truncate and control
+    """A batch range in commit order; ``timeline`` has its relation, type, truncate and control
     messages.
 
-    The timeline also has those of earlier batches in which a transaction was prepared that the
-    range commits. ``undescribed`` are batches and relations (None: any) of which a Relation
-    message, or a row that none described, is skipped.
+    When the range commits a transaction prepared in earlier batches, the timeline includes those
+    batches, too. ``undescribed`` has batches and relations (None: any) where a Relation message was
+    skipped, or a row without a description.
     """
 
     timeline: pa.Table
@@ -35,27 +35,27 @@ class Stream:
 
     @cached_property
     def places(self) -> Ints:
-        """The place in commit order of each message of the timeline, -1 for those that don't
+        """The position in commit order of each timeline message; -1 for messages that don't
         count.
         """
         return self.segments.places(*place_columns(self.timeline))
 
     def of_kind(self, kind: str) -> list[tuple[dict[str, Any], int]]:
-        """Messages of one kind, each with its place in commit order."""
+        """Return the messages of one kind, each with its position in commit order."""
         chosen = pc.equal(self.timeline["kind"], kind)
         rows = self.timeline.filter(chosen).to_pylist()
         return list(zip(rows, self.places[chosen.to_numpy()].tolist(), strict=True))
 
     def has_truncates(self) -> bool:
-        """Whether any TRUNCATE in the range counts."""
+        """Return whether any TRUNCATE in the range counts."""
         return any(place >= 0 for _, place in self.of_kind("T"))
 
     @cached_property
     def relations(self) -> list[tuple[Relation, int]]:
-        """What the Relation messages say, each with its place in commit order; read once for all
+        """The decoded Relation messages, each with its position in commit order, read once for all
         targets.
 
-        One that can't be read fails the table that it is about, and no other one.
+        A message that can't be decoded fails only the table that it is about.
         """
         found = []
         for row, place in self.of_kind("R"):
@@ -67,7 +67,7 @@ class Stream:
 
 
 def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
-    """Batch, number, and the xid in front (-1: none) of messages."""
+    """Return batch, number and stream xid (-1: none) of messages."""
     batch, seq = (
         np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq")
     )
@@ -76,8 +76,9 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 
 
 def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
-    """Commit position, and time as it is shown; for streamed and prepared transactions both come
-    later than their rows.
+    """Return the commit position and the displayed commit time of changes.
+
+    For streamed and prepared transactions, both arrive later than the rows.
     """
     lsn, at = changes["commit_lsn"], changes["commit_ts"]
     if not segments.parts:
@@ -94,12 +95,12 @@ def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.A
 def last_truncates(
     stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0
 ) -> dict[int, int]:
-    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't
+    """Return the position of the last TRUNCATE of each relation that the target's copy doesn't
     reflect.
 
-    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing:
-    prepared and not decided yet, rolled back, or of a batch before the range, which is in the
-    timeline for another's sake.
+    Only transactions (xid8) from ``since_xid`` on are included. TRUNCATEs that don't count are left
+    out: of transactions that are prepared and undecided, or rolled back, and of earlier batches
+    that are in the timeline for another transaction.
     """
     found: dict[int, int] = {}
     for row, place in stream.of_kind("T"):

@@ -1,6 +1,4 @@
-"""Row messages: inserts, updates and deletes as they were landed, read by relation and transaction
-wherever they lie.
-"""
+"""Reads landed row messages (inserts, updates and deletes) by relation and transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from waldelta.pgoutput import Segments
 from waldelta.pgoutput.transactions import SEQ_BITS
 
 ROW_KINDS = ("I", "U", "D")
-# Of a row message, what it takes to decode it.
+# The columns of a row message that decoding needs.
 ROW_SCHEMA = pa.schema(
     [
         ("batch", pa.int64()),
@@ -42,11 +40,11 @@ _COMMIT = ["commit_lsn", "commit_ts"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A row group of one of the files, by the file's place in its folder; ``rows`` and ``bytes``
-    are all that it holds.
+    """A row group of a file, by the file's path in its folder; ``rows`` and ``bytes`` are its
+    totals.
 
-    The bytes are those of its values, before compression. ``batch`` is what the log's files are
-    partitioned by, None of others.
+    The bytes are those of the values before compression. ``batch`` is the partition of a change log
+    file, and None for other files.
     """
 
     path: str
@@ -56,14 +54,14 @@ class Piece:
     bytes: int
 
 
-# Narrows rows by their place as landed, whether they were streamed, and their transaction.
+# Selects rows by their position as landed, by whether they were streamed, and by their transaction.
 Chooser = Callable[[Ints, Bools, Ints], Bools]
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Row messages that wait for a target, whether any of them moves a key, and at most how many
-    bytes they are.
+    """The row messages that wait for a target: their number, whether any moves a key, and at most
+    how many bytes.
     """
 
     rows: int
@@ -72,22 +70,22 @@ class Volume:
 
 
 class RowMessages(ABC):
-    """Reads row messages of the change log, or of a copy of some of them; ``uri`` is the folder of
-    its files.
-    """
+    """Reads row messages of the change log, or of a copy of some of them, in the folder ``uri``."""
 
     uri: str
     storage_options: dict[str, str] | None
 
     @abstractmethod
     def dataset(self) -> ds.Dataset | None:
-        """All its files; None of a log that isn't there yet."""
+        """Return all files as a dataset; None for a log that doesn't exist yet."""
 
     def unseen(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
     ) -> tuple[int, bool]:
-        """How many row messages of these relations a range of batches holds that the snapshot
-        doesn't see, and whether one moves a key.
+        """Return how many row messages of these relations the snapshot doesn't see, in a batch
+        range.
+
+        Also returns whether one of them moves a key.
         """
         rows, moves = 0, False
         for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", "moves"]):
@@ -97,14 +95,14 @@ class RowMessages(ABC):
         return rows, moves
 
     def bytes_at_most(self, stream: Stream) -> int:
-        """What the row messages of a range of batches are at most, before compression, from the
-        footers of its files.
+        """Return the maximum bytes of a range's row messages before compression, from the files'
+        footers.
         """
         return sum(piece.bytes for piece in self.pieces(all_row_messages(stream.segments)))
 
     def bytes_by_relation(self, stream: Stream) -> dict[int, int]:
-        """What the row messages of a range of batches are in bytes; reads them all, a few at
-        once.
+        """Return the bytes of a range's row messages by relation; reads them all, a few at a
+        time.
         """
         found: dict[int, int] = {}
         for part in self.scan(all_row_messages(stream.segments), ["relation_id", "data"]):
@@ -118,8 +116,9 @@ class RowMessages(ABC):
     def rows(
         self, stream: Stream, most_bytes: int, relation_ids: Sequence[int] | None = None
     ) -> pa.Table | None:
-        """Row messages of a range of batches that count, all or of some relations; None: more than
-        ``most_bytes`` in memory.
+        """Return a range's row messages that count, of all or of some relations.
+
+        Returns None when they take more than ``most_bytes`` of memory.
         """
         chosen = all_row_messages(stream.segments)
         if relation_ids is not None:
@@ -137,7 +136,7 @@ class RowMessages(ABC):
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
     def pieces(self, chosen: pc.Expression) -> list[Piece]:
-        """The row groups that may hold rows of ``chosen`` (row_messages()), told by the files' own
+        """Return the row groups that may have rows of ``chosen`` (row_messages()), by file
         statistics.
         """
         found: list[Piece] = []
@@ -149,15 +148,16 @@ class RowMessages(ABC):
         return found
 
     def groups(self, chosen: pc.Expression) -> Iterator[ds.ParquetFileFragment]:
-        """The same as fragments of a row group each."""
+        """Return the same as fragments of one row group each."""
         dataset = self.dataset()
         return iter(()) if dataset is None else iter(by_row_group(dataset, chosen).get_fragments())
 
     def read(
         self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of ``chosen`` in some pieces; opens nothing but their files, so that tasks may
-        do it.
+        """Return the rows of ``chosen`` in some pieces.
+
+        It opens only their files, so tasks can use it.
         """
         files = rooted(self.uri, self.storage_options)
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
@@ -175,11 +175,10 @@ class RowMessages(ABC):
         snapshot: Snapshot,
         chosen: Chooser | None = None,
     ) -> bool:
-        """Whether a range of batches holds row messages of these relations that the snapshot
+        """Return whether a batch range has row messages of these relations that the snapshot
         doesn't see.
 
-        ``chosen`` narrows it to some rows, by their places as landed, whether they were streamed,
-        and their xid8.
+        ``chosen`` limits them by position as landed, by whether they were streamed, and by xid8.
         """
         columns = ["xid8"] if chosen is None else ["xid8", *_PLACE]
         for part in self.rows_of(stream.segments, relation_ids, snapshot, columns):
@@ -195,7 +194,7 @@ class RowMessages(ABC):
     def oldest_commit(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
     ) -> datetime | None:
-        """When the first of such row messages was committed."""
+        """Return when the first of such row messages was committed."""
         found = []
         for part in self.rows_of(
             stream.segments, relation_ids, snapshot, ["xid8", *_COMMIT, *_PLACE]
@@ -208,7 +207,7 @@ class RowMessages(ABC):
         return min(filter(None, found), default=None)
 
     def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
-        """The top-level transactions that brought row messages of these relations."""
+        """Return the top-level transactions of these relations' row messages."""
         parts = self.rows_of(segments, relation_ids, snapshot, ["xid8"])
         return {xid for part in parts for xid in part["xid8"].unique().to_pylist()}
 
@@ -219,8 +218,9 @@ class RowMessages(ABC):
         snapshot: Snapshot,
         columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
-        """Row messages of these relations that count, but for those of transactions that the
-        snapshot certainly sees.
+        """Yield these relations' row messages that count.
+
+        Messages of transactions that the snapshot certainly sees are left out.
         """
         chosen = row_messages(segments, relation_ids, snapshot)
         if segments.is_plain:
@@ -230,7 +230,7 @@ class RowMessages(ABC):
             yield part.filter(pa.array(segments.places(*place_columns(part)) >= 0))
 
     def scan(self, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns of what ``chosen`` says, with little read ahead."""
+        """Yield some columns of the rows that ``chosen`` selects, reading little ahead."""
         dataset = self.dataset()
         return (
             iter(()) if dataset is None else batches(by_row_group(dataset, chosen), chosen, columns)
@@ -244,7 +244,7 @@ def _partition(piece: Piece) -> pc.Expression | None:
 def batches(
     dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with little read ahead, so that memory doesn't grow with the log."""
+    """Yield rows, reading little ahead, so that memory doesn't grow with the log."""
     scanner: ds.Scanner = dataset.scanner(
         columns=list(columns),
         filter=chosen,
@@ -256,7 +256,7 @@ def batches(
 
 
 def covering(segments: Segments) -> pc.Expression:
-    """The range of batches, and the earlier parts that it commits."""
+    """Select the range of batches, and the earlier parts that it commits."""
     chosen = of_batches(segments.after, segments.upto)
     for part in segments.older:
         seq = pc.field("seq")
@@ -267,7 +267,7 @@ def covering(segments: Segments) -> pc.Expression:
 def row_messages(
     segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot
 ) -> pc.Expression:
-    """Row messages of these relations in a range of batches that a copy from ``snapshot`` may
+    """Select these relations' row messages in a batch range that a copy from ``snapshot`` may
     lack.
     """
     return (
@@ -278,10 +278,10 @@ def row_messages(
 
 
 def all_row_messages(segments: Segments) -> pc.Expression:
-    """Row messages of any relation in a range of batches."""
+    """Select row messages of any relation in a range of batches."""
     return covering(segments) & pc.field("kind").isin(ROW_KINDS)
 
 
 def of_batches(after_batch: int, upto_batch: int) -> pc.Expression:
-    """What was landed after one batch, up to and with another."""
+    """Select what was landed after one batch, up to and including another."""
     return (pc.field("batch") > after_batch) & (pc.field("batch") <= upto_batch)

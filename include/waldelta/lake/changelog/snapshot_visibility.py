@@ -27,7 +27,7 @@ class Snapshot:
         return cls(int(xmin), int(xmax), tuple(int(xid) for xid in running.split(",") if xid))
 
     def sees(self, xid8: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """As ``pg_visible_in_snapshot``, for each transaction id."""
+        """Return whether each transaction id is visible, as ``pg_visible_in_snapshot`` does."""
         visible: NDArray[np.bool_] = xid8 < self.xmax
         if self.running:
             visible &= ~np.isin(xid8, np.array(self.running, np.int64))

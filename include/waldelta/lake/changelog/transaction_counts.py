@@ -1,5 +1,5 @@
-"""What a batch of the change log holds, counted so that PostgreSQL's own count of the same
-transactions must agree.
+"""Counts a batch of the change log so that PostgreSQL's count of the same transactions must
+agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENDS = pa.array(["C", "c", "P", "p", "K", "r"])
 
 @dataclass(frozen=True, slots=True, order=True)
 class PreparedRows:
-    """What one prepared transaction brought; ``xid`` has 32 bits, ``messages`` are transactional
+    """The changes of one prepared transaction; ``xid`` has 32 bits, ``messages`` are transactional
     ones.
     """
 
@@ -36,12 +36,11 @@ class PreparedRows:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """What two readings of the same WAL must agree on: complete transactions, not bytes (these may
-    differ).
+    """Counts on which two reads of the same WAL must agree: complete transactions, not bytes.
 
-    ``messages`` are the transactional ones. The sums are over the ends of commits, prepares, and
-    decisions on prepared transactions. Rows of transactions prepared here stand in ``in_prepared``,
-    by xid, whatever is decided later.
+    Bytes may differ. ``messages`` counts transactional messages. The sums are over the ends of
+    commits, prepares, and decisions on prepared transactions. Rows of transactions prepared in this
+    batch are in ``in_prepared``, by xid, whatever is decided later.
     """
 
     commits: int = 0
@@ -58,7 +57,7 @@ class Transactions:
     in_prepared: tuple[PreparedRows, ...] = ()
 
     def __add__(self, other: Transactions) -> Transactions:
-        """Those of two batches."""
+        """The sum of two batches."""
         both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return Transactions(**both | {"in_prepared": tuple(sorted(both["in_prepared"]))})
 
@@ -69,13 +68,14 @@ class Transactions:
         return self.inserts + self.updates + self.deletes + self.truncates + prepared
 
     def without(self, xids: Container[int]) -> Transactions:
-        """The same without the rows of some prepared transactions."""
+        """Return the counts without the rows of some prepared transactions."""
         return replace(self, in_prepared=tuple(p for p in self.in_prepared if p.xid not in xids))
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One batch as the lake holds it; ``rows`` are all messages, also those that don't count.
+    """One batch as stored in the lake; ``rows`` counts all messages, including those that don't
+    count.
 
     ``commit_us`` is the latest commit time, see waldelta.pgoutput.commit_time.
     """
@@ -89,9 +89,7 @@ class Landed:
 
 
 def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
-    """With messages that nothing has read under the kind of their first byte: the server counts
-    them by that.
-    """
+    """Give unread messages the kind of their first byte, by which the server counts them."""
     kind = part["kind"]
     if not pc.any(pc.starts_with(kind, MARK)).as_py():
         return part
@@ -100,10 +98,10 @@ def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class TransactionCounts:
-    """Adds up the record batches (COLUMNS) of one batch without holding them.
+    """Adds up the record batches (COLUMNS) of one batch without keeping them.
 
-    ``landmarks`` are the batch's control messages: a streamed message counts when its transaction
-    was committed or prepared in this very batch and its subtransaction wasn't rolled back.
+    ``landmarks`` are the batch's control messages. A streamed message counts when its transaction
+    was committed or prepared in this same batch and its subtransaction wasn't rolled back.
     """
 
     def __init__(self, batch: int, landmarks: Iterable[Landmark] = ()) -> None:
@@ -134,8 +132,8 @@ class TransactionCounts:
         part = self._counting(_unmarked(part))
         for item in pc.value_counts(self._plain(part)["kind"]).to_pylist():
             self._kinds[item["values"]] = self._kinds.get(item["values"], 0) + item["counts"]
-        # Those outside any transaction may lie beyond the last one, where the verifying call
-        # doesn't come.
+        # Messages outside any transaction may lie after the last one, where the verifying call
+        # doesn't read.
         lonely = part.filter(pc.and_(pc.equal(part["kind"], "M"), pc.is_valid(part["end_lsn"])))
         self._kinds["M"] = self._kinds.get("M", 0) - lonely.num_rows
         grouped = (
@@ -151,9 +149,7 @@ class TransactionCounts:
         self._add_ends(part.filter(pc.is_in(part["kind"], value_set=_ENDS)))
 
     def _counting(self, part: pa.RecordBatch) -> pa.RecordBatch:
-        """Without streamed messages that don't count; notes which streamed transactions brought
-        rows.
-        """
+        """Drop streamed messages that don't count; notes which streamed transactions have rows."""
         streamed = part["streamed_xid"]
         if streamed.null_count == len(streamed):
             return part
@@ -169,7 +165,7 @@ class TransactionCounts:
         return part
 
     def _plain(self, part: pa.RecordBatch) -> pa.RecordBatch:
-        """Without rows of prepared transactions, which are counted one by one."""
+        """Drop rows of prepared transactions, which are counted one by one."""
         if not len(self._prepared):
             return part
         prepared = pc.and_(
@@ -189,7 +185,7 @@ class TransactionCounts:
     def _add_ends(self, ends: pa.RecordBatch) -> None:
         if not ends.num_rows:
             return
-        # Whether a streamed transaction brought any row is known at the end only.
+        # Whether a streamed transaction has any row is known only at the end.
         known = ends.filter(pc.not_equal(ends["kind"], "c"))
         self._xid_sum += int(
             (known["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object)
@@ -202,10 +198,10 @@ class TransactionCounts:
             self._commit_us = latest if self._commit_us is None else max(self._commit_us, latest)
 
     def landed(self) -> Landed:
-        """The sums."""
+        """Return the sums."""
         kinds = self._kinds
         # PostgreSQL streams a large transaction even if nothing of it is published, but doesn't
-        # send it otherwise.
+        # send such a transaction otherwise.
         streamed = {xid8: end for xid8, end in self._committed.items() if xid8 in self._with_rows}
         return Landed(
             batch=self._batch,

@@ -1,5 +1,6 @@
-"""The rows of a ledger table's files, kept in memory: Delta's files never change, and a run reads
-the same ones again and again.
+"""Caches the rows of a ledger table's files in memory.
+
+Delta's files never change, and a run reads the same ones repeatedly.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from deltalake.fs import DeltaStorageHandler
 
 from waldelta.lake.storage import files_of
 
-# Larger files come of compaction, and are few.
+# Larger files come from compaction, and are few.
 _SMALL_ROWS = 2_000
 _MOST_FILES = 512
-# File statistics hold timestamps in milliseconds, rounded down.
+# File statistics have timestamps in milliseconds, rounded down.
 STATISTIC = timedelta(milliseconds=1)
 
 _cached: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
@@ -33,7 +34,7 @@ def read_sorted(
     chosen: pc.Expression | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """The rows that a filter chooses, oldest first (by ``at``)."""
+    """Return the rows that a filter selects, oldest first (by ``at``)."""
     schema = pa.schema(table.schema().to_arrow())
     files = files_of(table).select(["path", "num_records"]).to_pylist()
     reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
@@ -51,18 +52,18 @@ def scan_sorted(
     *,
     kept: bool = True,
 ) -> pa.Table:
-    """Some columns of the rows from ``since`` on that a filter chooses, oldest first.
+    """Return some columns of the rows from ``since`` on that a filter selects, oldest first.
 
-    Of files written before a column existed its values are null, and so of tables. Files whose rows
-    are all older aren't opened, and of large ones only the row groups and columns that are asked
-    for are read; so of small ones, which are else kept in memory, without ``kept``.
+    Columns that a file lacks, because it is older than the column, are null; the same is true for
+    tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
+    and columns are read. Small files are read whole and cached, unless ``kept`` is False.
     """
     schema = pa.schema(table.schema().to_arrow())
     actions = files_of(table)
     if since is not None:
         recent = pc.field("at") >= since
         chosen = recent if chosen is None else recent & chosen
-        if "max.at" in actions.column_names:  # in milliseconds, rounded down
+        if "max.at" in actions.column_names:  # The statistic is in milliseconds, rounded down.
             ends = pc.field("max.at")
             actions = actions.filter(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
@@ -80,12 +81,13 @@ def scan_sorted(
 class _Reader:
     def __init__(self, uri: str, schema: pa.Schema, options: dict[str, str]) -> None:
         self.uri, self.schema, self.options = uri, schema, options
-        # Columns, and fields of structs, are added in time: a file is read as the table is now.
+        # Columns, and fields of structs, are added over time; every file is read with the table's
+        # current schema.
         self._columns = str(schema)
         self._files: pa_fs.FileSystem | None = None
 
     def read(self, path: str, row_count: int, chosen: pc.Expression | None) -> pa.Table:
-        """A file's rows, at least those that the filter chooses."""
+        """Return a file's rows, at least those that the filter selects."""
         if row_count > _SMALL_ROWS:
             return self._open(path).to_table(filter=chosen)
         key = (self.uri, path, self._columns)
@@ -109,7 +111,7 @@ class _Reader:
         *,
         kept: bool,
     ) -> pa.Table:
-        """Some columns of the rows that the filter chooses."""
+        """Return some columns of the rows that the filter selects."""
         if row_count > _SMALL_ROWS or not kept:
             return self._open(path).to_table(columns, filter=chosen)
         rows = self.read(path, row_count, None)

@@ -21,10 +21,10 @@ IS_FRESH = "expect_target_to_be_fresh"
 ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
 CAN_BE_JUDGED = "expect_target_to_be_judged"
 VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
-# What else than a target's own rows decides on: of one that hasn't changed since its check,
-# maintenance judges these alone.
+# These depend on more than a target's own rows. For a target that hasn't changed since its check,
+# maintenance evaluates only these.
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
-# What alone makes no check: the others that it found, if it didn't break off, stand beside these.
+# Results of these alone don't make a check: a completed check has other results as well.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
 
 _FIELDS: list[pa.Field[Any]] = [
@@ -47,9 +47,9 @@ _FIELDS: list[pa.Field[Any]] = [
 class ExpectationResult:
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
-    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet,
-    and of whoever discarded or repaired rows. ``not_checked`` stands in the first row of a table's
-    check: what couldn't be judged at all, and why.
+    ``version`` is the target's Delta version. It is null for a gate, which judges changes before
+    the merge, and for rows that an operator discarded or repaired. ``not_checked`` is in the first
+    row of a table's check: what couldn't be judged at all, and why.
     """
 
     at: datetime
@@ -70,7 +70,7 @@ class ExpectationResult:
 
 
 def recorded_unknown(rows: int) -> str:
-    """What is observed of rows that wait for a value."""
+    """Return the observed value for rows that wait for a value."""
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
@@ -80,8 +80,9 @@ def append_expectation_results(
     storage_options: dict[str, str] | None = None,
     after: Newest | None = None,
 ) -> None:
-    """Add a run's results in one commit, creating the table with the first; raises LateWriter when
-    they don't come ``after`` what they were to.
+    """Add a run's results in one commit, creating the table with the first.
+
+    Raises LateWriter when the newest row isn't the one in ``after`` any more.
     """
     if results:
         expectations_table(root, storage_options).extend(
@@ -95,8 +96,8 @@ def last_recorded(
     tables: Collection[str],
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, str | None]:
-    """What was observed last of such an expectation, by table; of those of these tables of which it
-    was ever told.
+    """Return the last observed value of an expectation, by table; tables without results are left
+    out.
     """
     named = of_tables(tables)
     chosen = (pc.field("expectation") == expectation) & named
@@ -110,9 +111,7 @@ def newest_versions(
     tables: Collection[str],
     storage_options: dict[str, str] | None = None,
 ) -> tuple[dict[str, int], Newest]:
-    """The latest version of each of these targets that a check has entered results of since then,
-    and the last row that says so.
-    """
+    """Return the latest version of each target with results since then, and the last such row."""
     named = of_tables(tables)
     rows = expectations_table(root, storage_options).scan(
         ["at", "table_name", "version"], since, named
@@ -130,7 +129,7 @@ def newest_versions(
 
 
 def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:
-    """The table of results, for those who read or drop a part of it."""
+    """Return the table of results, to read or to drop a part of it."""
     uri = bookkeeping_uri(root, ExpectationResult.table)
     return LedgerTable(uri, ExpectationResult.schema, storage_options, SHORT_ROWS_PER_GROUP)
 
@@ -138,22 +137,24 @@ def expectations_table(root: str, storage_options: dict[str, str] | None = None)
 def prune_expectation_results(
     root: str, oldest: datetime, storage_options: dict[str, str] | None = None
 ) -> int:
-    """Drop results older than ``oldest`` but each table's last check, and leave one file; returns
-    how many were dropped.
+    """Drop results older than ``oldest``, except each table's last check; returns how many.
+
+    The table is compacted into one file.
     """
     return expectations_table(root, storage_options).prune(lambda rows: _keep(rows, oldest))
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A table that nothing has changed since isn't checked again: what failed of it then still
-    does; also where a check broke off.
+    """A table without changes isn't checked again, so its last check still applies.
+
+    That includes a check that broke off.
     """
     checked = {
         row["table_name"]: row["at"]
         for row in rows
         if row["version"] is not None and not _is_no_check(row)
     }
-    # Of a table that never was checked to an end that is all that is known.
+    # For a table without a completed check, the check that broke off is all that is known.
     broke_off = {
         row["table_name"]: row["at"] for row in rows if row["expectation"] == CAN_BE_JUDGED
     }

@@ -1,8 +1,7 @@
-"""Which expectations all rows of a target were found to meet, as of which version,
-in ``_waldelta/judged``.
+"""Records which suite all rows of a target met, as of which version, in ``_waldelta/judged``.
 
-What hasn't changed since needn't be judged again: rows by a check after few changes, whole targets
-by maintenance.
+Rows that haven't changed since needn't be judged again. A check relies on this after few changes,
+and maintenance for whole targets.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from waldelta.lake.storage import bookkeeping_uri
 
 @dataclass(frozen=True, slots=True)
 class PassedSuite:
-    """A target's version all of whose rows meet a suite (by its digest).
+    """A target's version of which all rows meet a suite (identified by its digest).
 
-    ``whole``: every row was looked at; else those that had changed since an earlier version of
-    which this was known. ``end_lsn``: the version holds all changes before this position and none
-    behind it; None where that isn't known.
+    ``whole``: every row was judged. Otherwise, only rows were judged that changed since an earlier
+    version that met the suite. ``end_lsn``: the version has all changes before this position and
+    none after it; None when not known.
     """
 
     at: datetime
@@ -57,7 +56,7 @@ class PassedSuite:
 
 
 class PassedSuites:
-    """Reads and writes the table of one lake; without a JVM."""
+    """Reads and writes this table of one lake, without a JVM."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, PassedSuite.table)
@@ -75,9 +74,7 @@ class PassedSuites:
             self._table.extend([asdict(row) for row in rows])
 
     def latest(self, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
-        """Of each of these tables the latest row, and the latest of a whole target, the former
-        last.
-        """
+        """Return each table's latest row of a whole target, followed by its latest row."""
         rows = self._table.scan(PassedSuite.schema.names, chosen=of_tables(tables)).to_pylist()
         newest = {(row["table_name"], part): row for row in rows for part in _parts(row)}
         found: dict[str, list[PassedSuite]] = {}
@@ -87,12 +84,12 @@ class PassedSuites:
         return found
 
     def prune(self) -> int:
-        """Drop all but these; returns how many were dropped."""
+        """Drop all rows but these; returns how many were dropped."""
         return self._table.prune(_keep)
 
 
 def _parts(row: dict[str, Any]) -> tuple[bool, ...]:
-    """What a row is the latest of, maybe: whole targets, and any."""
+    """Return the categories whose latest row this may be: whole targets, and any."""
     return (True, False) if row["whole"] else (False,)
 
 

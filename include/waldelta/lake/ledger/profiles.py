@@ -1,5 +1,5 @@
-"""Profiles of targets, as checks measured them, in ``_waldelta/profiles``: what drift is told
-by.
+"""Profiles of targets as measured by checks, in ``_waldelta/profiles``; profile anomalies are found
+by them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from waldelta.lake.ledger.table import (
 )
 from waldelta.lake.storage import bookkeeping_uri
 
-# Between two maintenances each table gets a row from each run that changes it; of a table's rows so
-# many are kept.
+# The number of profiles kept per table. Between two maintenances, each table gets a row from each
+# run that changes it.
 KEPT_PER_TABLE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnProfile:
-    """A column's share of nulls and, of numbers, their mean, standard deviation, least and most;
+    """A column's share of nulls and, for numbers, mean, standard deviation, least and greatest
+    value.
+
     None: not measured.
     """
 
@@ -49,7 +51,7 @@ _COLUMN = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A target as of one version: how many rows it has, and how its columns are distributed."""
+    """A target as of one version: its number of rows, and its columns' distributions."""
 
     at: datetime
     run_id: str
@@ -72,7 +74,7 @@ class Profile:
 
 
 class Profiles:
-    """Reads and writes the table of one lake; without a JVM."""
+    """Reads and writes this table of one lake, without a JVM."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, Profile.table)
@@ -92,8 +94,10 @@ class Profiles:
     def latest(
         self, tables: Collection[str], most: int, but: str | None = None
     ) -> dict[str, list[Profile]]:
-        """The latest profiles of each of these tables, oldest first, but those of one run (a retry
-        is no run of its own).
+        """Return the latest profiles of each of these tables, oldest first, without those of one
+        run.
+
+        A retry has the same run id.
         """
         rows = self._table.scan(Profile.schema.names, chosen=of_tables(tables))
         if but is not None:

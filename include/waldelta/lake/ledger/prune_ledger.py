@@ -1,9 +1,9 @@
-"""Which rows of the ledger may go: what is older than promised and what no recovery, watermark or
-cut rests on.
+"""Decides which ledger rows may be dropped: those past retention that no recovery, watermark or cut
+needs.
 
-Each rule is pure: rows of one table in their order, and the moment before which rows are old, in; a
-verdict for each row out. Age alone never decides on a row that correctness needs, so a wrong clock
-can't lose any.
+Each rule is pure: it takes the rows of one table in their order, and the moment before which rows
+are old, and returns a verdict for each row. Age alone never decides on a row that correctness
+needs, so a wrong clock can't lose any.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
     """Drop rows older than ``oldest`` that nothing needs, and compact; returns how many were
     dropped.
 
-    ``first_batch`` is the lowest batch that the change log still holds.
+    ``first_batch`` is the lowest batch that the change log still has.
     """
     return (
         ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest, first_batch))
@@ -54,11 +54,11 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
 def keep_moves(
     moves: Sequence[SlotMove], oldest: datetime, first_batch: int | None = None
 ) -> list[bool]:
-    """A slot's lives, the furthest intent of each on each timeline, and the rows on its last batch:
-    recovery tells a gap by them.
+    """Keep a slot's incarnations, and the rows by which recovery detects a gap.
 
-    And the rows on all batches that the change log still holds, from ``first_batch`` on: they say
-    whether it lacks one.
+    The latter are the furthest intent of each incarnation on each timeline, and the rows on its
+    last batch. Rows on all batches still in the change log, from ``first_batch`` on, are also kept:
+    they show whether the log lacks one.
     """
     ordered = sorted(enumerate(moves), key=lambda pair: pair[1].lsn)
     furthest = {(m.slot, m.incarnation, m.timeline): i for i, m in ordered}
@@ -79,8 +79,10 @@ def keep_moves(
 
 
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
-    """Each target's latest state, the latest of its complete copies and how that began, and the
-    first of each set of columns it has had.
+    """Keep each target's latest state, and the states that describe its data.
+
+    The latter are its latest complete copy and that copy's beginning, and the first state with each
+    set of columns.
     """
     needed = set({state.table_name: i for i, state in enumerate(states)}.values())
     complete = [(i, state) for i, state in enumerate(states) if state.status == SYNCED]
@@ -101,19 +103,21 @@ def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
 
 
 def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | None) -> list[bool]:
-    """The newest cut, which watermarks rest on, those by which the change log's old batches will be
-    told, and where they begin.
+    """Keep the newest cut, on which watermarks depend, and the cuts around the change log's
+    batches.
+
+    Those are the cuts of batches that are still in the log, and the cut where they begin.
     """
     held = [first_batch is not None and cut.batch >= first_batch - 1 for cut in cuts]
     return [cut.at >= oldest or held[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
 
 
 def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:
-    """The newest row of each of the slot's lives: an open one is still to be made up for."""
+    """Keep the newest row of each slot incarnation: an open gap must still be closed."""
     newest = set({(gap.slot, gap.incarnation): i for i, gap in enumerate(gaps)}.values())
     return [gap.at >= oldest or i in newest for i, gap in enumerate(gaps)]
 
 
 def keep_newest(rows: Sequence[Run | KeptWindow], oldest: datetime) -> list[bool]:
-    """The newest event; the others say what was done, for as long as promised."""
+    """Keep the newest row; the others are history, kept as long as configured."""
     return [row.at >= oldest or i == len(rows) - 1 for i, row in enumerate(rows)]

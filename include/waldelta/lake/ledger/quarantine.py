@@ -1,16 +1,22 @@
-"""Rows that came without all of their values, or fail a gate, and what became of them: the
-bookkeeping table ``quarantine``.
+"""The ledger table ``quarantine``: rows that arrived without all values or fail a gate, and
+decisions on them.
 
-Latest row per table, generation and key counts: ``quarantined`` (not in the target: the source had
-moved on), ``reread`` (in the target, with some values as they were later than the change),
-``resolved`` (was quarantined or discarded; a later change has replaced, moved or deleted the row,
-or it was read again), ``accepted`` (likewise, by an operator's decision: it was read again and
-written whatever its gate says), ``discarded`` (was quarantined; somebody has said that the target
-is to lack it; a repair takes that along into the generation that it begins, and an update to the
-key that it gives the row; a copy doesn't). Messages that can't be read are here too, by other
-statuses (UNREADABLE, SKIPPED), which ``unreadable_messages`` reads and writes. A batch's rows are
-written before the target's commit; what a run that died in between left is replaced by the next
-one, whose watermark tells it.
+The latest row per table, generation and key counts. Its status is one of these:
+
+- ``quarantined``: the row isn't in the target, because the source had moved on or a gate failed.
+- ``reread``: the row is in the target, with some values read from the source later than the change.
+- ``resolved``: it was quarantined or discarded. A later change has replaced, moved or deleted the
+  row, or it was read from the source.
+- ``accepted``: it was quarantined or discarded. By an operator's decision, it was read from the
+  source and written whatever its gate says.
+- ``discarded``: it was quarantined, and an operator decided that the target must lack it. A repair
+  carries the decision into the generation that it begins, and an update into the row's new key; a
+  copy doesn't.
+
+Messages that can't be decoded are in this table, too, with other statuses (UNREADABLE, SKIPPED),
+which ``unreadable_messages`` reads and writes. A batch's rows are written before the target's
+commit. Rows of a run that died in between are replaced by the next run, which recognizes them by
+the target's watermark.
 """
 
 from __future__ import annotations
@@ -33,15 +39,15 @@ from waldelta.lake.storage import bookkeeping_uri
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
 COMPLETED, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
-# Of a message of the replication protocol: nothing behind it lands, or is applied to its table,
+# Statuses of a replication protocol message. Nothing after it lands, or is applied to its table,
 # until an operator decides that runs go on without it.
 UNREADABLE, SKIPPED = "unreadable", "skipped"
-# In place of a column's name, which is never empty: the key of a message's row.
+# Used in place of a column's name, which is never empty: the key of a message's row.
 _MESSAGE_KEY = ""
 MESSAGE_HEAD = '{"": "'
 ACCEPTED = "accepted"
 
-# How the reason begins of a row that a gate has set aside.
+# The beginning of the reason of a row that a gate has quarantined.
 FAILS = "fails "
 
 _Check = Callable[[], object]
@@ -49,11 +55,10 @@ _Check = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message of pgoutput's, and where it stands in the change log; ``raw`` are its bytes, None
-    where they weren't kept.
+    """A pgoutput message, and its position in the change log; ``raw`` has its bytes, or None.
 
-    ``lsn`` is the change's own position, ``xid`` that of its top-level transaction, widened to 64
-    bits. ``batch`` and ``seq`` are None of a message that hasn't landed.
+    ``lsn`` is the change's own position, ``xid`` its top-level transaction, widened to 64 bits.
+    ``batch`` and ``seq`` are None for a message that hasn't landed.
     """
 
     batch: int | None
@@ -76,21 +81,23 @@ _MESSAGE = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class IncompleteRow:
-    """A row that came without the values of ``columns``, or whose values fail an expectation with
-    ``gate: quarantine`` (``reason``).
+    """A row that arrived without the values of ``columns``, or whose values fail an expectation.
 
-    ``outdated``: the target has the row as it was before the change.
+    The expectation has ``gate: quarantine`` and is named in ``reason``. ``outdated``: the target
+    has the row as it was before the change.
 
-    ``key`` and ``sent`` (the values that did come; None unless quarantined) are JSON objects of
-    PostgreSQL's texts. ``batch`` is the last of the batches that were applied with it. ``messages``
-    are those that a quarantined row came from, in commit order; None in rows of versions that
-    didn't keep them. ``by`` says who had it read again, accepted or discarded it. Of a row that was
-    read again and is still quarantined, ``sent`` are the values that the source had at ``lsn``.
+    ``key`` and ``sent`` are JSON objects of PostgreSQL's texts. ``sent`` has the values that
+    arrived, and is None unless quarantined. For a row that was read from the source again and is
+    still quarantined, ``sent`` has the source's values at ``lsn``. ``batch`` is the last of the
+    batches that were applied with the row. ``messages`` are the messages of a quarantined row, in
+    commit order; None in rows of earlier versions. ``by`` is who decided to read it again, accepted
+    or discarded it.
     """
 
     at: datetime
     run_id: str
-    # quarantined, reread, resolved, accepted, discarded; of messages: unreadable, skipped, resolved
+    # For rows: quarantined, reread, resolved, accepted, discarded; for messages: unreadable,
+    # skipped, resolved
     status: str
     table_name: str
     generation: int
@@ -128,8 +135,10 @@ class IncompleteRow:
 
     @property
     def id(self) -> str:
-        """What people name it by: the same for as long as it is open, another one when its key is
-        quarantined anew.
+        """The name that people use for it.
+
+        It stays the same as long as the row is open. When the key is quarantined again, that row
+        has another one.
         """
         if (message := message_of(self.key)) is not None:
             return message
@@ -137,9 +146,7 @@ class IncompleteRow:
 
     @property
     def is_kept_out(self) -> bool:
-        """Whether it isn't in the target, or not as the source has it, because a gate or somebody
-        has said so.
-        """
+        """Whether a gate or an operator keeps it out of the target, or keeps it there outdated."""
         return self.status == DISCARDED or (self.status == QUARANTINED and _is_of_gate(self.reason))
 
 
@@ -152,24 +159,24 @@ def _is_of_gate(reason: str | None) -> bool:
 
 
 def message_key(message: str) -> str:
-    """The key under which a message's row stands, by the message's id."""
+    """Return the key of a message's row, from the message's id."""
     return json.dumps({_MESSAGE_KEY: message})
 
 
 def message_of(key: str) -> str | None:
-    """The message whose row has this key; None of a table's row."""
+    """Return the message whose row has this key; None for a table's row."""
     return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
 
 
 def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
-    """An IncompleteRow's ``id``."""
+    """Return an IncompleteRow's ``id``."""
     told = f"{table_name}\n{generation}\n{batch}\n{lsn}\n{key}"
     return hashlib.sha256(told.encode()).hexdigest()[:ID_LETTERS]
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Of an IncompleteRow, what tells whether its key is open."""
+    """The columns of an IncompleteRow that show whether its key is open."""
 
     key: str
     status: str
@@ -179,7 +186,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class GateReason:
-    """Why a gate has set a row aside, in which run, and whether the row still waits for that."""
+    """Why a gate has quarantined a row, in which run, and whether the row still waits."""
 
     table_name: str
     run_id: str
@@ -192,7 +199,9 @@ R = TypeVar("R", IncompleteRow, Outline)
 
 
 class Quarantine:
-    """Reads and writes the table of one lake; without a JVM, and durable when a call returns."""
+    """Reads and writes the table of one lake without a JVM; every write is durable when it
+    returns.
+    """
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, IncompleteRow.table)
@@ -203,7 +212,7 @@ class Quarantine:
     def rows(
         self, table_name: str, generation: int, keys: Collection[str] | None = None
     ) -> list[IncompleteRow]:
-        """The rows of one copy of a table, or those of these keys, oldest first."""
+        """Return the rows of one copy of a table, or those of these keys, oldest first."""
         chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
         if keys is None:
             return self._read(chosen)
@@ -213,10 +222,10 @@ class Quarantine:
         return [as_row(values) for values in found.to_pylist()]
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
-        """What the rows of one copy of a table say, in short, oldest first.
+        """Return the rows of one copy of a table in short, oldest first.
 
-        For all tables it is read once, and again when anybody has written since: most of a row is
-        its messages.
+        The messages, which are most of a row, aren't read. The result for all tables is cached
+        until another commit to the quarantine.
         """
         if self._outline is None or self._log.read(self._outline[0] + 1) is not None:
             version = self._table.version()
@@ -231,14 +240,15 @@ class Quarantine:
         return [Outline(**values) for values in rows.filter(own).select(_OUTLINE).to_pylist()]
 
     def open_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
-        """How many rows each of these tables lacks in the given generation of its target; those
-        without any are left out.
+        """Return how many rows each table lacks in the given generation; tables without any are
+        left out.
         """
         return dict(Counter(row.table_name for row in self.open_rows(generations)))
 
     def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
-        """What was told last of each row that these tables lack in the given generation of their
-        targets, by table and time.
+        """Return the latest row for each key that these tables lack in the given generation.
+
+        The rows are sorted by table and time.
         """
         held = [row for row in self._read() if generations.get(row.table_name) == row.generation]
         latest = {(row.table_name, row.key): row for row in held}
@@ -246,10 +256,10 @@ class Quarantine:
         return sorted(rows, key=lambda row: (row.table_name, row.at))
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
-        """How many rows each of these tables lacks likewise because they came without a value;
-        asked for all tables at once.
+        """Return how many rows each table lacks because they arrived without a value.
 
-        An update that a gate set aside may have come without one too, and isn't lacking for that.
+        This reads once for all tables. An update that a gate set aside may have arrived without a
+        value, too, but isn't counted.
         """
         names = ["table_name", "generation", "key", "status", "columns", "reason"]
         chosen = of_tables(generations)
@@ -263,8 +273,9 @@ class Quarantine:
     def gate_reasons(
         self, tables: Collection[str], generations: Mapping[str, int]
     ) -> list[GateReason]:
-        """Why gates have ever set rows of these tables aside; those wait that the given generation
-        of the target lacks.
+        """Return why gates have ever quarantined rows of these tables.
+
+        Rows that are missing from the given generation of the target still wait (``is_open``).
         """
         names = ["table_name", "generation", "key", "status", "run_id", "reason"]
         chosen = of_tables(tables)
@@ -286,8 +297,9 @@ class Quarantine:
         ]
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
-        """The ids of the quarantined rows of which a run has recorded this decision, in this
-        generation or the next.
+        """Return the ids of the quarantined rows on which a run has recorded this decision.
+
+        The decision may be in the row's generation or the next.
         """
         names = ["run_id", "status", "table_name", "generation", "batch", "lsn", "key"]
         rows = self._table.scan(names, kept=False).to_pylist()
@@ -305,10 +317,10 @@ class Quarantine:
     def lacking(
         self, table_name: str, generation: int, upto: int | None = None
     ) -> dict[str, Outline]:
-        """What was told last of the keys that a copy of a table is known to lack, or to have as
-        they were before (outdated).
+        """Return the latest outline of each key that a copy lacks, or has as it was before
+        (outdated).
 
-        Quarantined or discarded ones, as of batch ``upto`` where one is given.
+        These are quarantined or discarded rows, as of batch ``upto`` when given.
         """
         told = [
             row
@@ -329,11 +341,11 @@ class Quarantine:
         rows: Sequence[IncompleteRow],
         check: _Check | None = None,
     ) -> None:
-        """Make these the rows of one copy's batches after ``after_batch``, in one commit.
+        """Replace the rows of one copy's batches after ``after_batch`` by these, in one commit.
 
-        ``check`` raises when the target is another run's by now. It is asked when whoever writes
-        here meanwhile makes the commit fail: the rows of a run that slept would take the place of
-        what the next one told, or reopen what it resolved.
+        ``check`` raises when another run has taken the target over. It is called again when a
+        concurrent write makes the commit fail. Otherwise, a run that was suspended could replace
+        what the next run wrote, or reopen what it resolved.
         """
         told = in_order(rows)
         name = table_name.replace("'", "''")
@@ -343,24 +355,27 @@ class Quarantine:
         self._table.replace(told, chosen, check)
 
     def forget(self, table_name: str, generation: int, after_batch: int, check: _Check) -> None:
-        """Drop what others told of one copy's batches after ``after_batch``; a commit in any case,
-        so that theirs fails.
+        """Drop other runs' rows on one copy's batches after ``after_batch``.
+
+        This always commits, so that concurrent commits of other runs fail.
         """
         self.replace(table_name, generation, after_batch, (), check)
 
     def fence(self, check: _Check) -> None:
-        """A commit that changes nothing: whoever asked ``check`` of replace() or add() before asks
-        again, and writes nothing when it raises.
+        """Commit without a change, so that concurrent replace() and add() calls run their ``check``
+        again.
+
+        They write nothing when it raises.
         """
         self._table.replace((), "false", check)
 
     def add(self, rows: Sequence[IncompleteRow], check: _Check | None = None) -> None:
-        """Add rows behind all others, in one commit; ``check`` as of replace()."""
+        """Add rows after all others, in one commit; ``check`` as in replace()."""
         self._table.extend(in_order(rows), check=check)
 
     def messages(self) -> list[IncompleteRow]:
-        """All that was told of messages that can't be read, oldest first, also what was resolved
-        since.
+        """Return all rows about messages that can't be decoded, oldest first, including resolved
+        ones.
         """
         chosen = pc.field("status").isin([UNREADABLE, SKIPPED])
         if not (
@@ -370,8 +385,10 @@ class Quarantine:
         return self._read(pc.field("key").isin(keys))
 
     def prune(self, oldest: datetime) -> int:
-        """Drop rows older than ``oldest`` but those of keys that targets lack, and leave one file;
-        returns how many were dropped.
+        """Drop rows older than ``oldest``, except those of keys that targets lack; returns how
+        many.
+
+        The table is compacted into one file.
         """
         return self._table.prune(lambda rows: _keep([as_row(row) for row in rows], oldest))
 
@@ -380,7 +397,7 @@ class Quarantine:
 
 
 def as_row(values: dict[str, Any]) -> IncompleteRow:
-    """As it was read; of an older version's table it lacks what came later."""
+    """Return a row as it was read; rows of an earlier version's table lack newer columns."""
     messages = values.get("messages")
     return IncompleteRow(
         **values | {"messages": messages and [SentMessage(**message) for message in messages]}
@@ -390,7 +407,7 @@ def as_row(values: dict[str, Any]) -> IncompleteRow:
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
     latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
     kept = (QUARANTINED, DISCARDED, UNREADABLE, SKIPPED)
-    # A message that runs skip is skipped for as long as anything reads it.
+    # A skipped message stays skipped as long as anything reads it.
     return [
         r.at >= oldest or r.status == SKIPPED or latest[r.table_name, r.generation, r.key] in kept
         for r in rows
@@ -398,11 +415,11 @@ def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
 
 
 def watched_rows(rows: Iterable[R]) -> dict[str, R]:
-    """The latest row of each key that isn't in the target as the source has it, of the rows of one
-    copy in their order.
+    """Return the latest row of each key that the target lacks or has outdated, from one copy's
+    rows.
 
-    Of discarded ones, those that the target has as they were before: later changes don't send all
-    that changed since.
+    Discarded rows are included only where the target has them as they were before: later changes
+    don't send all that changed since.
     """
     return {
         key: row
@@ -412,8 +429,8 @@ def watched_rows(rows: Iterable[R]) -> dict[str, R]:
 
 
 def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
-    """The latest row of each key that isn't in the target since it was discarded, of the rows of
-    one copy in their order.
+    """Return the latest row of each key that was discarded and isn't in the target, from one copy's
+    rows.
     """
     return {
         key: row
@@ -423,12 +440,12 @@ def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
 
 
 def message_rows(rows: Iterable[IncompleteRow]) -> list[IncompleteRow]:
-    """The latest row of each message that can't be read, or is skipped, of the rows of one copy in
-    their order.
+    """Return the latest row of each message that can't be decoded or is skipped, from one copy's
+    rows.
     """
     return [row for row in latest_rows(rows).values() if row.status in (UNREADABLE, SKIPPED)]
 
 
 def latest_rows(rows: Iterable[R]) -> dict[str, R]:
-    """The latest row of each key, of the rows of one copy in their order."""
+    """Return the latest row of each key; the rows are of one copy, in their order."""
     return {row.key: row for row in rows}

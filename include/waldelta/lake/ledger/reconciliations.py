@@ -1,5 +1,6 @@
-"""What reconciliations found: one row per run and table, in ``_waldelta/reconciliations``; written
-and read without a JVM.
+"""The results of reconciliations, one row per run and table, in ``_waldelta/reconciliations``.
+
+This module works without a JVM.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
 
 ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 
-# Rows that differ which are kept of one table, those with their values, and the length of a value.
+# Limits per table: differing rows that are kept, differing rows kept with values, and the length of
+# a value.
 ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
 
 _COLUMN = pa.struct([("name", pa.string()), ("source", pa.string()), ("target", pa.string())])
@@ -65,14 +67,14 @@ _SHORT = (
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What was found of one table.
+    """The result of comparing one table.
 
     The target's ``version`` has applied everything up to ``batch``; the source was read at
-    ``position`` by ``snapshot``. ``in_flight`` are keys that were changed between the two,
-    ``lacking`` quarantined or discarded rows: both are left out, as are the columns ``left_out``; a
-    row at the key of one that isn't to be there is extra. ``differences`` are the first of the rows
-    that differ; ``is_complete``: all of them were counted. ``reason`` says why a table wasn't
-    compared, or couldn't be repaired.
+    ``position`` by ``snapshot``. ``in_flight`` counts keys that were changed between the two,
+    ``lacking`` quarantined or discarded rows. Both are excluded, as are the columns ``left_out``. A
+    target row at the key of a row that must be absent is extra. ``differences`` are the first of
+    the differing rows; ``is_complete``: all of them were counted. ``reason`` says why a table
+    wasn't compared, or couldn't be repaired.
     """
 
     at: datetime
@@ -138,28 +140,28 @@ class Reconciliation:
 
     @property
     def differing(self) -> int:
-        """Rows that aren't as they should be."""
+        """The number of rows that aren't as they should be."""
         return self.missing + self.extra + self.different + self.doubled
 
     @property
     def compared(self) -> bool:
-        """Whether an answer was found."""
+        """Whether the comparison had a result."""
         return self.status in ANSWERS
 
 
 class Reconciliations:
-    """Reads and writes the table of one lake; durable when a call returns."""
+    """Reads and writes the table of one lake; every write is durable when it returns."""
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
         self.uri = bookkeeping_uri(root, Reconciliation.table)
         self._table = LedgerTable(self.uri, Reconciliation.schema, storage_options)
 
     def add(self, rows: Sequence[Reconciliation], since: datetime | None = None) -> None:
-        """Add what one run found, in one commit.
+        """Add the results of one run, in one commit.
 
-        ``since``: when it began. What another has answered since then of a later version of a
-        target, or repaired, is the last word. Raises LateWriter when others keep entering answers
-        on the same targets between the look at them and the commit.
+        ``since`` is when the run began. A result that another run has recorded since then for a
+        later version of a target, or for a repair, takes precedence. Raises LateWriter when other
+        runs keep adding results on the same targets between the read and the commit.
         """
         if rows and since is not None:
             self._add_behind(rows, since)
@@ -187,13 +189,14 @@ class Reconciliations:
             self._table.extend(in_order(rows), after)
 
     def of_run(self, run_id: str) -> list[Reconciliation]:
-        """What one run found, by table; of one that was tried again, what it found last."""
+        """Return one run's results by table; after a retry, its last ones."""
         found = {row.table_name: row for row in self._read(pc.field("run_id") == run_id)}
         return [found[name] for name in sorted(found)]
 
     def latest(self, tables: Collection[str] | None = None) -> dict[str, Reconciliation]:
-        """The last answer that was found of each table, or of these, with the rows that differ;
-        where there is none, why not.
+        """Return the last result of each table, or of these, with the differing rows.
+
+        For a table without a result, it is the row that says why.
         """
         found, _ = last_answers(self.history().to_pylist())
         return self.in_full(
@@ -201,7 +204,7 @@ class Reconciliations:
         )
 
     def in_full(self, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Reconciliation]:
-        """Rows of the history, by table, with the rows that differ."""
+        """Return rows of the history, by table, with the differing rows."""
         wanted = {name: (row["at"], row["run_id"]) for name, row in answers.items()}
         if not wanted:
             return {}
@@ -215,12 +218,13 @@ class Reconciliations:
         }
 
     def history(self, since: datetime | None = None) -> pa.Table:
-        """All that was found, without the rows that differ, oldest first."""
+        """Return all results without the differing rows, oldest first."""
         return self._table.scan(_SHORT, since)
 
     def prune(self, oldest: datetime) -> int:
-        """Drop what is older than ``oldest`` but each table's last answer, and leave one file;
-        returns how many rows were dropped.
+        """Drop rows older than ``oldest``, except each table's last result; returns how many.
+
+        The table is compacted into one file.
         """
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
@@ -229,20 +233,22 @@ class Reconciliations:
 
 
 def _is_behind(row: Reconciliation, other: Mapping[str, Any]) -> bool:
-    """Whether an answer is of a version that was there before what the other one says."""
+    """Return whether a result is about an older version than another one."""
     if (
         other["table_name"] != row.table_name
         or other["status"] not in ANSWERS
         or None in (row.version, other["version"])
     ):
         return False
-    # A repaired one's version is that which was compared before.
+    # The version of a repaired table is the one that was compared before the repair.
     return (other["version"], other["status"] == REPAIRED) > (row.version, False)
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A target that differed does so still, however long nobody has compared it since; one that was
-    equal in all columns had been.
+    """Keep each table's last result and last attempt, however old, and its last complete result.
+
+    A target that differed still does until it is compared again, and one that was equal in all
+    columns was equal then.
     """
     found, attempts = last_answers(rows)
     whole = last_whole(rows)
@@ -253,10 +259,10 @@ def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
 def last_answers(
     rows: Iterable[Mapping[str, Any]],
 ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
-    """Of rows in their order, by table: the last answer (where there is none, the last row), and
-    the last attempt since that found none.
+    """Return, by table, the last result and the last attempt since that had none.
 
-    A target that differed does so still when it couldn't be compared once more.
+    Without any result, it is the last row. A target that differed still does when another
+    comparison failed. ``rows`` are in their order.
     """
     found: dict[str, Mapping[str, Any]] = {}
     attempts: dict[str, Mapping[str, Any]] = {}
@@ -273,7 +279,9 @@ def last_answers(
 
 
 def last_whole(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Of rows in their order, by table: the last answer for which no column was left out."""
+    """Return, by table, the last result for which no column was left out; ``rows`` are in their
+    order.
+    """
     return {
         row["table_name"]: row for row in rows if row["status"] in ANSWERS and not row["left_out"]
     }
@@ -291,7 +299,7 @@ def _built(row: dict[str, Any]) -> Reconciliation:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDifference:
-    """A column whose value isn't the same; None is null."""
+    """A column whose values differ; None is null."""
 
     name: str
     source: str | None
@@ -300,8 +308,9 @@ class ColumnDifference:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """A row that differs; ``key`` is a JSON object of PostgreSQL's texts, ``rows`` how many rows of
-    the kind it stands for.
+    """A row that differs; ``key`` is a JSON object of PostgreSQL's texts.
+
+    ``rows`` is the number of rows of this kind that it represents.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What the ledger's tables hold, a class for each kind of row, with its table and schema."""
+"""The rows of the ledger's tables: a class for each kind, with its table and schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waldelta.arrow import UTC_TIME
 from waldelta.config import TargetMode
 from waldelta.config.target_mode import MIRROR
 
-# A state's ``status`` in the ledger.
+# Values of a state's ``status``.
 COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (
     "copying",
     "synced",
@@ -23,28 +23,28 @@ COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (
 
 
 def now() -> datetime:
-    """The present moment, as all ledger rows record it."""
+    """Return the current time, as all ledger rows record it."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMove:
-    """Something done to the slot, or about to be done (``intent``); ``lsn`` is where it moves to.
+    """An event of the slot, done or about to be done (``intent``); ``lsn`` is where the slot moves
+    to.
 
-    ``promoted``: its server went on in another timeline, as a standby that became the primary;
-    ``lsn`` is where the timeline left the one on which the slot had been read until then, so moves
-    beyond that say nothing of the new one.
+    ``promoted``: the slot's server continued on another timeline, as a standby that became the
+    primary. ``lsn`` is where that timeline branched off, so moves beyond it don't apply to the new
+    one.
 
-    ``incarnation`` names the slot's life: its position when that life began, numbered when an
-    earlier life began at the same place. A slot dropped and recreated under the same name has
-    another one.
+    ``incarnation`` identifies the slot between its creation and its end: its position at the
+    beginning, with a number when an earlier incarnation began at the same position. A slot that is
+    dropped and recreated under the same name has another incarnation.
 
-    ``compared_after``: the slot forgets what this intent is about before it was compared with what
-    has landed, which the row ``compared`` tells then.
+    ``compared_after``: the slot is moved before its changes were compared with what landed. The row
+    ``compared`` records that comparison later.
 
     ``messages``: how many messages ``batch`` had in the change log when the slot was moved over it;
-    None in rows of earlier versions. A change log that holds another number has lost some of them
-    since.
+    None in rows of earlier versions. A change log with another number has lost some of them since.
     """
 
     at: datetime
@@ -79,8 +79,8 @@ class SlotMove:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedBatch:
-    """What slot moves say of one batch: where the slot was moved to over it, and how many messages
-    it had.
+    """The slot moves past one batch: the position that they moved to, and the batch's number of
+    messages.
     """
 
     lsn: int
@@ -97,7 +97,7 @@ class ColumnState:
     type_name: str
     spark_type: str
     not_null: bool
-    # Names change, attribute numbers don't.
+    # Names change, but attribute numbers don't.
     attnum: int = 0
 
 
@@ -116,10 +116,9 @@ _COLUMN = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A leaf's file (pg_class.relfilenode): another one after anything that wrote the leaf anew, or
-    emptied it.
+    """A leaf's file (pg_class.relfilenode), which changes when the leaf is rewritten or truncated.
 
-    ``inherits`` tells one time that it was attached from another (see
+    ``inherits`` distinguishes one attachment of the leaf from another (see
     waldelta.pipeline.drift.catalog_state); None where that wasn't recorded.
     """
 
@@ -130,8 +129,9 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class AttributeState:
-    """A column's row of pg_attribute, by what tells one version of it from another (see
-    waldelta.pipeline.drift.rewrites).
+    """The parts of a column's pg_attribute row that distinguish one version of it from another.
+
+    See waldelta.pipeline.drift.rewrites.
     """
 
     attnum: int
@@ -142,10 +142,10 @@ class AttributeState:
 
 @dataclass(frozen=True, slots=True)
 class LabelState:
-    """What a column's values print that stands in the catalogs: an enum's label by its oid (see
-    waldelta.pipeline.drift.catalog_state).
+    """Catalog texts that a column's values print: an enum's label, by its oid.
 
-    Of a composite type, the type's oid and the numbers of its attributes.
+    For a composite type, the type's oid and its attributes' numbers. See
+    waldelta.pipeline.drift.catalog_state.
     """
 
     attnum: int
@@ -155,7 +155,7 @@ class LabelState:
 
 @dataclass(frozen=True, slots=True)
 class StorageState:
-    """How the source stored a table when its rows were last known to be what the stream told.
+    """How the source stored a table when its rows last agreed with the stream.
 
     ``as_of``: no transaction below this one (xid8) was running then; 0 where that wasn't recorded.
     """
@@ -202,8 +202,9 @@ _STORAGE = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class ExternalCommit:
-    """A commit of somebody else's that changed a target's data; ``by`` is the writer as far as the
-    commit says.
+    """A commit by an external writer that changed a target's data.
+
+    ``by`` is the writer, as far as the commit names it.
     """
 
     version: int
@@ -224,12 +225,12 @@ _EXTERNAL_COMMIT = pa.struct(
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A target's sync: which snapshot its copy was taken from, and what its columns were.
+    """The state of a target's sync: the snapshot of its copy, and its columns.
 
-    ``status`` is copying, synced, failed, needs_sync or removed: no longer published, so that a
-    copy would have to begin anew. What a table is due by it: waldelta.pipeline.targets.lifecycle.
-    ``incarnation`` is that of the slot whose changes come on top; it and ``storage`` are None in
-    rows of versions that didn't record them.
+    ``status`` is copying, synced, failed, needs_sync or removed. A removed table is no longer
+    published, and would need a new copy. waldelta.pipeline.targets.lifecycle decides which action
+    the status requires. ``incarnation`` is that of the slot whose changes are applied. It and
+    ``storage`` are None in rows of versions that didn't record them.
     """
 
     at: datetime
@@ -251,34 +252,33 @@ class TableState:
     storage: StorageState | None = None
     # The target's own filter, as waldelta.pipeline.targets.target_filter writes it.
     target_filter: str | None = None
-    # Filters that its publications have had since the copy; "true" lets everything through. The
-    # same twice: something else held in between.
+    # Filters that its publications have had since the copy; "true" admits every row. The same one
+    # twice means that another was in force in between.
     later_filters: list[str] = field(default_factory=list)
-    # The operations that its publications, taken together, published when it was copied.
+    # The operations that all its publications together published when it was copied.
     publishes: list[str] = field(default_factory=list)
-    # Numbers of the columns that the table had when it was copied, or at a look since, and that
-    # weren't published.
+    # Numbers of the columns that the table had, but weren't published, at the copy or at a later
+    # check.
     unpublished: list[int] = field(default_factory=list)
-    # The table that feeds it, when that isn't the one of its name.
+    # The name of its source table, when that isn't the target's own name.
     fed_by: str | None = None
-    # Of a target that gathers the leaves of a partitioned table: that table's oid; relation_ids are
-    # the leaves'.
+    # For a target that merges partitions: the oid of the partitioned table. relation_ids are the
+    # leaves'.
     root_id: int | None = None
-    # Leaves that came or went since the copy, which was told and left as it is.
+    # Leaves that came or went since the copy, where the run only reported it.
     unmended_leaves: list[int] = field(default_factory=list)
-    # What in its publications published it when that was last looked at (see
+    # What published the table, in its publications, at the last check (see
     # waldelta.postgres.catalog.PublishedTable).
     entries: list[str] = field(default_factory=list)
-    # The target's Delta version that the copy committed, or up to which its log was looked through
+    # The target's Delta version that the copy committed, or up to which its log had been checked
     # when it was repaired.
     version: int | None = None
-    # What others wrote to the target since the copy: the first such commit and the latest (see
+    # External commits since the copy: the first and the latest ones (see
     # waldelta.pipeline.targets.external_commits).
     foreign_commits: list[ExternalCommit] = field(default_factory=list)
-    # What the target keeps (see waldelta.config.target_mode), when it isn't a mirror.
+    # The target's mode (see waldelta.config.target_mode), when it isn't a mirror.
     mode: str | None = None
-    # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: it
-    # doesn't.
+    # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: no.
     copy_skipped: bool | None = None
 
     table: ClassVar[str] = "tables"
@@ -324,8 +324,8 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class TargetCut:
-    """One target in a cut: the Delta version that holds exactly the batch, and what the batch did
-    to it.
+    """One target in a cut: the Delta version with exactly the batch's state, and the batch's
+    changes.
     """
 
     table_name: str
@@ -336,14 +336,14 @@ class TargetCut:
     deleted: int = 0
     skipped: int = 0
     truncated: bool = False
-    # Rows that came without all of their values: completed from the source, or not in the target
+    # Rows that arrived without all of their values: completed from the source, or not in the target
     # (see quarantine).
     reread: int = 0
     quarantined: int = 0
     # Rows written with a value that its column's type can't hold (in _wd_raw).
     verbatim: int = 0
-    # In a run's row: when the last of these changes was committed on the source, None where that
-    # isn't known.
+    # In a run's row: when the last of these changes was committed on the source; None where not
+    # known.
     commit_ts: datetime | None = None
 
     @property
@@ -353,13 +353,13 @@ class TargetCut:
 
     @property
     def touched(self) -> bool:
-        """Whether the batch had anything for it, also where that changed no row."""
+        """Whether the batch had anything for the target, even if no row changed."""
         return bool(
             self.changed or self.skipped or self.reread or self.quarantined or self.verbatim
         )
 
     def __add__(self, other: TargetCut) -> TargetCut:
-        """Both effects on one target, at the later version."""
+        """Return both effects on one target, at the later version."""
         return TargetCut(
             self.table_name,
             max(self.generation, other.generation),
@@ -398,8 +398,7 @@ _CUT = pa.struct(
 class BatchCut:
     """A consistent cut: every target as of the end of one batch.
 
-    ``expired``: it is older than versions of targets are kept, so that it mayn't be readable any
-    more.
+    ``expired``: it is older than the retention of the targets' versions, so it may not be readable.
     """
 
     at: datetime
@@ -422,7 +421,7 @@ class BatchCut:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One event in a run's life; ``result`` is the run's JSON result so far."""
+    """An event of a run; ``result`` is the run's JSON result so far."""
 
     at: datetime
     run_id: str
@@ -436,21 +435,21 @@ class Run:
     changes: int = 0
     seconds: float = 0.0
     result: str = "{}"
-    # What pages show of thousands of runs without reading their results; None where a run, or its
-    # version, didn't record it. All that the source had committed at ``as_of`` is part of what the
-    # run landed.
+    # Pages show these columns of thousands of runs without reading the results. None where a run,
+    # or its version, didn't record them. Everything that the source had committed at ``as_of`` is
+    # part of what the run landed.
     as_of: datetime | None = None
     lag_before_bytes: int | None = None
     lag_bytes: int | None = None
     retained_bytes: int | None = None
     wal_status: str | None = None
-    # Whether every target held all of it afterwards, whatever the run's checks found.
+    # Whether every target contained all of it afterwards, whatever the run's checks found.
     applied: bool | None = None
-    # When the attempt began that tells this, by Ledger.begin_run(); None in rows of versions that
-    # didn't record it.
+    # When the attempt that wrote this row began, by Ledger.begin_run(); None in rows of earlier
+    # versions.
     begun: datetime | None = None
-    # What this attempt did to targets, without what earlier attempts at the run have recorded: the
-    # sum over all rows counts each change once. None in rows of versions that didn't record it.
+    # What this attempt did to targets, without what earlier attempts at the run recorded. So the
+    # sum over all rows counts each change once. None in rows of earlier versions.
     targets: list[TargetCut] | None = None
 
     table: ClassVar[str] = "runs"
@@ -482,11 +481,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A stretch of the stream that the lake lacks and that this life of the slot no longer gives.
+    """A range of changes that the lake lacks and that this slot incarnation can't return any more.
 
-    ``from_lsn`` is the landed end, ``to_lsn`` where slot or server stood when it was found; None
-    where the server's positions don't go on from ours. Closed, ``to_lsn`` is where the slot's next
-    life began.
+    ``from_lsn`` is the landed end. ``to_lsn`` is the position of the slot or server when the gap
+    was found, and None where the server's positions don't continue ours. For a closed gap,
+    ``to_lsn`` is where the next slot incarnation began.
     """
 
     at: datetime
@@ -523,8 +522,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class KeptWindow:
-    """A bite that isn't the pipeline file's, since the server didn't manage that; ``window_bytes``
-    None: it is again.
+    """A read window other than the pipeline file's, because the server couldn't manage that one.
+
+    ``window_bytes`` None: the pipeline file's window works again.
     """
 
     at: datetime
@@ -545,8 +545,9 @@ class KeptWindow:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Changes that somebody lets pass a table's stop gates: all whose commits lie before
-    ``upto_lsn``.
+    """An operator's decision to let changes pass a table's stop gates.
+
+    It covers all changes whose commits are before ``upto_lsn``.
     """
 
     at: datetime
@@ -580,11 +581,12 @@ Row = SlotMove | TableState | BatchCut | Run | Gap | KeptWindow | Release
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """The slot as a run saw it, for whoever can't ask the source; ``at`` is an ISO timestamp.
+    """The slot as a run saw it, for readers without access to the source; ``at`` is an ISO
+    timestamp.
 
-    ``lag_bytes`` is the WAL between what the slot gave away and the server's position,
-    ``safe_wal_size`` what may still be written before the slot is in danger; None where the server
-    sets no limit.
+    ``lag_bytes`` is the WAL between the slot's confirmed position and the server's.
+    ``safe_wal_size`` is how much WAL may still be written before the slot is in danger; None where
+    the server sets no limit.
     """
 
     at: str

@@ -1,8 +1,8 @@
 """One table of the ledger on disk: appended in a total order, read through a filter, kept in few
 files.
 
-Every append is a compare-and-swap on the table's Delta version, so whoever appends has seen the row
-before his own: ``at`` always grows within a table, whatever the clocks of the machines say.
+Every append is a compare-and-swap on the table's Delta version, so a writer has always seen the row
+before its own. Therefore ``at`` always grows within a table, whatever the machines' clocks say.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from waldelta.lake.write_errors import target_not_writable
 
 log = logging.getLogger(__name__)
 
-# A read opens every file that may hold what it looks for, at about a millisecond each.
+# A read opens every file that may have matching rows, at about a millisecond each.
 MOST_FILES = 64
 _ATTEMPTS = 20
-# One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading
-# the others'.
+# A run's row may have megabytes of JSON. With small row groups it is found in a file of thousands
+# without reading the others.
 _GROUP_ROWS = 500
-# A check writes up to hundreds of short rows, and readers take many of them at once.
+# A check writes up to hundreds of short rows, and readers read many of them at once.
 SHORT_ROWS_PER_GROUP = 20_000
-# The most files of a table that each check reads as a whole.
+# The maximum number of files of a table that each check reads completely.
 FILES_READ_BY_CHECKS = 16
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
@@ -52,7 +52,7 @@ _again_when_changed = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
-# For whoever looks at a table's rows and appends, as Newest says, what follows from them: he looks
+# For callers that read a table's rows and append rows that depend on them (see Newest): they read
 # again.
 again_when_late = tenacity.retry(
     retry=tenacity.retry_if_exception_type(LateWriter),
@@ -63,12 +63,12 @@ again_when_late = tenacity.retry(
 
 
 def of_tables(names: Iterable[str]) -> pc.Expression:
-    """The rows about these tables, which ``table_name`` names."""
+    """Select the rows about these tables, by ``table_name``."""
     return pc.field("table_name").isin(pa.array(sorted(names), pa.string()))
 
 
 class _Row(Protocol):
-    """A dataclass of rows, as each module of the ledger has one."""
+    """A dataclass of ledger rows."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -78,18 +78,19 @@ class _Row(Protocol):
 
 
 def in_order(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Rows of one moment as the table takes them, each a microsecond later than the one before:
-    ``at`` is the column by which rows are read back in order.
+    """Return rows of one moment as the table takes them, each a microsecond later than the one
+    before.
+
+    Rows are read back in the order of ``at``.
     """
     return [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Which row must still be the newest of those that a filter chooses (all: None): the one of
-    ``at``, or none at all.
+    """The row that must still be the newest of those that a filter selects (None: all rows).
 
-    ``kept``: see ledger_files.scan_sorted().
+    ``at`` identifies the row; None: there must be none. ``kept``: see _file_cache.scan_sorted().
     """
 
     at: datetime | None
@@ -114,12 +115,13 @@ class LedgerTable:
         self._groups = WriterProperties(max_row_group_size=group_rows)
 
     def append(self, row: dict[str, Any], after: Newest | None = None) -> dict[str, Any]:
-        """Add a row behind all others, creating the table with the first; durable when it returns,
-        as it was written.
+        """Add a row after all others, creating the table with the first; returns it as it was
+        written.
 
-        A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter,
-        and adds nothing, when the row that it was to follow isn't the newest any more;
-        TargetNotWritable, with the cause, when it can't be.
+        The row is durable when this returns. A row whose ``at`` isn't later than the newest row's
+        gets a later one. Raises LateWriter, and adds nothing, when the row that it must follow
+        isn't the newest any more. Raises TargetNotWritable, with the cause, when it can't be
+        written.
         """
         return self.extend([row], after)[0]
 
@@ -130,11 +132,11 @@ class LedgerTable:
         after: Newest | None = None,
         check: Callable[[], object] | None = None,
     ) -> list[dict[str, Any]]:
-        """Add rows behind all others, likewise and in one commit; they are in the order of their
-        ``at``.
+        """Add rows, in the order of their ``at``, after all others in one commit, as append() does.
 
-        ``check`` raises when the caller may not write any more. It is asked once the table was
-        read, so that whoever writes later has changed the version on which the commit depends.
+        ``check`` raises when the caller may not write any more. It is called after the table was
+        read, because a later write by another run then changes the version that the commit depends
+        on.
         """
         with self._named_errors():
             return self._extend(rows, after, check)
@@ -169,7 +171,7 @@ class LedgerTable:
         return rows
 
     def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
-        """The rows that a filter chooses, oldest first."""
+        """Return the rows that a filter selects, oldest first."""
         table = self._open()
         return [] if table is None else read_sorted(table, chosen, self._options).to_pylist()
 
@@ -181,11 +183,10 @@ class LedgerTable:
         *,
         kept: bool = True,
     ) -> pa.Table:
-        """Some columns of the rows from ``since`` on that a filter chooses, oldest first; no rows
-        while there is no table.
+        """Return some columns of the rows from ``since`` on that a filter selects, oldest first.
 
-        It reads little of a long history. A column that the table hasn't got yet is null. ``kept``:
-        see scan_sorted().
+        This reads little of a long history. It returns no rows when there is no table. A column
+        that the table doesn't have yet is null. ``kept``: see scan_sorted().
         """
         table = self._open()
         fields = [self.schema.field(name) for name in columns]
@@ -198,12 +199,12 @@ class LedgerTable:
         return rows.select(list(columns))
 
     def version(self) -> int:
-        """The table's Delta version; -1 while there is no table."""
+        """Return the table's Delta version; -1 when there is no table."""
         table = self._open()
         return -1 if table is None else table.version()
 
     def newest(self) -> dict[str, Any] | None:
-        """The row appended last."""
+        """Return the row that was appended last."""
         table = self._open()
         at = self._newest_at(table) if table is not None else None
         return (
@@ -219,11 +220,11 @@ class LedgerTable:
         predicate: str,
         check: Callable[[], object] | None = None,
     ) -> None:
-        """Put rows, behind all others, in the place of those that a predicate (of Delta's SQL)
-        chooses, in one commit.
+        """Replace the rows that a predicate (in Delta's SQL) selects by these, after all others, in
+        one commit.
 
-        Durable when it returns, a commit also where nothing is to be written; ``check`` as of
-        extend().
+        It is durable when this returns, and commits even when there is nothing to write; ``check``
+        as in extend().
         """
         with self._named_errors():
             table = self._open()
@@ -244,8 +245,9 @@ class LedgerTable:
 
     @_again_when_changed
     def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
-        """Set a flag in the rows that ``chosen`` picks by their ``at``, in one commit; returns how
-        many didn't have it yet.
+        """Set a flag in the rows that ``chosen`` selects by their ``at``, in one commit.
+
+        Returns how many didn't have the flag yet.
         """
         table = self._open()
         if table is None:
@@ -275,10 +277,11 @@ class LedgerTable:
 
     @_again_when_changed
     def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
-        """Drop the rows that ``keep`` says no to, and leave one file; returns how many were
-        dropped.
+        """Drop the rows for which ``keep`` returns False, and compact into one file; returns how
+        many.
 
-        Rows that somebody appends meanwhile are judged with the others: then it is all done again.
+        When another run appends rows in the meantime, everything is done again, so that these are
+        judged, too.
         """
         table = self._open()
         if table is None:
@@ -300,7 +303,7 @@ class LedgerTable:
             enforce_retention_duration=False,
             post_commithook_properties=NO_HOOKS,
         )
-        if write_checkpoint(table):  # in the place of the log's old entries
+        if write_checkpoint(table):  # The checkpoint replaces the log's old entries.
             table.cleanup_metadata()
         return dropped
 
@@ -328,20 +331,20 @@ class LedgerTable:
         try:
             table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
         except DeltaError as err:
-            # Somebody else compacts, or appends: there will be a next time, and no row depends on
+            # Another run compacts or appends. A later append will compact, and no row depends on
             # it.
             log.info("%s not compacted: %s", self.uri, err)
             return
         self._keep(table)
 
     def _keep(self, table: DeltaTable) -> None:
-        """Make a commit durable, and with every so many a checkpoint."""
+        """Make a commit durable, and write a checkpoint at regular intervals."""
         sync_commit(self.uri, table.version())
         checkpoint(table, LEDGER_CHECKPOINT_INTERVAL)
 
     def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
-        """A table of an older version gets the columns, and the fields of structs, that it
-        lacks.
+        """Return the mode that adds columns, and fields of structs, which an earlier version's
+        table lacks.
         """
         held: pa.Schema = pa.schema(table.schema().to_arrow())
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
@@ -356,7 +359,7 @@ class LedgerTable:
         return rows[-1] if rows else None
 
     def _behind(self, table: DeltaTable, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows as far behind the newest one as it takes, whatever the clock says."""
+        """Return the rows, moved to times after the newest row where the clock is behind."""
         newest = self._newest_at(table)
         early = newest + STATISTIC - rows[0]["at"] if rows and newest is not None else timedelta(0)
         return (

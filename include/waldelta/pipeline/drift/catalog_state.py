@@ -1,5 +1,5 @@
-"""What the source's catalogs say now of the tables that targets hold: their columns, and how their
-rows are stored.
+"""Reads from the source's catalogs the current columns of replicated tables, and how their rows are
+stored.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from waldelta.postgres.type_catalog import fetch
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """A column as the source's catalogs have it now.
+    """A column as the source's catalogs describe it now.
 
-    ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text);
-    ``unsure`` when such rows may hold values that no catalog tells: a default or NOT NULL without a
-    missing value, or a generated column.
+    ``missing`` is the value shown by rows older than the column (pg_attribute.attmissingval, as
+    text). ``unsure`` is True when such rows may hold values that no catalog has: a default or NOT
+    NULL without a missing value, or a generated column.
     """
 
     attnum: int
     missing: str | None
     unsure: bool
-    # The highest number below this one's of a column that was dropped.
+    # The highest number, below this column's, of a dropped column.
     last_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """A table as the source's catalogs have it now: its columns by name, how its rows are stored,
-    and what they are found by.
+    """A table as the source's catalogs describe it now: its columns by name, its storage and its
+    key.
 
-    ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is
-    its replica identity, else of the primary key; None when that isn't known. ``attached`` are the
-    leaves, by oid, that were tables before they were partitions of it, by themselves or within one,
-    ``truncated`` those that a TRUNCATE may have emptied without a word, ``truncated_alone`` those
-    of them that no TRUNCATE of the whole table explains (see
-    waldelta.pipeline.drift.unsent_truncates). ``above`` are the tables between each leaf and the
-    root, by oid. ``name`` is what the table is called; None when it doesn't exist. ``is_replaced``:
-    another table has the name now that the target's table had when it was copied.
+    ``key`` has the attribute numbers of the key that a new copy would use: the columns of the
+    replica identity index, else of the primary key. It is None when the key isn't known.
+    ``attached`` has the leaves, by oid, that were tables before they became partitions of this one,
+    directly or below another partition. ``truncated`` has the leaves that an unreplicated TRUNCATE
+    may have emptied. ``truncated_alone`` has those of them that a TRUNCATE of the whole table
+    doesn't explain (see waldelta.pipeline.drift.unsent_truncates). ``above`` has the tables between
+    each leaf and the root, by oid. ``name`` is the table's current name, and None when the table
+    doesn't exist. ``is_replaced`` is True when another table now has the name that this table had
+    when it was copied.
     """
 
     columns: dict[str, CatalogColumn] = field(default_factory=dict)
@@ -62,11 +63,11 @@ class CatalogTable:
 def read_catalog_tables(
     connection: psycopg.Connection[Any], relation_ids: Iterable[int]
 ) -> dict[int, CatalogTable]:
-    """Those of these relations that exist, by oid; of a partitioned one, with what its leaves' old
-    rows show.
+    """Return those of these relations that exist, by oid.
 
-    One statement for all of them: files and columns that are compared with earlier ones must be of
-    one moment.
+    The columns of a partitioned table include what old rows of its leaves show. One statement reads
+    everything, because files and columns that are compared with earlier ones must be of the same
+    moment.
     """
     rows = fetch(connection, _TABLES, {"oids": list(relation_ids)})
     return {row.oid: _table(row) for row in rows}
@@ -75,8 +76,9 @@ def read_catalog_tables(
 def read_catalog_state(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
 ) -> dict[str, CatalogTable]:
-    """Each target's table as the source's catalogs have it now, with one look at them: later than
-    all that was landed.
+    """Return the current catalog state of each target's table, by the target's name.
+
+    One read of the catalogs serves all targets, and is later than everything that was landed.
     """
     if not states:
         return {}
@@ -101,7 +103,9 @@ def read_catalog_state(
 
 
 def _existing(connection: psycopg.Connection[Any], names: Collection[TableId]) -> set[TableId]:
-    """Those of these names that a table has; a view can't be published in a table's place."""
+    """Return those of these names that a table has; a view can't be published in a table's
+    place.
+    """
     if not names:
         return set()
     wanted = {"schemas": [n.schema for n in names], "names": [n.name for n in names]}
@@ -121,7 +125,9 @@ def _catalog_tables(state: TableState, found: Mapping[int, CatalogTable]) -> Cat
 def stored(
     table: CatalogTable | None, leaves: Collection[int] | None = None
 ) -> StorageState | None:
-    """How a table's rows are stored; of a partitioned one, those of these leaves."""
+    """Return how a table's rows are stored; of a partitioned table, only the files of these
+    leaves.
+    """
     if table is None or table.storage is None or leaves is None:
         return table.storage if table is not None else None
     return replace(
@@ -130,8 +136,9 @@ def stored(
 
 
 def merged_table(root: CatalogTable, leaves: Sequence[CatalogTable]) -> CatalogTable:
-    """A partitioned table whose rows are found by their leaf and the leaf's key; no key where the
-    leaves' ones differ.
+    """A partitioned table whose rows are identified by their leaf and the leaf's key.
+
+    It has no key where the leaves' keys differ.
     """
     keys = {
         frozenset(
@@ -177,15 +184,18 @@ def _is_unsure(column: dict[str, Any]) -> bool:
     return bool(column["has_default"] or column["not_null"] or column["is_generated"])
 
 
-# An enum's values and a composite type's attributes are printed as the catalogs have them at that
-# moment, also within arrays, domains, ranges and other composite types; nothing built in is made of
-# them. A table that was made as a partition has its row of pg_inherits from the transaction that
-# made its system columns; one that was detached and attached again has another row than before, as
-# has whatever stands between it and the root. A leaf was attached if it, or a table above it, was
-# attached since the leaf was made. Of what is farther away than an age can tell, it is negative.
-# pg_partition_tree() would lock each partition, and wait for who holds it. A partitioned table has
-# no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show another
-# moment than the rows of pg_attribute.
+# PostgreSQL prints an enum's values and a composite type's attributes as the catalogs have them at
+# that moment. That holds within arrays, domains, ranges and other composite types, too; no built-in
+# type contains them.
+#
+# A table that was created as a partition got its row of pg_inherits from the transaction that wrote
+# its system columns. Detaching and attaching a table, or a table between it and the root, replaces
+# that row. So a leaf counts as attached when it, or a table above it, was attached after the leaf
+# was created. age() is negative for a transaction that is too old for it.
+#
+# pg_partition_tree() would lock each partition, and wait for sessions that lock one. A partitioned
+# table has no rows, so its leaves have the values that old rows show. pg_relation_filenode() would
+# show another moment than the rows of pg_attribute.
 _NAMED = """
 select n.nspname::text as schema, c.relname::text as name
 from pg_class c

@@ -1,10 +1,10 @@
-"""Drift: where a target no longer holds what a copy taken now would hold, though every change was
+"""Finds drift: where a target no longer holds what a new copy would hold, though every change was
 applied.
 
-A filter that changes sends nothing for the rows that it lets in or keeps out from then on; nor does
-a partition that is attached, detached or truncated, a column that enters a column list, or an
-operation that wasn't published before. PostgreSQL's subscriber keeps such rows as they are. Pure:
-the ledger's record of the copy against the catalogs of today.
+PostgreSQL sends nothing for rows that a changed filter newly admits or excludes. It also sends
+nothing for a partition that is attached, detached or truncated, a column that enters a column list,
+or an operation that wasn't published before. A PostgreSQL subscriber keeps such rows as they are.
+This module is pure: it compares the ledger's record of the copy with the current catalogs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.row_filter.parse import parse_analysed
 
-# A filter that lets everything through, among others.
+# The text of a filter that admits every row.
 EVERYTHING = "true"
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationDrift:
-    """What drifted, in words; the state to record so that it is known; whether it is to be mended.
+    """What drifted, in words; the state to record; and whether this run must repair it (``mends``).
 
-    ``is_new`` is False while nothing has changed since it was recorded. ``repair`` is what it takes
-    to mend it.
+    ``is_new`` is False while nothing has changed since the last record. ``repair`` holds what a
+    repair needs.
     """
 
     reasons: tuple[str, ...]
@@ -53,11 +53,10 @@ def find_drift(
     catalog: CatalogTable,
     mapping: TargetSource | None = None,
 ) -> PublicationDrift | None:
-    """Compare a copied target with the table as it is published now; None when there is nothing to
-    tell or record.
+    """Compare a copied target with the table as it is published now.
 
-    ``catalog`` is the same table as the catalogs have it, ``mapping`` what feeds the target (None:
-    the table of its name).
+    Returns None when there is nothing to report or record. ``catalog`` is the same table in the
+    catalogs, ``mapping`` the target's source (None: the table of the target's name).
     """
     late, partition = (
         (mapping.late, mapping.partition) if mapping is not None else (frozenset[int](), None)
@@ -77,7 +76,8 @@ def find_drift(
     if pipeline.target.drift == "repair":
         reasons += tuple(_recorded_before(known, moved))
     recorded = _record(known, table, catalog.storage, moved, away=away)
-    # What was away is mended as what was told before: by a copy.
+    # A table that was out of a publication for a while is repaired like a drift recorded earlier:
+    # by a new copy.
     repaired_from = replace(known, later_filters=recorded.later_filters) if away else known
     repair = Repair(
         repaired_from, table, truncated_or_reattached, catalog.storage, where, partition
@@ -94,8 +94,10 @@ def find_drift(
 def source_as_copied(
     pipeline: PipelineFile, state: TableState, catalog: CatalogTable, target: ReplicatedTarget
 ) -> Repair:
-    """What it takes to read rows of a target again that holds what a copy taken now would hold;
-    raises NeedsSync for another.
+    """Return what is needed to read rows of a target again when it holds what a new copy would
+    hold.
+
+    Raises NeedsSync for a target that has drifted.
     """
     name, mapping = state.table_name, target.mapping
     if replaced_files(state, catalog.storage):
@@ -119,10 +121,10 @@ def source_as_copied(
 def _with_made_leaves(
     state: TableState, catalog: CatalogTable, late: Collection[int]
 ) -> TableState:
-    """The state as if it knew the leaves that were made as partitions since: born empty, they sent
-    every row.
+    """Return the state with the leaves that were created as partitions since the copy.
 
-    But for those that were published ``late``, when they may have had rows.
+    Such a leaf was empty when it was created, so every row of it was sent. Leaves that were
+    published ``late`` may have had rows before, and are left out.
     """
     if state.storage is None or catalog.storage is None:
         return state
@@ -146,7 +148,7 @@ def _own_filter(state: TableState, wanted: str | None) -> Iterator[str]:
 
 
 def _filters(state: TableState) -> list[str]:
-    """The publications' filters that are known to have been in force since the copy, the copy's own
+    """Return the publications' filters known to have been in force since the copy, the copy's
     first.
     """
     return [state.row_filter or EVERYTHING, *state.later_filters]
@@ -156,7 +158,7 @@ def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Ite
     filters, present = _filters(state), table.row_filter or EVERYTHING
     if {present} != set(filters):
         yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
-    # That is how it was recorded.
+    # _record() stores an interruption in the publication as the same filter twice.
     lacking = _lacking(state, table)
     if (away or _is_away_recorded(state)) and not lacking:
         yield (
@@ -174,13 +176,14 @@ def _is_away_recorded(state: TableState) -> bool:
 
 
 def _lacking(state: TableState, table: PublishedTable) -> frozenset[str]:
-    """Operations that were published at the copy and aren't now."""
+    """Return the operations that were published at the copy and aren't now."""
     return frozenset(state.publishes) - table.publishes
 
 
 def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
-    """Whether a leaf that is gathered lost an operation since the last look that others still have:
-    no sum of them tells.
+    """Return whether a merged leaf has lost an operation that other leaves still publish.
+
+    The sum of all leaves' operations doesn't show such a loss.
     """
     lost = lost_operations(from_texts(state.entries), table.entries)
     return bool(
@@ -189,8 +192,10 @@ def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
 
 
 def _partitions(state: TableState, table: PublishedTable, catalog: CatalogTable) -> Iterator[str]:
-    """Leaves that came with rows, went, or were emptied since the files were last recorded: told
-    once, since nothing of it is sent.
+    """Describe leaves that came with rows, went, or were truncated since the files were last
+    recorded.
+
+    They are reported once, since PostgreSQL sends nothing about them.
     """
     came, gone = moved_leaves(state, table)
     if came:
@@ -215,7 +220,7 @@ def _named(table: PublishedTable, leaves: Collection[int]) -> str:
 
 
 def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
-    """Leaves that came, went or were emptied while that was only to be told."""
+    """Describe leaves that came, went or were truncated when the run only reported that."""
     if left := set(state.unmended_leaves).difference(moved):
         yield (
             f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that"
@@ -224,7 +229,7 @@ def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]
 
 
 def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
-    """Numbers of the columns that the table has and that aren't published; none where they aren't
+    """Return the numbers of the table's columns that aren't published; none where they aren't
     known.
     """
     published = {column.attnum for column in table.columns}
@@ -244,10 +249,10 @@ def _record(
     away: bool,
 ) -> TableState:
     present, last = table.row_filter or EVERYTHING, _filters(state)[-1]
-    # Once they are published again, nothing else says what wasn't sent.
+    # Once the operations are published again, only this record shows that changes weren't sent.
     away = away or (bool(_lacking(state, table)) and not _is_away_recorded(state))
     if away or last != present:
-        # The same filter twice: something else held in between.
+        # The same filter twice means that another one was in force in between.
         later = [last, present] if away and last != present else [present]
         state = replace(state, later_filters=[*state.later_filters, *later])
     return replace(
@@ -259,9 +264,7 @@ def _record(
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
-    """The publication's filter as it reads today, where nothing but the names of columns
-    changed.
-    """
+    """Return the publication's current filter when only names of columns in it have changed."""
     if state.row_filter is None or table.row_filter is None or state.row_filter == table.row_filter:
         return None
     today = {column.attnum: column.name for column in table.columns}
@@ -278,7 +281,7 @@ def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
 
 
 def _shape(node: Any, names: Mapping[str, str]) -> Any:
-    """A syntax tree without the places of its parts, columns under today's names."""
+    """Return a syntax tree without source positions, with today's column names."""
     if isinstance(node, tuple):
         return tuple(_shape(item, names) for item in node)
     if not is_dataclass(node):

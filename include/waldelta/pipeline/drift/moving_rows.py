@@ -1,6 +1,4 @@
-"""Moving rows: what a drift is about, in SQL over the source; to be read by a repair, or to be
-counted for a report.
-"""
+"""Builds SQL that selects the rows a drift is about, for a repair to read or a report to count."""
 
 from __future__ import annotations
 
@@ -22,16 +20,17 @@ from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Choice
 from waldelta.snapshot.read_selected import of_leaf, of_leaves_through, whole_table
 
-# Counting may take so long in all; after that the planner's estimate has to do.
+# Counting may take this long in all; after that the planner's estimate is used.
 COUNT_TIMEOUT_MS = 2000
-# Each statement waits so long for a lock at most.
+# Each statement waits at most this long for a lock.
 COUNT_LOCK_TIMEOUT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class MovingRows:
-    """What a target took and takes, and the rows that enter and leave. No row is among two choices
-    of a side.
+    """A target's filter before and after a drift, and the rows that enter and leave it.
+
+    No row matches two choices of the same side.
     """
 
     before: FilterRule
@@ -43,10 +42,10 @@ class MovingRows:
 def moving_rows(
     drifted: Repair, own: RowFilter | None, files: Mapping[int, int] = MappingProxyType({})
 ) -> MovingRows:
-    """Which rows move by this drift, where the pipeline file's filter for the target is ``own``
-    now; pure.
+    """Return the rows that this drift moves in and out of the target; pure.
 
-    Those that enter are read leaf by leaf. ``files`` are the leaves' as a snapshot sees them.
+    ``own`` is the pipeline file's current filter for the target. Entering rows are read leaf by
+    leaf. ``files`` are the leaves' files as a snapshot sees them.
     """
     state, table = drifted.state, drifted.table
     was = filter_of(state)
@@ -54,7 +53,8 @@ def moving_rows(
     after = FilterRule(table.row_filter, own.analysed if own else None)
     nullable = [column.name for column in table.columns if not column.not_null]
     enters = entering(before, after, nullable)
-    # Those that are read through one table are read together, or each would take a scan of all.
+    # Leaves that are read through one table are read together: otherwise each would need a scan of
+    # that whole table.
     together: dict[object, list[Leaf]] = {}
     for leaf in table.leaves:
         if leaf.relkind == "r":
@@ -83,16 +83,16 @@ def _of_group(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) 
 
 
 def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str | None:
-    """How many rows a repair would add and take away, in words; None when nothing tells.
+    """Describe how many rows a repair would add and remove; None when that isn't known.
 
-    Counted on the source, or estimated where that takes too long: what the target itself would lose
-    can be more, as rows that the stream left behind aren't known there.
+    The rows are counted on the source, or estimated where counting takes too long. A repair may
+    remove more: the source doesn't know rows of the target for which no change was sent.
     """
     name = drifted.state.table_name
     if merges_partitions(drifted):
         return None
     try:
-        # A notice isn't worth waiting for whoever alters the table.
+        # A report isn't worth waiting for a session that alters the table.
         connection.execute(
             "select set_config('lock_timeout', %s, false)", (str(COUNT_LOCK_TIMEOUT_MS),)
         )
@@ -107,7 +107,7 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
             sum(_estimate(connection, *pair) for pair in pairs) for pairs in wanted
         ]
     except (psycopg.Error, ConfigError, FilterNotTranslatable, PrivilegeMissing):
-        return None  # a column of the old filter is gone, or somebody has the table locked
+        return None  # A column of the old filter is gone, or another session has locked the table.
     finally:
         with suppress(psycopg.Error):
             connection.execute("select set_config('lock_timeout', '0', false)")
@@ -123,7 +123,7 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
 def _count(
     connection: psycopg.Connection[Any], wanted: list[tuple[tuple[str, str], ...]]
 ) -> list[int] | None:
-    """The rows of each side; None when that takes too long."""
+    """Return the number of rows of each side; None when counting takes too long."""
     counted = sql.SQL("(select count(*) from {} where {})")
     sides = [
         sql.SQL(" + ").join([sql.SQL("0"), *(counted.format(*map(_text, pair)) for pair in pairs)])
@@ -152,5 +152,5 @@ def _estimate(connection: psycopg.Connection[Any], relation: str, condition: str
 
 
 def _text(text: str) -> sql.Composable:
-    # PostgreSQL's own deparsed texts, and names that were quoted before.
+    # The texts are either deparsed by PostgreSQL or names that were quoted before.
     return sql.SQL(text)

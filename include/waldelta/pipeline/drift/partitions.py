@@ -1,7 +1,7 @@
-"""Leaves of a target that gathers them, or takes one partition's.
+"""Keeps track of the leaves of a target that merges partitions, or takes one partition.
 
-One that joins those gathered was made since the copy and born empty, so that its changes are all
-there is.
+A leaf that joins the merged ones was created empty after the copy, so its changes are all that it
+holds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from waldelta.postgres.publication_membership import from_texts
 
 
 def with_leaves(state: TableState, mappings: Mapping[str, TargetSource]) -> TableState:
-    """A target's state with all the leaves that feed it now; those that went stay until another
-    target takes them.
+    """Return a target's state with all leaves that are its sources now.
+
+    Leaves that were detached stay until another target takes them.
     """
     mapping = mappings.get(state.table_name)
     if mapping is None or mapping.root_id is None or mapping.root_id != state.root_id:
@@ -39,11 +40,10 @@ def with_leaves(state: TableState, mappings: Mapping[str, TargetSource]) -> Tabl
 def of_partition(
     state: TableState, catalog: CatalogTable, mapping: TargetSource | None
 ) -> tuple[TableState, CatalogTable]:
-    """What is stored of a target that takes one partition of a published root, or gathers leaves:
-    its leaves alone, then and now.
+    """Reduce a target's stored state, then and now, to its own leaves.
 
-    A gathered leaf that is in no publication any more is none of them, though it still is a
-    partition.
+    This applies to a target that takes one partition of a published root, or merges partitions. A
+    merged leaf that has left all publications isn't included, though it still is a partition.
     """
     if mapping is None or catalog.storage is None:
         return state, catalog
@@ -61,10 +61,10 @@ def of_partition(
 def _of_one(
     state: TableState, catalog: CatalogTable, partition: int
 ) -> tuple[TableState, CatalogTable]:
-    """The leaves of one partition.
+    """Reduce the stored state to the leaves of one partition.
 
-    Earlier versions recorded the leaves of the whole root. One that is another partition's now, and
-    was attached to it since, was this one's; the others weren't.
+    Earlier versions recorded the leaves of the whole root. A leaf that belongs to another partition
+    now was this partition's only when it was attached to that other one since.
     """
     files_now = catalog.storage.files if catalog.storage is not None else []
     own = {leaf for leaf, above in catalog.above.items() if leaf == partition or partition in above}
@@ -79,8 +79,9 @@ def _of_one(
 
 
 def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
-    """The state without leaves on record that were in no publication then, as earlier versions kept
-    them: they come anew.
+    """Return the state without recorded leaves that were in no publication then.
+
+    Earlier versions kept such leaves. Without them, the leaves count as new when they return.
     """
     if state.storage is None or mapping.late.isdisjoint(file.oid for file in state.storage.files):
         return state
@@ -93,8 +94,9 @@ def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
 
 
 def record_leaves(job: Job, state: TableState, mappings: Mapping[str, TargetSource]) -> TableState:
-    """The same, entered into the ledger where it is another state; raises LockHeld while the target
-    is at work.
+    """Record the leaves of with_leaves() in the ledger where they changed the state.
+
+    Raises LockHeld while another run works on the target.
     """
     if with_leaves(state, mappings) is state:
         return state

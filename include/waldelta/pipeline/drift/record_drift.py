@@ -1,5 +1,5 @@
-"""Drift: before a run applies anything, tell targets that a filter, a column list or a partition
-left behind.
+"""Reports and records publication drift before a run applies anything: changed filters, column
+lists and partitions.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def read_published_now(
     states: Sequence[TableState],
     locked: Collection[int] = (),
 ) -> dict[str, ReplicatedTarget]:
-    """The targets as they are fed now, by name; nothing is asked when nothing was copied.
-    ``locked``: see read_targets().
+    """Return the targets with their current sources, by name.
+
+    Returns nothing, without a query, when no target was copied. ``locked``: see read_targets().
     """
     if not states:
         return {}
@@ -55,10 +56,10 @@ def check_drift(
     target: ReplicatedTarget | None,
     drifted: dict[str, Repair],
 ) -> list[str]:
-    """What is to be told of a target's drift.
+    """Return the warnings about a target's drift.
 
-    Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be
-    mended.
+    A drift that must be repaired raises NeedsSync. Before that, the target is marked and
+    ``drifted`` gets what the repair needs.
     """
     if target is None:
         return []
@@ -75,10 +76,11 @@ def check_drift(
     if drift.mends and evolves:
         with target_lock(job, name):
             mark(job, check_same_copy(job, state), f"{name}: {reasons}")
-        # Where the target isn't a mirror a copy mends it, which leaves alone what it keeps.
+        # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
         drifted |= {name: drift.repair} if state.kept_as == MIRROR else {}
     elif drift.is_new:
-        # At once: a run that is killed behind the record has told it too.
+        # Log at once: a run that is killed after the record was written has reported the drift,
+        # too.
         if reasons:
             log.warning("table=%s drifted from its source: %s", name, reasons)
         _record(job, state, drift)
@@ -90,7 +92,7 @@ def check_drift(
 
 
 def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
-    """What drifted where the target stays as it is, with the way to mend it."""
+    """Describe a drift where the target stays as it is, with the way to repair it."""
     reasons = "; ".join(drift.reasons)
     with job.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
@@ -107,11 +109,10 @@ def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
 
 
 def _continue_without_copy(job: Job, state: TableState, drift: PublicationDrift) -> list[str]:
-    """Record a drift of a target that lacks rows on purpose: from here on its changes come by the
-    new rules.
+    """Record a drift of a target that lacks rows on purpose (copy: false).
 
-    Raises ConfigError when its own filter changed: apply routes rows by the filter that the target
-    was taken with.
+    From now on its changes are filtered by the new rules. Raises ConfigError when its own filter
+    changed, because apply routes rows by the filter that the target was created with.
     """
     own = filter_of(state)
     if (own.text if own else None) != drift.repair.where:
@@ -127,10 +128,10 @@ def _continue_without_copy(job: Job, state: TableState, drift: PublicationDrift)
 
 
 def _is_truncated(job: Job, state: TableState) -> bool:
-    """Whether a TRUNCATE of the whole table explains it, which empties all leaves, and is sent.
+    """Return whether a TRUNCATE of the whole table explains the truncated leaves; that one is sent.
 
-    One that the target doesn't reflect yet; or one that it does, since the leaves' files were
-    recorded, when it couldn't be told yet what had landed.
+    The target may not reflect that TRUNCATE yet. Or it reflects it since the leaves' files were
+    recorded, at a time when it wasn't known yet what had landed.
     """
     change_log = job.change_log(identity := job.slot_identity())
     last, after = change_log.last_batch(), Watermarks(job, identity).of(state)
@@ -150,7 +151,7 @@ def _is_truncated(job: Job, state: TableState) -> bool:
 
 
 def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
-    """Enter what is now known of the drift, so that it is told once."""
+    """Record what is now known of the drift, so that it is reported only once."""
     known = drift.state
     with target_lock(job, state.table_name):
         held = check_same_copy(job, state)

@@ -1,5 +1,5 @@
-"""Rewrites: before a run applies anything, tell tables whose rows were written anew without being
-sent.
+"""Reports, before a run applies anything, tables whose rows were rewritten on the source without
+being sent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.watermarks import check_same_copy
 
-# Of a partitioned table, how old the record may grow: emptied leaves are told by the rows that are
-# older than it.
+# Maximum age of the record of a partitioned table: truncated leaves are found by rows that are
+# older than the record.
 RENEW_AFTER = timedelta(hours=1)
 
 
 def check_mode(job: Job, state: TableState) -> None:
-    """Raises NeedsSync (and marks the target) when the pipeline file gives a mirror another mode;
-    ModeRefused for any other change.
+    """Check that the pipeline file's mode and ``copy`` fit how the target was made.
 
-    So, too, when the file says ``copy: true`` of a table that was taken without a copy; the other
-    way round is recorded.
+    A mirror with another mode now raises NeedsSync, and the target is marked; any other change of
+    mode raises ModeRefused. ``copy: true`` for a table that was started without a copy also raises
+    NeedsSync. The reverse, ``copy: false`` for a copied table, is only recorded.
     """
     name, target = state.table_name, job.pipeline.target
     wanted, copies = target.mode_of(name), target.copies(name)
@@ -51,7 +51,7 @@ def check_mode(job: Job, state: TableState) -> None:
 
 
 def _record_skipped_copy(job: Job, state: TableState) -> None:
-    """Record that a copied target isn't copied again, so that it may lack rows from here on."""
+    """Record that a copied target won't be copied again, so that it may lack rows from now on."""
     why = (
         "the pipeline file says copy: false now: rows that only a copy could bring are missing from"
         " here on"
@@ -64,10 +64,10 @@ def _record_skipped_copy(job: Job, state: TableState) -> None:
 
 
 def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[str]:
-    """Keep in mind how the source stores a target's table now; what is to be told of it.
+    """Record how the source stores a target's table now; returns the warnings to report.
 
-    Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may
-    have got other values that nobody sent.
+    When rows may have got other values that weren't sent, the policy decides: NeedsSync is raised
+    (and the target marked), or SchemaChanged.
     """
     what = "; ".join(unsent_changes(state, catalog.storage))
     renew = _is_stale(state, catalog.storage)

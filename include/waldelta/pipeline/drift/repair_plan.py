@@ -1,14 +1,16 @@
-"""Repair: which rows enter a drifted target and which leave it, and when only a new copy of the
-whole table is exact.
+"""Plans a repair: which rows enter a drifted target and which leave it, and when only a new copy of
+the whole table is exact.
 
-Pure. Why it is enough to look at filters: the stream tells of every change to a row that the filter
-of that moment admits before or after it. Let the filter change once, from ``before`` to ``after``,
-while changes wait in the log. A row with a change among them is *touched*, and read again. Any
-other row was changed only where neither filter of the moment let the change through: under
-``before`` it was then not in the target, under ``after`` it doesn't belong there now. So the rows
-to add are those that ``after`` admits and ``before`` didn't, and the rows to take away are those
-whose content in the target ``after`` doesn't admit. Two changes of the filter between two looks at
-the catalogs break this, and can't be told from one.
+This module is pure. Comparing filters is enough, because the stream has every change to a row that
+the filter in force admits before or after the change. Let the filter change once, from ``before``
+to ``after``, while changes wait in the log. A row with a change among them is *touched*, and is
+read again. Any other row was changed only where the filter in force didn't let the change through.
+Under ``before``, such a row wasn't in the target; under ``after``, it doesn't belong in the target
+now.
+
+So the rows to add are those that ``after`` admits and ``before`` didn't. The rows to remove are
+those whose content in the target ``after`` doesn't admit. Two changes of the filter between two
+reads of the catalogs break this, and look the same as one change.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from waldelta.row_filter.parse.tree import (
 )
 from waldelta.snapshot.read_table import of_leaves
 
-# A table without rows to speak of is mended either way; beyond them a copy reads no more than this
-# share costs.
+# A table with few rows is repaired either way. Of a larger table, a repair pays off only up to this
+# share of entering rows: beyond it, a copy costs no more.
 FEW_ROWS = 10_000
 MOST_OF_TABLE = 0.3
 _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
@@ -47,11 +49,12 @@ _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A drifted target, as it was copied and fed, and the table as it is published now.
+    """A drifted target as it was copied, and the table as it is published now.
 
-    ``truncated_or_reattached`` are leaves that were emptied, or detached and attached again;
-    ``storage`` is what told so. ``where`` is what the target filters by now, ``partition`` (its
-    oid) the only one that it takes of the table.
+    ``truncated_or_reattached`` are leaves that were truncated, or detached and attached again.
+    ``storage`` is the storage state in which they were found. ``where`` is the target's current
+    filter. ``partition`` is the oid of the only partition that the target takes; None: the target
+    takes the whole table.
     """
 
     state: TableState
@@ -63,14 +66,17 @@ class Repair:
 
     @property
     def attached(self) -> frozenset[int]:
-        """Leaves whose rows weren't sent: they came since the copy, or aren't what they were."""
+        """Leaves with rows that weren't sent: attached since the copy, truncated, or attached
+        again.
+        """
         came, _ = moved_leaves(self.state, self.table)
         return came | self.truncated_or_reattached | self._unmended
 
     @property
     def detached(self) -> frozenset[int]:
-        """Leaves that went since the copy, if only for a while: rows of theirs may lie in no
-        partition's bounds now.
+        """Leaves that were detached since the copy, if only for a while.
+
+        Their rows in the target may lie within no partition's bounds now.
         """
         _, went = moved_leaves(self.state, self.table)
         left = set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves}
@@ -94,8 +100,9 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class FilterRule:
-    """What a target takes: rows that its publications' filter and its own admit, both as PostgreSQL
-    prints them.
+    """The rows that a target takes: those that both its publications' filter and its own admit.
+
+    Both are texts as PostgreSQL prints them.
     """
 
     published: str | None = None
@@ -103,12 +110,12 @@ class FilterRule:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The filters that there are."""
+        """The filters that are set."""
         return tuple(part for part in (self.published, self.own) if part is not None)
 
     @property
     def condition(self) -> str:
-        """As one SQL condition.
+        """Both filters as one SQL condition.
 
         >>> FilterRule("(a > 1)", "(b > 2)").condition
         '((a > 1)) and ((b > 2))'
@@ -117,7 +124,9 @@ class FilterRule:
 
 
 def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[int], frozenset[int]]:
-    """Oids of the leaves that came, and of those that went, since the files were last recorded."""
+    """Return the oids of leaves that came and of those that went since the files were last
+    recorded.
+    """
     if table.relkind != "p" or state.storage is None or not state.storage.files:
         return frozenset(), frozenset()
     held = {file.oid for file in state.storage.files} - {table.oid}
@@ -128,9 +137,7 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
 
 
 def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
-    """Oids of the leaves that were detached and attached again since the files were last
-    recorded.
-    """
+    """Return the oids of leaves detached and attached again since the files were last recorded."""
     if state.storage is None or now is None:
         return frozenset()
     then = {file.oid: file.inherits for file in state.storage.files if file.inherits is not None}
@@ -140,19 +147,20 @@ def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
 
 
 def entered_columns(state: TableState, table: PublishedTable) -> list[str]:
-    """Names of the published columns that weren't, at the copy or at a look since; others were
-    added, and come by themselves.
+    """Return the names of published columns that were unpublished at the copy or at a later check.
+
+    Other new columns were added to the table; schema evolution handles them.
     """
     return [column.name for column in table.columns if column.attnum in state.unpublished]
 
 
 def merges_partitions(repair: Repair) -> bool:
-    """Whether the target gathers leaves that are published as themselves."""
+    """Whether the target merges partitions that are published as themselves."""
     return repair.state.root_id is not None
 
 
 def obstacle(repair: Repair) -> str | None:
-    """Why only a whole copy is exact; None when the rows that enter and leave can be told."""
+    """Return why only a whole copy is exact; None when the rows that enter and leave are known."""
     state, table = repair.state, repair.table
     held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
@@ -194,15 +202,16 @@ def _has_same_source(repair: Repair) -> bool:
 
 
 def _is_same_relation(repair: Repair) -> bool:
-    # Leaves that are gathered may come and go.
+    # Merged partitions may come and go.
     if repair.state.root_id is not None:
         return repair.state.root_id == repair.table.oid
     return set(repair.state.relation_ids) == set(repair.table.relation_ids)
 
 
 def _is_known_uniform(repair: Repair) -> bool:
-    """Whether each kind of change was and is published by the filter of the copy: with one
-    publication for all, it is.
+    """Whether each kind of change was and is published by the filter of the copy.
+
+    With one publication for all kinds, it is.
     """
     then, now = from_texts(repair.state.entries), repair.table.entries
     return (
@@ -211,7 +220,7 @@ def _is_known_uniform(repair: Repair) -> bool:
 
 
 def is_dear(entering: float, rows: float) -> bool:
-    """Whether so much of the table enters that a whole copy costs no more.
+    """Return whether so many rows enter that a copy of the whole table costs no more.
 
     >>> is_dear(9_000, 10_000), is_dear(500_000, 1_000_000), is_dear(200_000, 1_000_000)
     (False, True, False)
@@ -220,11 +229,12 @@ def is_dear(entering: float, rows: float) -> bool:
 
 
 def entering(before: FilterRule, after: FilterRule, nullable: Iterable[str]) -> tuple[str, ...]:
-    """SQL conditions, no row true of two, for the rows that ``after`` admits and ``before`` didn't.
+    """Return SQL conditions for the rows that ``after`` admits and ``before`` didn't; no row
+    matches two.
 
-    PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``: they differ
-    where a filter is NULL, which one made of comparisons is only where one of its columns is.
-    ``nullable`` are the columns that may be.
+    PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``. The two differ
+    where a filter is NULL. A filter made of comparisons is NULL only where one of its columns is.
+    ``nullable`` are the columns that may be NULL.
 
     >>> entering(FilterRule("(a > 5)"), FilterRule("(a > 3)"), ())
     ('((a > 3)) and not (((a > 5)))',)
@@ -258,8 +268,9 @@ def _all(parts: Iterable[str]) -> str:
 
 
 def _null_only_with_columns(filters: Iterable[str]) -> frozenset[str] | None:
-    """The columns of filters that are NULL only where one of these is; None when that isn't
-    certain.
+    """Return the columns of filters that can be NULL only where one of these columns is NULL.
+
+    Returns None when that isn't certain.
     """
     columns: set[str] = set()
     for text in filters:
@@ -274,8 +285,10 @@ def _null_only_with_columns(filters: Iterable[str]) -> frozenset[str] | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Comparisons of columns and constants, put together by AND, OR and NOT: all built-in ones are
-    strict, none makes NULL.
+    """Whether an expression has only comparisons of columns and constants, joined by AND, OR and
+    NOT.
+
+    All built-in comparisons are strict, and none returns NULL for values that aren't NULL.
     """
     match node:
         case Column() | Test():
@@ -283,7 +296,7 @@ def _is_plain(node: Node) -> bool:
         case Literal():
             return node.kind != "null"
         case Cast(operand=Literal(), type=kind) if kind.is_array:
-            return False  # its text may hold NULL
+            return False  # The array's text may contain NULL.
         case Call() | Quantified():
             name = node.name if isinstance(node, Call) else node.operator
             return name in _PLAIN and all(map(_is_plain, children(node)))
@@ -293,7 +306,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def within_leaves(drifted: Repair, condition: str) -> str:
-    """The condition on rows of the leaves that are gathered: the root may have others, which aren't
+    """Limit the condition to the merged leaves: the root may have others, which aren't
     published.
     """
     if not merges_partitions(drifted):

@@ -1,19 +1,20 @@
-"""Rewrites: ALTERs that gave rows other values, or other texts, without sending them, told by the
-source's catalogs alone.
+"""Finds, from the source's catalogs alone, ALTERs that changed rows' values or texts without
+sending the rows.
 
-``alter column … type … using`` to the type that the column has leaves no trace in the stream, nor
-does a volatile default that was dropped again. Both write the table into a new file and its
-columns' rows of pg_attribute anew; VACUUM FULL, CLUSTER, TRUNCATE, SET TABLESPACE and the like give
-a new file only, and GRANT, SET STATISTICS, SET DEFAULT, RENAME or NOT NULL only a new row of
-pg_attribute. So values may have changed where both did.
+``alter column … type … using`` to the column's own type leaves no trace in the stream. Neither does
+a volatile default that was dropped again. Both write the table into a new file and replace its
+columns' rows of pg_attribute. VACUUM FULL, CLUSTER, TRUNCATE, SET TABLESPACE and the like only make
+a new file. GRANT, SET STATISTICS, SET DEFAULT, RENAME and NOT NULL only replace a row of
+pg_attribute. So values may have changed where both are new.
 
-Two things take care. Freezing leaves xmin as it is. And whatever writes a table anew fills in the
-values that its old rows showed (attmissingval), which touches those columns too; ALTER TYPE also
-makes the column's default anew, so that a default with its old oid says that it was something else.
+Two cases need care. Freezing keeps xmin as it is. Every rewrite of a table also fills in the values
+that its old rows showed (attmissingval), which replaces the pg_attribute rows of those columns.
+ALTER TYPE also recreates the column's default, so a default that keeps its oid rules out ALTER
+TYPE.
 
 ``alter type … rename value`` of an enum, and an attribute added to or dropped from a composite
-type, write no row at all: they change what rows that exist print as. A label added to an enum
-changes none.
+type, write no row at all: they change the text of existing rows. A label added to an enum changes
+none.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from waldelta.lake.ledger.records import AttributeState, StorageState
 
 
 def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
-    """Numbers of the columns, new ones included, whose values may be others than the stream told
-    since ``then``.
+    """Return the numbers of columns, new ones included, whose values may have changed unsent since
+    ``then``.
 
-    Columns without a change of any leaf's file aren't among them; leaves that came or went don't
-    count. Without knowledge of then or now, none are.
+    There are none when no leaf has another file; leaves that came or went don't count. There are
+    none either when ``then`` or ``now`` isn't known.
     """
     if then is None or now is None:
         return frozenset()
@@ -41,8 +42,9 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
 
 
 def relabelled(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
-    """Numbers of the columns whose rows print otherwise than they did ``then``, because their type
-    was altered.
+    """Return the numbers of columns whose rows print differently than ``then``.
+
+    Their type was altered.
     """
     if then is None or now is None:
         return frozenset()
@@ -55,9 +57,7 @@ def relabelled(then: StorageState | None, now: StorageState | None) -> frozenset
 
 
 def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
-    """What happened to a target's columns that no longer hold what the source has, as far as
-    anybody can tell.
-    """
+    """Describe what happened to a target's columns that may no longer hold what the source has."""
     told = [
         (
             rewritten(state.storage, now),
@@ -77,13 +77,13 @@ def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
 def to_record(
     state: TableState, now: StorageState | None, *, renew: bool = False
 ) -> TableState | None:
-    """The state with today's files and columns, when they are others and that needs no new copy;
+    """Return the state with the current files and columns, when they differ and need no new copy;
     else None.
 
-    While columns that the target doesn't have yet may have come with values, the old ones stay:
-    they tell when the first rows with these columns are applied. Which leaves there are is entered
-    all the same, since what came or went has been told then. With ``renew``, the old ones are
-    entered as of today.
+    While columns that the target doesn't have yet may have come with values, the old files and
+    columns stay: they are needed when the first rows with these columns are applied. The list of
+    leaves is updated all the same, because leaves that came or went have been reported. With
+    ``renew``, the old ones are recorded as of now.
     """
     then = state.storage
     if now is None:

@@ -1,10 +1,10 @@
 """Schema evolution: how a target's columns follow the source's, from the Relation messages in a
-range of batches.
+batch range.
 
-The stream tells names and types only. What happened in between (a rename, or a drop and an add; a
-default for the rows that exist already) is read from the source's catalogs as they are now. Where
-these can't tell, or where an ALTER wrote rows anew without sending them, NeedsSync asks for a new
-copy: exact, if dear.
+The stream has only names and types. The source's current catalogs show what happened in between: a
+rename, or a drop and an add; a default for existing rows. NeedsSync asks for a new copy where the
+catalogs can't show it, or where an ALTER rewrote rows without sending them. A new copy is exact,
+but expensive.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from waldelta.postgres.type_catalog import NUMERIC_OID, TEXT_OID, VARBIT_OID, VA
 from waldelta.types import TargetType, column_types
 from waldelta.types.numeric import decimal, precision_and_scale
 
-# time, timestamp, timestamptz, timetz: more digits change no value.
+# Of time, timestamp, timestamptz and timetz, more digits change no value.
 _WITH_DIGITS = frozenset({1083, 1114, 1184, 1266})
 _MAY_GROW = frozenset({VARCHAR_OID, VARBIT_OID}) | _WITH_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
 class NewColumn:
-    """A column of the target after an evolution: the old target's column it goes on from, or what
-    it starts with.
+    """A column of the target after an evolution: the old column it continues, or its initial
+    value.
     """
 
     state: ColumnState
@@ -46,8 +46,9 @@ class NewColumn:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What becomes of a target's columns, and where in each relation's rows they stand (None: not
-    there then).
+    """A target's columns after an evolution, and each relation's position of every column.
+
+    A position is None where the relation's rows don't have the column.
     """
 
     columns: tuple[NewColumn, ...]
@@ -61,15 +62,16 @@ class Evolution:
 
     @property
     def only_adds(self) -> bool:
-        """Whether nothing but columns without a value for existing rows is added: no row needs to
-        be written.
+        """Whether the evolution only adds columns without a value for existing rows.
+
+        Then no row needs to be written.
         """
         kept = [c for c in self.columns if c.source is not None]
         same = all(c.source == c.state.name and c.same_type for c in kept)
         return same and not self.dropped and not any(c.fill is not None for c in self.columns)
 
     def describe(self) -> str:
-        """What changes, by names."""
+        """List the changes by column name."""
         added = [c.state.name for c in self.columns if c.source is None]
         renamed = [
             f"{c.source} to {c.state.name}"
@@ -97,12 +99,12 @@ def plan_evolution(
     *,
     is_empty: bool = False,
 ) -> Evolution:
-    """What it takes to apply rows that these relations describe, in their order.
+    """Plan what is needed to apply rows of these relations, which are in stream order.
 
-    ``types`` describes the types of the last one's columns, ``options`` chooses theirs in the lake.
-    A target that ``is_empty`` may have columns that the source got after its first rows were sent:
-    these are dropped, and added again when rows bring them. Raises NeedsSync when only a new copy
-    is exact.
+    ``types`` describes the types of the last relation's columns, ``options`` chooses their types in
+    the lake. A target that ``is_empty`` may have columns that the source added after its first rows
+    were sent. These are dropped, and added again when rows have them. Raises NeedsSync when only a
+    new copy is exact.
     """
     if is_empty:
         first = set(_Attnums(state, catalog.columns).of(relations[0]))
@@ -136,22 +138,21 @@ def plan_evolution(
 
 
 def unchanged(state: TableState) -> Evolution:
-    """The target keeps its columns; no rows come."""
+    """Return an evolution that keeps the target's columns, for a range without rows."""
     return Evolution(
         tuple(NewColumn(c, c.name) for c in state.columns), tuple(state.key_columns), (), ()
     )
 
 
 def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution:
-    """The target keeps its columns whatever happens: new ones are left out, those that are gone
-    come as NULL.
+    """Plan to keep the target's columns: new ones are left out, missing ones are NULL.
 
-    Raises SchemaChanged when the key is among them, or a type holds other values now.
+    Raises SchemaChanged when the key lost a column, or a column's type holds other values now.
     """
     places = []
     for relation in relations:
         there = {column.name: k for k, column in enumerate(relation.columns)}
-        # Rows of a table without a key are found by all of their values.
+        # Rows of a table without a key are identified by all of their values.
         identity = state.key_columns or [column.name for column in state.columns]
         if lost := [name for name in identity if name not in there]:
             raise SchemaChanged(
@@ -171,7 +172,7 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
 
 
 class _Attnums:
-    """Attribute numbers by name: only they tell a renamed column from a new one."""
+    """Attribute numbers by column name: only they distinguish a renamed column from a new one."""
 
     def __init__(self, state: TableState, catalog: dict[str, CatalogColumn]) -> None:
         self._table = state.table_name
@@ -196,7 +197,9 @@ class _Attnums:
 
 
 def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
-    """A column that is there, isn't, and is there again can only be a mistaken identity."""
+    """Raise NeedsSync for a column that is there, isn't, and is there again: its identity is
+    mistaken.
+    """
     held = [column.attnum for column in state.columns]
     for number in {n for one in numbers for n in one}:
         there = [number in one for one in (held, *numbers)]
@@ -223,9 +226,9 @@ def _new_column(
     if held is None:
         now = catalog.columns[column.name]
         known = max((c.attnum for c in state.columns), default=0)
-        # A number below those that the copy knows: the column was there already, only not
-        # published. A file of another number: what gave the column its first values may be gone, as
-        # a volatile default that was dropped.
+        # A number below those of the copied columns: the column existed already, but wasn't
+        # published. A file of another number: the source of the column's first values may be gone,
+        # such as a volatile default that was dropped.
         if (
             now.unsure
             or now.attnum < known
@@ -249,10 +252,10 @@ def _new_column(
 
 
 def _widens(held: ColumnState, new: ColumnState) -> bool:
-    """Whether the target's own values, cast, are those that a new copy would have.
+    """Whether the target's own values, cast, equal those of a new copy.
 
-    So for a numeric whose limits grew, unless an option chose either type: a decimal that isn't the
-    numeric's own prints other zeros, and another type rounds.
+    That is so for a numeric whose limits grew, unless an option chose either type. A decimal type
+    that isn't the numeric's own prints other zeros, and another type rounds.
     """
     if held.type_oid != NUMERIC_OID or new.type_oid != NUMERIC_OID:
         return False
@@ -265,16 +268,18 @@ def _widens(held: ColumnState, new: ColumnState) -> bool:
 
 
 def other_type(column: str, held: str, chosen: str) -> str:
-    """What is wrong with a column whose type in the lake isn't the one that the pipeline file's
-    ``types`` choose.
+    """Describe a column whose type in the lake isn't the one chosen by the pipeline file's
+    ``types``.
     """
     return f"column {column!r} is {held} in its target, and {chosen} by the pipeline file's types"
 
 
 def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Whether ALTER TYPE from one (oid, typmod) to another changes no value and writes no row.
+    """Return whether ALTER TYPE from one (oid, typmod) to another changes no value and writes no
+    row.
 
-    As ATColumnChangeRequiresRewrite: limits that grow, and text kinds that share their storage.
+    Follows PostgreSQL's ATColumnChangeRequiresRewrite: limits that grow, and text types that share
+    their storage.
     """
     if old == new:
         return True
@@ -294,7 +299,7 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
 def _check_types(
     state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
 ) -> None:
-    """Every type that a column has had on the way must hold the same values."""
+    """Check that all types that a column had in this range hold the same values."""
     types = {column.attnum: [(column.type_oid, column.typmod)] for column in state.columns}
     for relation, there in zip(relations, numbers, strict=True):
         for number, column in zip(there, relation.columns, strict=True):
@@ -321,9 +326,9 @@ def _key(
         flagged = {
             number for number, column in zip(there, relation.columns, strict=True) if column.is_key
         }
-        # Old rows carry the replica identity's columns only, so another identity is another key, be
-        # it for a while; with a wider one several rows may have had what is the key. Of whole old
-        # rows all columns are flagged, of gathered leaves the leaf.
+        # Old rows have only the columns of the replica identity. So another identity, if only for a
+        # while, is another key. With a wider identity, several rows may have had the same key. Of
+        # complete old rows, all columns are flagged; of merged partitions, the leaf.
         others = (
             flagged.difference(key, {RELID_ATTNUM})
             if key and relation.replica_identity != "f"
@@ -336,10 +341,9 @@ def _key(
 
 
 def check_key(state: TableState, catalog: CatalogTable) -> None:
-    """Raises NeedsSync when several rows of the source may by now have what was a key when they
-    were copied.
+    """Raise NeedsSync when rows of the source may share what was a key when they were copied.
 
-    With REPLICA IDENTITY FULL the stream doesn't tell that a primary key was dropped.
+    With REPLICA IDENTITY FULL the stream doesn't show that a primary key was dropped.
     """
     held = {column.attnum for column in state.columns if column.name in state.key_columns}
     if held and catalog.key is not None and not (catalog.key and catalog.key <= held):
@@ -350,7 +354,7 @@ def check_key(state: TableState, catalog: CatalogTable) -> None:
 
 
 def refusal(state: TableState, what: str) -> SchemaChanged:
-    """What the policy ``fail`` says of a change."""
+    """Return the error that the policy ``fail`` raises for a change."""
     return SchemaChanged(
         f"{state.table_name}: {what}; its changes wait in the change log: sync this table again"
         f" (initial sync with tables={state.table_name}), or let it follow by itself with"

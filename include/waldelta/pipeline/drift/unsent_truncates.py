@@ -1,13 +1,14 @@
-"""Emptied leaves: partitions of a table published via its root that were truncated, which pgoutput
-sends to nobody.
+"""Finds truncated partitions of a table that is published via its root; pgoutput doesn't send such
+a TRUNCATE.
 
-The catalogs don't tell TRUNCATE from VACUUM FULL, CLUSTER or SET TABLESPACE: all of them give the
-leaf a new file. But a row that is older than the last look at the leaf survives only the others. So
-a leaf with a new file and no such row was emptied, as far as anybody can tell: it may also be that
-each of its rows was written since, which does no harm to a repair. A TRUNCATE of the root is sent,
-and empties all leaves; who asks has to know that from the stream. All leaves get new files from it,
-so that one whose file is from a later transaction than another's, and has no row older than that,
-was emptied once more.
+The catalogs don't distinguish TRUNCATE from VACUUM FULL, CLUSTER or SET TABLESPACE: each gives the
+leaf a new file. But only a TRUNCATE removes the rows that are older than the last check of the
+leaf. So a leaf with a new file and no such row counts as truncated. Each of its rows may instead
+have been written since, which does no harm to a repair.
+
+A TRUNCATE of the root is sent and truncates all leaves; the caller must find it in the stream. It
+gives all leaves new files. A leaf whose file is from a later transaction than another's, and that
+has no row older than that, was truncated once more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from waldelta.pipeline.drift.rewrites import rewritten
 
 log = logging.getLogger(__name__)
 
-# A leaf whose first old row is farther away than this takes to read counts as emptied.
+# A leaf counts as truncated when finding its first old row takes longer than this.
 SEARCH_TIMEOUT_MS = 2000
 _XIDS = 1 << 32
 
@@ -38,13 +39,14 @@ def with_truncated(
     catalog_tables: Mapping[str, CatalogTable],
     landed_as_of: int | None = None,
 ) -> dict[str, CatalogTable]:
-    """The same tables, with the leaves that were emptied; asks the source only where a leaf's file
-    is another one.
+    """Return the same tables with their truncated leaves; queries the source only for leaves with
+    another file.
 
-    A leaf of which that can't be told now keeps the file that was recorded, so that it is asked of
-    again. So does, with ``landed_as_of``, one that a transaction which isn't below that (xid8)
-    wrote the file of: of those below it everything has landed, a TRUNCATE of the root too; 0 where
-    nobody knows. None: whatever there is.
+    A leaf that can't be judged now keeps the recorded file, so that it is checked again.
+
+    ``landed_as_of`` (xid8): all transactions below it have landed, a TRUNCATE of the root included.
+    A leaf whose file was written by a later transaction is also kept for the next check. 0: it
+    isn't known what has landed. None: judge every leaf.
     """
     return {
         **catalog_tables,
@@ -100,11 +102,11 @@ def _judged(
 
 
 def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
-    """Leaves, by oid, of a table that is published via its root, that have another file than was
+    """Return the oids of leaves, of a table published via its root, that have another file than
     recorded; pure.
 
-    None where an ALTER explains it, where TRUNCATE isn't published, or where it isn't known when
-    the files were recorded.
+    Returns none where an ALTER explains it, where TRUNCATE isn't published, or where the time of
+    the record isn't known.
     """
     then = state.storage
     if (
@@ -127,8 +129,9 @@ def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A leaf, the transaction (xid8) that wrote its row of pg_class, of which TRUNCATE is one, and
-    how long ago that is.
+    """A leaf, the transaction (xid8) that wrote its row of pg_class, and that transaction's age.
+
+    TRUNCATE is one of the statements that write that row.
     """
 
     schema: str
@@ -145,14 +148,15 @@ def _written(connection: psycopg.Connection[Any], leaf: int) -> _Written | None:
 def _is_truncated(
     connection: psycopg.Connection[Any], leaf: _Written | None, as_of: int, landed_as_of: int | None
 ) -> bool | None:
-    """Whether no row of the leaf was written by a transaction below ``as_of`` (frozen rows keep
-    that number); None: unknown.
+    """Return whether no row of the leaf is from a transaction below ``as_of``; None when unknown.
+
+    Frozen rows keep their transaction's number.
     """
     if leaf is None:
-        return False  # it went meanwhile, which is told as such
+        return False  # The leaf was dropped since, which is reported as such.
     if landed_as_of is not None and leaf.age >= 0 and leaf.xid >= landed_as_of:
         return None
-    # Of what is farther away than an age can tell, it is negative.
+    # age() is negative for a transaction that is too old for it.
     older = sql.SQL(
         "select exists (select from only {} where age(xmin) > age({}::text::xid) or age(xmin) < 0)"
     ).format(sql.Identifier(leaf.schema, leaf.name), sql.Literal(str(as_of % _XIDS)))
@@ -169,7 +173,8 @@ def _is_truncated(
         return True
     except psycopg.errors.UndefinedTable:
         return False
-    except psycopg.Error as err:  # a lock, no grant, an access method whose rows have no xmin
+    # A lock, a missing grant, or an access method whose rows have no xmin.
+    except psycopg.Error as err:
         if connection.broken:
             raise
         log.warning(
@@ -180,8 +185,8 @@ def _is_truncated(
     return not found
 
 
-# How many transactions ago the leaf's row of pg_class was written, of which TRUNCATE is one; and
-# the next one.
+# How many transactions ago the leaf's row of pg_class was written (TRUNCATE writes it), and the
+# number of the next transaction.
 _WRITTEN = """
 select n.nspname, c.relname, age(c.xmin)::bigint,
   pg_snapshot_xmax(pg_current_snapshot())::text::bigint

@@ -1,4 +1,4 @@
-"""Which targets a pipeline has, what each is fed by, and where each is in its lifecycle."""
+"""Which targets a pipeline has, each target's source, and its table lifecycle."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,4 @@
-"""Cuts that can be read: which consistent cut of the targets is handed out, and at which of their
-versions.
-"""
+"""Finds consistent cuts that can be read, and the versions of the targets at which to read them."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 
 log = logging.getLogger(__name__)
 
-# An object store answers each in its own time.
+# An object store takes its own time for each answer, so several targets are queried at once.
 _AT_ONCE = 16
 
 
 @dataclass
 class _Versions:
-    """At which version each target of a cut can be read; asked once for several cuts."""
+    """The version at which each target of a cut can be read; several cuts share the answers."""
 
     job: Job
     known: dict[tuple[str, int], int | None] = field(default_factory=dict)
 
     def of(self, cut: BatchCut) -> BatchCut | None:
-        """The cut at versions that can be read, of the same rows; None when one of its targets
-        can't be read any more.
+        """Return the cut at readable versions with the same rows; None when a target has none any
+        more.
         """
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(cut.targets)))) as pool:
             versions = list(pool.map(self._readable, cut.targets))
@@ -51,11 +49,11 @@ class _Versions:
 
 
 def readable_cut(job: Job) -> BatchCut | None:
-    """The newest cut that can be read; None before the first. Raises StateError when there is none
-    any more.
+    """Return the newest cut that can be read; None before the first cut.
 
-    A target that was compacted since, so that a VACUUM could delete what its version consisted of,
-    is given by a later version of the same rows.
+    A target may have been compacted since, so that a VACUUM could delete the files of its version.
+    Such a target is returned at a later version with the same rows. Raises StateError when no cut
+    can be read any more.
     """
     if (newest := last_cut(job)) is None:
         return None
@@ -73,12 +71,12 @@ def readable_cut(job: Job) -> BatchCut | None:
 
 
 def renew_cut(job: Job) -> list[str]:
-    """Publish the newest cut again, at its targets' present versions, as far as no commit since has
-    changed any data.
+    """Publish the newest cut again at its targets' current versions, if no commit since changed
+    data.
 
-    A source that nothing happens on brings no new cut, and the old one's files are vacuumed in
-    time. Returns what is to be told of VACUUMs by others until then: a run looks from the newest
-    cut on, and wouldn't see them any more.
+    A source without changes brings no new cut, and VACUUM deletes the old one's files in time.
+    Returns warnings about VACUUMs by external writers up to then: runs search from the newest cut
+    on, and wouldn't find them any more.
     """
     if (cut := last_cut(job)) is None:
         return []
@@ -90,7 +88,7 @@ def renew_cut(job: Job) -> list[str]:
         told += expire_vacuumed(
             job, then.table_name, check_durably(_log(job, then), then.version, present.version)
         )
-    with suppress(LateWriter):  # a run has published another one
+    with suppress(LateWriter):  # Another run has published a newer cut.
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)
     return told
 
@@ -98,7 +96,7 @@ def renew_cut(job: Job) -> list[str]:
 def _current_version(job: Job, target: TargetCut) -> int:
     try:
         return _log(job, target).same_rows_as(target.version)
-    # Damaged: the others have a newer version all the same.
+    # The log is damaged; the cut is renewed with the other targets' newer versions.
     except (ValueError, OSError, StateError) as err:
         log.warning(
             "table=%s: its log can't be read behind version %d: %s",

@@ -1,11 +1,12 @@
-"""Foreign commits: what others wrote to a target, told by the next run from the target's Delta log.
+"""Finds external commits: what other writers did to a target, reported by the next run from the
+Delta log.
 
-A target is a mirror of its source as long as the pipeline alone changes its rows. Whoever else does
-(an append, UPDATE, DELETE, overwrite, RESTORE, CREATE OR REPLACE) isn't undone, and the stream goes
-on: that is what a subscriber of PostgreSQL's does with a table that somebody writes to. But it is
-told, and stays on record until a copy, a resync or a repair after a comparison of all rows has made
-the target a mirror again. OPTIMIZE and VACUUM change no row and are nobody's business, but for a
-VACUUM that keeps less than the cuts promise.
+A target mirrors its source as long as only the pipeline changes its rows. An external write (an
+append, UPDATE, DELETE, overwrite, RESTORE, CREATE OR REPLACE) isn't undone, and changes are still
+applied: a PostgreSQL subscriber treats a table with local writes the same way. But the run reports
+it. The commit stays on record until the target is a mirror again: after a copy, a resync, or a
+repair that follows a comparison of all rows. OPTIMIZE and VACUUM change no row and aren't reported,
+except a VACUUM that keeps less than the cuts need.
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
 
-# On record are the first, before which the target was a mirror, and the latest.
+# The ledger keeps the first external commit, before which the target was a mirror, and the latest
+# ones.
 MOST_RECORDED = 10
 _MOST_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found in a part of a target's log: foreign commits, and up to which moment a VACUUM
-    deleted what wasn't needed any more.
+    """What a range of a target's log shows: external commits, and how far a VACUUM deleted old
+    files.
 
-    ``others``: the versions that aren't ours, whatever they did. ``lacks``: the first version whose
-    entry is gone already, so that nobody can tell who wrote then.
+    ``vacuumed``: files unused at this moment may have been deleted. ``others``: all versions that
+    waldelta didn't commit. ``lacks``: the first version without a log entry, whose writer can't be
+    known.
     """
 
     commits: Sequence[ExternalCommit] = ()
@@ -55,10 +58,9 @@ class Seen:
 
 @dataclass
 class Watch:
-    """Looks through the targets' logs during one run, each commit once; ``cut`` is the newest one
-    when the run began.
+    """Searches the targets' logs during one run, each commit once.
 
-    ``reported`` are the targets of which something was found.
+    ``cut`` is the newest cut when the run began. ``reported`` are the targets with findings.
     """
 
     job: Job
@@ -67,17 +69,17 @@ class Watch:
     _checked: dict[str, int] = field(default_factory=dict)
 
     def checked_upto(self, state: TableState) -> int | None:
-        """The target's version up to which nothing is left to tell; None when nobody has ever
-        looked.
+        """Return the target's version up to which everything was reported; None when nothing was
+        checked yet.
         """
         return self._checked.get(state.table_name, checked_upto(self.cut, state))
 
     def find(self, state: TableState, version: int) -> list[str]:
-        """Look through a target's log up to ``version``, and record what others did; returns what
-        is to be told of it.
+        """Search a target's log up to ``version``, and record external commits; returns the
+        warnings.
 
-        Raises StateError when the target is another table than the one that was copied, LockHeld,
-        LateWriter.
+        Raises StateError when the target is another table than the one that was copied; also
+        LockHeld and LateWriter.
         """
         after = self.checked_upto(state)
         table = DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options)
@@ -117,11 +119,10 @@ class Watch:
 
 
 def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = True) -> list[str]:
-    """Mark the cuts that somebody else's VACUUM may have made unreadable; returns what is to be
-    told of that.
+    """Mark the cuts that an external VACUUM may have made unreadable; returns the warnings.
 
-    The newest cut is never marked, so who sees a VACUUM once tells of it whether or not
-    (``only_new``) any cut was.
+    The newest cut is never marked. So a caller that sees each VACUUM only once reports it in any
+    case; with ``only_new``, it is reported only when a cut was marked.
     """
     promised = timedelta(hours=job.pipeline.maintenance.keep_versions_hours)
     if seen.vacuumed is None or seen.vacuumed <= now() - promised:
@@ -136,8 +137,9 @@ def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = T
 
 
 def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
-    """The target's version up to which runs have told what there was to tell: that of its copy, or
-    of a later cut.
+    """Return the target's version up to which runs have reported commits.
+
+    That is the version of its copy, or of a later cut.
     """
     members = cut.targets if cut is not None else []
     in_cut = [
@@ -149,7 +151,7 @@ def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
 
 
 def mirrored_at(state: TableState, version: int) -> TableState:
-    """The state of a target that is its source's mirror again, whatever others wrote up to this
+    """Return the state of a target that mirrors its source again, after any commits up to this
     version.
     """
     later = [commit for commit in state.foreign_commits if commit.version > version]
@@ -157,8 +159,8 @@ def mirrored_at(state: TableState, version: int) -> TableState:
 
 
 def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
-    """Messages about what others committed up to this version, whose rows that differ are about to
-    be repaired.
+    """Return messages about external commits up to this version, which a repair is about to
+    correct.
     """
     after = checked_upto(last_cut(job), state)
     if after is None or after >= version:
@@ -179,11 +181,11 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
 
 
 def check_readable(table: DeltaLog, state: TableState, cut: BatchCut | None, version: int) -> None:
-    """Check that a target can be read at ``version``, its newest one, without harm; to be called
-    before its files are opened.
+    """Check, before a target's files are opened, that its newest ``version`` is safe to read.
 
-    Raises StateError for an external commit since the newest cut that adds a file outside of the
-    table's folder, or one that is no regular file, and for such an entry of the log. Reads only
+    Raises StateError for an external commit since the newest cut that adds an unsafe file: one
+    outside of the table's folder, or one that isn't a regular file. Raises it, too, for a log entry
+    that isn't a regular file. Reads only
     entries that no run has checked.
     """
     table.check_entry(version + 1)
@@ -192,7 +194,9 @@ def check_readable(table: DeltaLog, state: TableState, cut: BatchCut | None, ver
 
 
 def check_target(job: Job, state: TableState, version: int | None = None) -> None:
-    """The same of a target as it is now; callers that know its newest version give it."""
+    """Run check_readable() on a target as it is now; callers that know its newest version pass
+    it.
+    """
     uri, options = uri_of(job, state.table_name), job.storage_options
     if version is None:
         version = DeltaTable(uri, storage_options=options).version()
@@ -200,8 +204,8 @@ def check_target(job: Job, state: TableState, version: int | None = None) -> Non
 
 
 def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:
-    """The same as check_log(), and force what others committed onto the disk: a cut is about to be
-    built on it.
+    """Run check_log(), and force the external commits to disk, because a cut will be built on
+    them.
     """
     seen = check_log(table, after, upto)
     sync_commits(table.uri, seen.others)
@@ -209,10 +213,10 @@ def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:
 
 
 def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
-    """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end,
-    since our own commits say how far was looked.
+    """Return what a table's log shows of the versions after ``after``, up to ``upto``.
 
-    Raises StateError for a commit of others whose files can't be read without harm.
+    The search begins at the end, because our own commits record how far it went before. Raises
+    StateError for an external commit whose files aren't safe to read.
     """
     found: list[ExternalCommit] = []
     vacuums: list[datetime] = []
@@ -238,8 +242,9 @@ def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
 
 
 def _check_files(table: DeltaLog, commit: Commit) -> None:
-    """Refuse what a reader of the table would follow out of its folder (a shallow clone's files,
-    too, and links), or wait for without end (a FIFO).
+    """Refuse files that a reader would follow out of the table's folder, or wait for without end.
+
+    The first are links and a shallow clone's files; the second is a FIFO.
     """
     folder = local_path(table.uri)
     for path in commit.named:
@@ -257,7 +262,7 @@ def _wrong_file(folder: Path | None, path: str) -> str | None:
         return outside
     if folder is None:
         return None
-    # The root of the lake may be a link itself.
+    # The root of the lake may be a symbolic link itself.
     file = Path(os.path.realpath(folder / path))
     if not file.is_relative_to(os.path.realpath(folder)):
         return outside
@@ -265,7 +270,7 @@ def _wrong_file(folder: Path | None, path: str) -> str | None:
 
 
 def describe(commit: ExternalCommit) -> str:
-    """A foreign commit in a few words.
+    """Describe an external commit in a few words.
 
     >>> at = datetime(2026, 5, 1, tzinfo=UTC)
     >>> describe(ExternalCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", at))
@@ -296,8 +301,9 @@ def _at(commit: Commit) -> datetime | None:
 
 
 def _vacuumed_upto(commit: Commit) -> datetime:
-    """Files that the table didn't need any more at this moment may be gone; a VACUUM that doesn't
-    say what it kept, kept nothing.
+    """Return the moment before which unused files may have been deleted.
+
+    A VACUUM that doesn't say what it kept counts as having kept nothing.
     """
     told, at = commit.info.get("operationParameters") or {}, _at(commit) or now()
     kept = [

@@ -1,7 +1,7 @@
-"""Where a table is in its life, from what is published and what the ledger says of it.
+"""Where a table is in its lifecycle, from what is published and what the ledger has of it.
 
-Apply, sync, recopy, looks, setup and status all ask here, so that they can't disagree on what
-becomes of a table.
+Apply, sync, resync, the idle check, setup and status all use this module, so that they agree on
+what becomes of a table.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ _NOT_PUBLISHED = "no longer published: its target stays as it is"
 
 _MOST_NAMED = 10
 _ATTEMPTS = 5
-# Between a first copy's attempts, but the first two: twice as long each time.
+# The pause between attempts of an initial copy, after the first two; it doubles each time.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
 
 
 class RequiredAction(StrEnum):
-    """What a table is due."""
+    """What must happen to a table next."""
 
-    APPLY = "apply"  # its landed changes are applied
-    # by the initial sync, which nobody has begun; until then it has no target that counts
+    APPLY = "apply"  # Its landed changes are applied.
+    # The initial sync copies it, and hasn't begun. Until then its target doesn't count.
     FIRST = "first copy"
-    # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end
+    # A run, or a sync after it, copies it: only a new copy is exact, or an initial copy wasn't
+    # finished.
     COPY = "copy"
-    WAIT = "wait"  # a copy is under way
-    REMOVED = "removed"  # not published
-    BROKEN = "broken"  # it gets no changes until somebody syncs it
+    WAIT = "wait"  # A copy is running.
+    REMOVED = "removed"  # It isn't published.
+    BROKEN = "broken"  # It gets no changes until an operator syncs it.
 
 
 @dataclass(frozen=True, slots=True)
 class LatestState:
-    """A table's latest state, and whether its target holds a complete copy since it was last
+    """A table's latest state, and whether its target has had a complete copy since it was last
     published.
 
     ``attempts`` are the copies begun since the last complete one.
@@ -72,10 +73,11 @@ class LatestState:
 
 @dataclass(frozen=True, slots=True)
 class TableLifecycle:
-    """What a table is due and why; ``state`` is None when the slot's present life doesn't know it.
+    """What a table requires and why; ``state`` is None when the current slot incarnation doesn't
+    know it.
 
-    ``failed`` says how the last attempt to copy it ended: None when there was none since, or when
-    it is under way.
+    ``failed`` describes how the last attempt to copy it ended. It is None when there was none
+    since, or when one is running.
     """
 
     table_name: str
@@ -86,7 +88,7 @@ class TableLifecycle:
 
     @property
     def why(self) -> str:
-        """How the last copy ended, else the reason that asks for one."""
+        """How the last copy ended, else why a copy is needed."""
         return f"its last copy {self.failed}" if self.failed else self.reason
 
 
@@ -99,11 +101,11 @@ def lifecycle_of(
     policy: SchemaPolicy = "evolve",
     at: datetime | None = None,
 ) -> TableLifecycle:
-    """Where a table stands at a moment (None: now); but for that pure.
+    """Return a table's lifecycle at a moment (None: now); otherwise pure.
 
-    ``published`` says what feeds each target now, ``running`` says whether a run is at work on its
-    copy, ``policy`` whether a copy that only waldelta knows to be needed may be made without being
-    asked for.
+    ``published`` has each target's current source. ``running`` is True when a run works on the
+    table's copy. ``policy`` decides whether a copy may start without an operator when only waldelta
+    knows that it is needed.
     """
     state = life.state if life else None
     mapping = published.get(table_name)
@@ -127,9 +129,9 @@ def lifecycle_of(
 def _has_source(
     state: TableState, mapping: TargetSource | None, published: Mapping[str, TargetSource]
 ) -> bool:
-    """Whether changes still come from where the target was copied from."""
+    """Whether changes still come from the tables that the target was copied from."""
     if mapping is not None and mapping.root_id is not None:
-        return state.root_id == mapping.root_id  # leaves may come and go
+        return state.root_id == mapping.root_id  # Leaves may come and go.
     if (
         mapping is not None
         and state.root_id is None
@@ -138,12 +140,12 @@ def _has_source(
         return True
     if mapping is not None or state.fed_by is not None or state.root_id is not None:
         return False
-    # A renamed table is still published: apply says by name what to do about it.
+    # A renamed table is still published; apply names the renaming and the remedy.
     return _is_published(state, published)
 
 
 def _is_published(state: TableState, published: Mapping[str, TargetSource]) -> bool:
-    """Whether the table that a target was copied from is published, by whatever name."""
+    """Whether the table that a target was copied from is published, under any name."""
     return any(
         of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids)
         for name, of in published.items()
@@ -189,8 +191,9 @@ def _to_be_copied(
 
 
 def _first_copy(found: TableLifecycle, life: LatestState, at: datetime) -> TableLifecycle:
-    """One that somebody asked for is tried again by itself where that can help, less and less
-    often.
+    """An initial copy that an operator started is retried automatically where that can help.
+
+    The pauses between attempts grow.
     """
     state = life.state
     if found.failed is None:
@@ -208,8 +211,9 @@ def _first_copy(found: TableLifecycle, life: LatestState, at: datetime) -> Table
 
 
 def _needs_somebody(reason: str) -> bool:
-    """Whether a copy failed by what another attempt would meet as well; an error without a name may
-    be a dead JVM's.
+    """Whether another attempt of a copy would fail in the same way, so that an operator is needed.
+
+    An error without a name may come from a dead JVM, and is retried.
 
     >>> failed = ("ConfigError", "TableBusy", "TargetNotWritable", "Py4JNetworkError")
     >>> [_needs_somebody(f"{error}: …") for error in failed]
@@ -220,7 +224,7 @@ def _needs_somebody(reason: str) -> bool:
 
 
 def _pause(attempts: int) -> timedelta:
-    """How long nobody tries after so many attempts.
+    """The pause after this many attempts.
 
     >>> [str(_pause(n)) for n in (1, 2, 3, 4, 8, 9, 1000)]
     ['0:00:00', '0:05:00', '0:10:00', '0:20:00', '5:20:00', '6:00:00', '6:00:00']
@@ -233,7 +237,7 @@ def _pause(attempts: int) -> timedelta:
 
 
 def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
-    """Each table's life from the ledger's rows, oldest first."""
+    """Return each table's latest state from the ledger's rows, oldest first."""
     found: dict[str, LatestState] = {}
     for row in rows:
         before = found.get(row.table_name)
@@ -246,8 +250,10 @@ def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
 
 
 def target_generations(ledger: Ledger) -> dict[str, int]:
-    """Of which of its copies and repairs each target is: one that is under way, or failed, has its
-    number in the ledger already.
+    """Return the copy generation of each target's data.
+
+    A copy that is running or has failed already has its number in the ledger, but isn't the
+    target's data yet.
     """
     rows = ledger.generations()
     newest = {name: generation for name, generation, _ in rows}
@@ -259,9 +265,10 @@ def read_published(
     job: Job,
     locked: Collection[int] | None = None,
 ) -> dict[str, TargetSource]:
-    """What of the pipeline's publications feeds each target now, by the target's name.
+    """Return each target's current source among the pipeline's publications, by the target's name.
 
-    ``locked``: see read_target_sources(); None: nobody who keeps a table locked is waited for.
+    ``locked``: see read_target_sources(). None: currently locked tables are read, so that this
+    waits for no session that keeps one locked.
     """
     return read_target_sources(
         connection,
@@ -271,7 +278,9 @@ def read_published(
 
 
 def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[TableLifecycle]:
-    """Every table that is published or was copied in the slot's present life, by name."""
+    """Return every table that is published or was copied in the current slot incarnation, by
+    name.
+    """
     known = lives(job.table_rows())
     return [
         _read(job, name, published, known.get(name))
@@ -282,12 +291,11 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
 def record_removed(
     job: Job, standings: Iterable[TableLifecycle], *, recopied: bool = False
 ) -> list[str]:
-    """Enter into the ledger which tables aren't published any more; returns those that were until
-    now.
+    """Record in the ledger which tables aren't published any more; returns the newly recorded ones.
 
-    They get no changes: published again, they must be copied again. A table that nobody ever copied
-    has nothing to lose; nor has one that returned and was copied anew since the publications were
-    read, unless what they say is newer (``recopied``).
+    Such tables get no changes, so once published again they must be copied again. A table that was
+    never copied is left out. So is one that returned and was copied again after the publications
+    were read, unless this reading of the publications is newer (``recopied``).
     """
     left = []
     for found in standings:
@@ -302,8 +310,8 @@ def record_removed(
 
 
 def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
-    """Whether it was recorded here; another run may write of the same table, or record the same,
-    meanwhile.
+    """Whether this call recorded it; another run may write the same table's state at the same
+    time.
     """
     state: TableState | None = held
     for _ in range(_ATTEMPTS):
@@ -328,11 +336,10 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
 
 
 def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
-    """Enter into the ledger which first copies are dead that nobody could end; returns whether
-    there were any.
+    """Record in the ledger which initial copies were killed; returns whether there were any.
 
-    The pause before the next attempt counts from then: one that was killed after a day would be due
-    again at once otherwise.
+    The pause before the next attempt counts from this record: without it, a copy that was killed
+    after a day would be due at once.
     """
     recorded = False
     for found in standings:
@@ -347,7 +354,7 @@ def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
         with (
             suppress(LockHeld, LateWriter),
             target_lock(job, found.table_name),
-        ):  # else somebody has taken it up meanwhile
+        ):  # A LockHeld or LateWriter means that another run has taken the copy over.
             job.ledger.append_state(
                 replace(state, at=now(), run_id=job.run_id, status=FAILED, reason=_KILLED), state
             )
@@ -356,8 +363,8 @@ def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
 
 
 def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
-    """What to tell of published tables without a target, with what to do; None when there are
-    none.
+    """Return a message about published tables without a target, and what to do; None without
+    any.
     """
     found = requiring(standings, RequiredAction.FIRST)
     if not found:
@@ -371,12 +378,14 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
 
 
 def requiring(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableLifecycle]:
-    """Those that are due one of these."""
+    """Return the tables that require one of these actions."""
     return [found for found in standings if found.action in kinds]
 
 
 def states(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableState]:
-    """The states of those that are due one of these and that the ledger knows."""
+    """Return the states, as far as the ledger has them, of tables that require one of these
+    actions.
+    """
     return [found.state for found in requiring(standings, *kinds) if found.state is not None]
 
 
@@ -391,13 +400,14 @@ def _read(
     )
     policy = job.pipeline.target.policy_of(name)
     if not job.pipeline.target.copies(name):
-        policy = "fail"  # where only a copy would be exact, the operator decides
+        policy = "fail"  # Where only a copy would be exact, the operator decides.
     return lifecycle_of(name, published, life, running=running, policy=policy)
 
 
 def copies_under_way(job: Job) -> list[str]:
-    """Tables that a run is copying or repairing right now, by name: what has landed since their
-    snapshots waits for them.
+    """Return the names of tables that a run is copying or repairing right now.
+
+    Changes that landed since their snapshots wait for them.
     """
     states = job.table_states()
     unfinished = [name for name in sorted(states) if states[name].status in (COPYING, NEEDS_SYNC)]
@@ -405,7 +415,7 @@ def copies_under_way(job: Job) -> list[str]:
 
 
 def _is_locked(job: Job, table: str) -> bool:
-    """Whether a run is at work on the target right now."""
+    """Whether a run works on the target right now."""
     try:
         with target_lock(job, table):
             return False

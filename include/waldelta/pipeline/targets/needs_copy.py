@@ -1,11 +1,10 @@
-"""Recopy: tables that only a new copy makes exact, from where that is found out until somebody has
-copied them.
+"""Resync of single tables that only a new copy makes exact, from the finding until they are copied.
 
-Apply marks such a table ``needs_sync`` in the ledger and leaves it out; landing and the other
-tables go on. A small one is copied by the same run, a large one by a sync that follows (in Airflow
-the DAG of the initial sync, which the run triggers). A copy that failed or was killed leaves the
-table in need (waldelta.pipeline.targets.lifecycle), so that every run tries, or asks, again until
-one succeeds.
+Apply marks such a table ``needs_sync`` in the ledger and skips it; landing and the other tables go
+on. The same run copies a small table. A sync that follows copies a large one: in Airflow, the run
+triggers the DAG of the initial sync. A copy that failed or was killed leaves the table marked
+(waldelta.pipeline.targets.lifecycle), so that every run tries again, or asks for a sync, until a
+copy succeeds.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from waldelta.postgres.type_catalog import fetch
 
 
 def mark(job: Job, state: TableState, reason: str) -> None:
-    """Record that a target needs a new copy; the caller holds its lock, and ``state`` is the
-    latest.
+    """Record that a target needs a new copy; the caller holds its lock and passes its latest
+    ``state``.
     """
     marked = replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason)
     job.ledger.append_state(marked, state)
@@ -37,8 +36,9 @@ def mark(job: Job, state: TableState, reason: str) -> None:
 
 
 def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
-    """How large what feeds each target is, with what is TOASTed, by the target's name; and those
-    that stay locked against that.
+    """Return the size of each target's source tables with TOAST, by the target's name.
+
+    Also returns the error of each target whose tables stay locked too long to be read.
     """
     with job.connect("sizes") as connection:
         (sizes, unread), locked = read_around(
@@ -50,8 +50,8 @@ def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
 def _table_bytes(
     connection: psycopg.Connection[Any], job: Job, locked: Collection[int]
 ) -> tuple[dict[str, int], set[str]]:
-    """The sizes, but of targets that take from tables (oids) that are ``locked``; and the names of
-    these.
+    """Return the sizes, and the names of targets left out because their tables (oids) are
+    ``locked``.
     """
     targets = read_targets(connection, job.pipeline, sizes=False, locked=locked)
     leaves = {str(target.id): {leaf.oid for leaf in target.table.leaves} for target in targets}

@@ -1,8 +1,8 @@
-"""A target's own filter (``target.tables.<table>.where``): analysed by PostgreSQL, kept in the
-ledger with the copy.
+"""A target's own filter (``target.tables.<table>.where``): PostgreSQL analyses it, the ledger
+stores it.
 
-The copy is taken through it, the changes behind the copy are routed by it, both as it was analysed
-when the copy began.
+The copy is read through the filter, and later changes are routed by it. Both use the filter as
+PostgreSQL analysed it when the copy began.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from waldelta.types import column_types
 def read_target_filter(
     conn: Connection, target: str, where: str | None, table: PublishedTable
 ) -> RowFilter | None:
-    """A target's filter over the table that feeds it, as the server understands it now; None
+    """Return a target's filter over its source table, as the server understands it now; None
     without one.
 
-    Raises ConfigError for a filter that the server doesn't take, or that uses columns which aren't
-    published.
+    Raises ConfigError for a filter that the server refuses, or that uses unpublished columns.
     """
     if where is None:
         return None
@@ -36,18 +35,18 @@ def read_target_filter(
 
 
 def both(constraint: str | None, where: str | None) -> str | None:
-    """A partition's constraint and a filter as one filter.
+    """Combine a partition's constraint and a filter into one filter.
 
     >>> both("(a > 1)", "b or c")
     '((a > 1)) and (b or c\\n)'
     """
     if constraint is None or where is None:
         return constraint or where
-    return f"({constraint}) and ({where}\n)"  # the line break ends a comment
+    return f"({constraint}) and ({where}\n)"  # The line break ends a comment in the filter.
 
 
 def unpublished(table: str, columns: Sequence[str]) -> str:
-    """What is wrong with a filter whose columns never arrive."""
+    """Describe a filter that uses columns which never arrive."""
     return (
         f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: take"
         " it into the column list, or out of the filter"
@@ -57,7 +56,7 @@ def unpublished(table: str, columns: Sequence[str]) -> str:
 def column_states(
     columns: Sequence[TableColumn], key_columns: Sequence[str], options: TypeOptions
 ) -> list[ColumnState]:
-    """Published columns as the ledger records them."""
+    """Return published columns as the ledger records them."""
     types = column_types({c.name: c.type for c in columns}, tuple(key_columns), options)
     return [
         ColumnState(
@@ -74,7 +73,7 @@ def column_states(
 
 
 def to_text(row_filter: RowFilter | None) -> str | None:
-    """A filter as the ledger keeps it.
+    """Return a filter in the ledger's form.
 
     >>> from_text(to_text(RowFilter("a > 5", "(a > 5)", ("a",)))).analysed
     '(a > 5)'
@@ -96,7 +95,7 @@ def to_text(row_filter: RowFilter | None) -> str | None:
 
 
 def from_text(text: str) -> RowFilter:
-    """A filter from the ledger; raises StateError for anything else."""
+    """Read a filter from the ledger; raises StateError for any other text."""
     try:
         held = json.loads(text)
         return RowFilter(
@@ -114,5 +113,5 @@ def from_text(text: str) -> RowFilter:
 
 
 def filter_of(state: TableState) -> RowFilter | None:
-    """The filter that a target was copied through, and that its changes are routed by."""
+    """Return the filter of a target's copy, by which its changes are routed, too."""
     return None if state.target_filter is None else from_text(state.target_filter)

@@ -1,10 +1,10 @@
-"""Targets: what feeds each of them. Whoever wants to know which tables there are asks here, not the
+"""Maps each target to its source; code that needs the list of tables uses this, not the
 publications.
 
-Mostly a target is one published table, by its name. It may also gather the published leaves of a
-partitioned table (``partition_root``), or take another table's rows through a filter of its own
-(``from``): a ``where``, what a partition of that table holds, or both. Pure but for
-read_target_sources() and read_targets().
+Usually a target is one published table of the same name. A target may also merge the published
+leaves of a partitioned table (``partition_root``). Or it takes rows of another table (``from``)
+through a filter of its own: a ``where``, one partition of that table, or both. This module is pure
+except for read_target_sources() and read_targets().
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ _BIGINT = PgType(INT8, -1, "bigint", type_name="int8")
 
 @dataclass(frozen=True, slots=True)
 class TargetSource:
-    """What feeds a target: the relations whose changes are its changes, and the filter that they
-    pass.
+    """A target's source: the relations whose changes it gets, and the filter that they pass.
 
-    ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are
-    gathered. ``where`` is the target's own filter as PostgreSQL reads it, of a target that takes
-    one ``partition`` (its oid) of the source with that one's ``constraint``. ``late`` are gathered
-    leaves that may have had rows before they were published. ``unread``: what that partition holds
-    wasn't read, since somebody keeps it locked.
+    ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are merged.
+    ``where`` is the target's own filter as PostgreSQL reads it. A target that takes one
+    ``partition`` (its oid) of the source also has that partition's ``constraint``. ``late`` are
+    merged leaves that may have had rows before they were published. ``unread`` is True when the
+    partition's constraint wasn't read, because another session keeps the partition locked.
     """
 
     source: TableId
@@ -72,8 +71,7 @@ class TargetSource:
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTarget:
-    """A target: its name, what feeds it, and that as one table (columns, key, filter, its leaves)
-    as the target takes it.
+    """A target: its name, its source, and the source as one table (columns, key, filter, leaves).
 
     ``problem`` says why it can't be copied as things are.
     """
@@ -85,22 +83,22 @@ class ReplicatedTarget:
 
     @property
     def is_unread(self) -> bool:
-        """Whether it isn't known which rows it takes, since somebody keeps what feeds it locked."""
+        """Whether its rows aren't known, because another session keeps its source locked."""
         return self.mapping.unread or self.table.unread
 
     @property
     def other_source(self) -> str | None:
-        """The table that feeds it, when that isn't the one of its name."""
+        """The name of its source table, when that isn't the target's own name."""
         return None if self.mapping.source == self.id else str(self.mapping.source)
 
 
 def read_target_sources(
     conn: Connection, pipeline: PipelineFile, locked: Collection[int] = ()
 ) -> dict[str, TargetSource]:
-    """What feeds each target now, by the target's name; one statement when every target is a table
-    of its own.
+    """Return each target's current source, by the target's name.
 
-    Nothing is locked, but partitions of which targets take the rows (see read_partitions()).
+    This needs one statement when every target is a table of its own. It locks nothing but the
+    partitions whose rows a target takes (see read_partitions()).
     """
     published, entries = (
         read_published_relations(conn, pipeline.source.publication_names),
@@ -121,11 +119,11 @@ def read_targets(
     sizes: bool = True,
     locked: Collection[int] = (),
 ) -> list[ReplicatedTarget]:
-    """The targets that a subscriber with this pipeline file would have, sorted by name; raises as
+    """Return the targets of a subscriber with this pipeline file, by name; raises as
     read_published_tables().
 
-    ``mappings`` is what read_target_sources() gave a moment ago (None: it is asked). ``sizes``: see
-    read_leaves(); ``locked``: read_published_tables().
+    ``mappings`` is a recent result of read_target_sources() (None: it is read). ``sizes``: see
+    read_leaves(); ``locked``: see read_published_tables().
     """
     mappings = read_target_sources(conn, pipeline, locked) if mappings is None else mappings
     published = read_published_tables(
@@ -138,7 +136,7 @@ def read_targets(
             conn, [f.root_id for f in mappings.values() if f.root_id is not None]
         )
     }
-    # What has left the publications, or was dropped, since then feeds nothing.
+    # A table that has left the publications, or was dropped, since then is no source any more.
     there = {
         name: mapping
         for name, mapping in mappings.items()
@@ -154,11 +152,10 @@ def read_targets(
 def read_unlocked_sources(
     conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
 ) -> tuple[dict[str, TargetSource], list[ReplicatedTarget], LockedTables]:
-    """What feeds each target, the targets, and which tables are locked: nobody is waited for who
-    keeps one locked already.
+    """Return the target sources, the targets, and which tables are locked.
 
-    Raises TableBusy when that never ends; a transaction that this is asked in, and its snapshot, go
-    on.
+    It waits for no session that already keeps a table locked. Raises TableBusy when new locks keep
+    appearing; the caller's transaction and its snapshot stay valid.
     """
 
     def read(locked: frozenset[int]) -> tuple[dict[str, TargetSource], list[ReplicatedTarget]]:
@@ -172,17 +169,16 @@ def read_unlocked_sources(
 def read_target(
     conn: Connection, pipeline: PipelineFile, table_id: TableId, *, catalogs: bool = False
 ) -> ReplicatedTarget | None:
-    """One of the targets, if there is such a one; nobody who keeps another one's tables locked is
-    waited for.
+    """Return one target, or None; waits for no session that keeps another target's tables locked.
 
-    Raises TableBusy when its own stay locked; the transaction that this is asked in, and its
-    snapshot, are as they were then. ``catalogs``: what only a lock shows (which rows it takes) may
-    be left out, and nobody at all is waited for.
+    Raises TableBusy when its own tables stay locked; the caller's transaction and its snapshot stay
+    valid. With ``catalogs``, what only a lock can show (which rows it takes) may be left out, and
+    this waits for no session at all.
     """
     locked, own = read_locked_tables(conn), frozenset[int]()
     for _ in range(_ATTEMPTS):
         try:
-            # Somebody may take a lock right after the look at them.
+            # Another session may take a lock right after the locks were read.
             with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), within(conn):
                 while True:
                     targets = read_targets(conn, pipeline, locked=locked.relations - own)
@@ -206,7 +202,7 @@ def read_target(
 
 
 def _lockable(target: ReplicatedTarget) -> frozenset[int]:
-    """What is locked to read which rows it takes, and how many there are."""
+    """The relations that are locked to read which rows a target takes, and how many there are."""
     table, leaves = (
         target.table,
         {oid for leaf in target.table.leaves for oid in (leaf.oid, *leaf.above)},
@@ -220,11 +216,11 @@ def target_sources(
     roots: Mapping[TableId, int],
     partitions: Mapping[TableId, Partition],
 ) -> dict[str, TargetSource]:
-    """What feeds each target; pure. ``roots`` are oids of tables to gather, ``partitions`` what has
-    the name of a target.
+    """Return each target's source; pure.
 
-    A leaf that is gathered is no target itself; nor is a table that ``from`` names, unless it has
-    an entry of its own. An entry that nothing feeds is left out: preflight says why.
+    ``roots`` are oids of tables whose partitions are merged, ``partitions`` the partitions with the
+    name of a target. A merged leaf isn't a target itself. Neither is a table that ``from`` names,
+    unless it has an entry of its own. An entry without a source is left out; preflight says why.
     """
     by_name = {str(relation.id): relation for relation in published}
     found = dict(_merged(entries, published, roots))
@@ -243,19 +239,19 @@ def target_sources(
 
 
 def merged_roots(entries: Mapping[str, TargetTable]) -> list[str]:
-    """The names of the targets that gather leaves."""
+    """Return the names of the targets that merge partitions."""
     return [name for name, entry in entries.items() if entry.partition_root]
 
 
 def sources(entries: Mapping[str, TargetTable]) -> dict[str, str]:
-    """The targets that another table feeds, with that table's name."""
+    """Return the targets whose source is another table, with that table's name."""
     return {
         name: e.source for name, e in entries.items() if e.source is not None and e.source != name
     }
 
 
 def differing(leaves: Sequence[PublishedTable]) -> str | None:
-    """What leaves that are to be gathered in one target don't have in common; None when they
+    """Return what differs between leaves that must be merged into one target; None when they
     fit.
     """
     for what, of in (
@@ -269,9 +265,10 @@ def differing(leaves: Sequence[PublishedTable]) -> str | None:
 
 
 def merge_partitions(root: CatalogRelation, leaves: Sequence[PublishedTable]) -> PublishedTable:
-    """The leaves as one table: the root's columns that all of them publish, after each row's leaf.
+    """Return the leaves as one table: the row's leaf, then the root's columns that all leaves
+    publish.
 
-    The key is the root's primary key when the leaves' rows are found by it, else the leaf with the
+    The key is the root's primary key when the leaves identify rows by it, else the leaf plus the
     leaf's key.
     """
     names = frozenset.intersection(*(frozenset(c.name for c in leaf.columns) for leaf in leaves))
@@ -316,7 +313,7 @@ def _merged(
 ) -> Iterator[tuple[str, TargetSource]]:
     for name in merged_roots(entries):
         root = roots.get(TableId.parse(name))
-        # What is published by its root comes as one table already.
+        # A table that is published by its root is one table already.
         below = [r for r in published if root in r.ancestors and r.relkind != "p"]
         leaves, late = frozenset(r.oid for r in below), frozenset(r.oid for r in below if r.is_late)
         if root is not None and leaves:
@@ -334,8 +331,7 @@ def _with_source(
     for name, source in sources(entries).items():
         relation, where = published.get(source), entries[name].where
         there = partitions.get(TableId.parse(name))
-        # A partition that was detached is a table as any other, whose rows the source no longer
-        # has.
+        # A detached partition is an ordinary table; the source no longer has its rows.
         if relation is None or name in published or (there is None and where is None):
             continue
         if there is not None and relation.oid not in there.ancestors:

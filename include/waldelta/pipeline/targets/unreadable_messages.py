@@ -1,10 +1,10 @@
-"""Messages that can't be read: kept in the quarantine with their bytes, and skipped once an
-operator says so.
+"""Messages that can't be decoded: kept in quarantine with their bytes, and skipped when an operator
+says so.
 
-Landing and apply record the message that they can't read, then fail. It stops the slot, or its
-table, until ``quarantine --skip`` says that runs go on without it. From then on landing lands it
-without reading it, and apply leaves it out. What it said is lacking in its tables until they are
-copied or compared with their source as a whole.
+Landing and apply record such a message, then fail. It blocks the slot, or its table, until
+``quarantine --skip`` lets runs go on without it. From then on landing lands it without reading it,
+and apply leaves it out. Its tables lack its change until they are copied, or compared with their
+source as a whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from waldelta.pipeline.targets.lifecycle import target_generations
 
 log = logging.getLogger(__name__)
 
-# Whose table can't be told: any target may lack it.
+# The table isn't known: any target may lack the change.
 ANY_TABLE = "*"
 OF_MESSAGES = f"{BOOKKEEPING}/{MESSAGES}"
 _COMPARED = "its table was compared with the source"
@@ -39,10 +39,9 @@ _COMPARED = "its table was compared with the source"
 
 @dataclass(frozen=True, slots=True)
 class OpenMessage:
-    """A message that can't be read, what it is about, and what was decided; ``tables`` are those
-    that may lack what it says.
+    """A message that can't be decoded, the tables that may lack its change, and the decision on it.
 
-    ``row`` is what was told last of it, for the first of these tables.
+    ``row`` is its latest quarantine row, for the first of these tables.
     """
 
     row: IncompleteRow
@@ -55,34 +54,34 @@ class OpenMessage:
 
     @property
     def kind(self) -> str:
-        """What it is by its first byte."""
+        """Its kind, by its first byte."""
         return str(_details(self.row)["kind"])
 
     @property
     def error(self) -> str:
-        """Why it can't be read."""
+        """Why it can't be decoded."""
         return str(_details(self.row)["error"])
 
     @property
     def sent(self) -> SentMessage:
-        """Its bytes and its place."""
+        """Its bytes and its position."""
         return (self.row.messages or [])[0]
 
     @property
     def is_of_any_table(self) -> bool:
-        """Whether nothing tells which table it is about."""
+        """Whether the table that it is about isn't known."""
         return ANY_TABLE in self.tables
 
     def is_about(self, tables: Collection[str]) -> bool:
-        """Whether one of these tables may lack what it says."""
+        """Whether one of these tables may lack its change."""
         return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
 
     def with_decision(self, status: str, by: str | None, reason: str | None) -> OpenMessage:
-        """The message as it is once this was decided."""
+        """Return the message with this decision applied."""
         return replace(self, row=replace(self.row, status=status, by=by, reason=reason))
 
     def describe(self) -> str:
-        """For the warnings of a run: what it is, who decided, and what to do."""
+        """Describe the message for a run's warnings: what it is, who decided, and what to do."""
         place = (
             f"{self.kind} message {self.row.id} at {Lsn(self.row.lsn or 0)} (transaction"
             f" {self.sent.xid})"
@@ -123,18 +122,17 @@ class OpenMessage:
 
 
 def skip_command(message: str) -> str:
-    """How an operator lets runs go on without a message."""
+    """Return the command by which an operator lets runs go on without a message."""
     return f"quarantine --skip --row {message} --reason … (or the _quarantine DAG with action skip)"
 
 
 def record_unreadable(
     job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str] | None = None
 ) -> DecodeError:
-    """Keep a message that can't be read in the quarantine, unless it is there, and name it and the
-    way past it in the error.
+    """Store a message that can't be decoded in quarantine, and name it and the remedy in the error.
 
-    ``tables`` are the targets that it is about, None where its bytes are to tell. What can't be
-    kept is still named.
+    A message that is in quarantine already isn't stored again. ``tables`` are the targets that it
+    is about; None: they are read from its bytes. A message that can't be stored is still named.
     """
     tables = tables or tables_of(job, unread)
     named = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
@@ -168,7 +166,8 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
     sent = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
     Quarantine(job.pipeline.target.root, job.storage_options).add(
         [
-            # Of batch 0, so that no run that applies the message's batch again replaces the row.
+            # Batch 0, so that a run which applies the message's batch again doesn't replace the
+            # row.
             IncompleteRow(
                 at,
                 job.run_id,
@@ -189,7 +188,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
 
 
 def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
-    """The targets that a message is about by the relations it names; ANY_TABLE where these aren't
+    """Return the targets that a message is about, by the relations in it; ANY_TABLE where none is
     known.
     """
     if unread.kind == "M":
@@ -202,8 +201,9 @@ def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
 
 
 def _relations(unread: UnreadMessage) -> Iterator[int]:
-    """The oids of the relations that a message names; those of both ways to read it where nobody
-    knows whether it was streamed.
+    """Yield the oids of the relations that a message names.
+
+    Where it isn't known whether the message was streamed, it is read in both ways.
     """
     for streamed in (False, True) if unread.streamed is None else (unread.streamed,):
         if unread.kind in ("R", "I", "U", "D"):
@@ -217,11 +217,11 @@ def _relations(unread: UnreadMessage) -> Iterator[int]:
 
 
 def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
-    """Messages that wait for a decision, and skipped ones whose tables may still lack what they
-    said; oldest first.
+    """Return messages that wait for a decision, and skipped ones that tables may still lack; oldest
+    first.
 
-    A table lacks it until it is copied anew, or a repair has compared all of it; where nothing
-    tells the table, until the slot's next life.
+    A table lacks a message's change until it is copied again, or a repair has compared all of it.
+    Where the table isn't known, that lasts until the next slot incarnation.
     """
     rows = Quarantine(ledger.root, ledger.storage_options).messages()
     if not rows:
@@ -256,7 +256,7 @@ def _details(row: IncompleteRow) -> dict[str, Any]:
 
 
 def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
-    """Messages that landing doesn't read, by position and id."""
+    """Return the messages that landing must not read, by position and id."""
     rows = Quarantine(job.pipeline.target.root, job.storage_options).messages()
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 
@@ -264,9 +264,9 @@ def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
 def skip_messages(
     job: Job, messages: Collection[str], *, by: str, reason: str | None
 ) -> list[dict[str, Any]]:
-    """Let runs go on without these messages (ids); all of them, or none. Returns them.
+    """Let runs go on without these messages (ids), either all or none; returns them.
 
-    Raises ConfigError for one that doesn't wait for a decision, and without a reason.
+    Raises ConfigError for a message that doesn't wait for a decision, and without a reason.
     """
     if not messages:
         raise ConfigError("name the messages that are to be skipped (--row)")
@@ -287,8 +287,9 @@ def skip_messages(
 
 
 def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMessage]:
-    """The skipped messages of these ids; ids of anything else are left alone. Raises ConfigError
-    for one that isn't skipped.
+    """Return the skipped messages of these ids, ignoring all other ids.
+
+    Raises ConfigError for a message that isn't skipped.
     """
     known = {
         message.row.id: message for message in open_messages(job.ledger, job.pipeline.source.slot)
@@ -303,8 +304,9 @@ def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMes
 
 
 def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
-    """Say of messages skipped before a moment that these tables don't lack them: a comparison of
-    all rows began then.
+    """Record that these tables no longer lack messages that were skipped before a moment.
+
+    At that moment, a comparison of all their rows began.
     """
     found = [
         replace(message, tables=tuple(name for name in message.tables if name in tables))
@@ -324,8 +326,8 @@ def _decide(
 def decided(
     job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
 ) -> list[IncompleteRow]:
-    """The quarantine's rows that say what was decided on messages, one for each table that may lack
-    them.
+    """Return the quarantine rows that record a decision on messages, one for each affected
+    table.
     """
     generations, at = target_generations(job.ledger), now()
     return [
@@ -338,7 +340,8 @@ def decided(
             reason=reason,
             table_name=name,
             generation=generations.get(name, 0),
-            # A repair takes the row along, as of later.
+            # A repair copies the row with a later time, so the time of the decision is stored
+            # separately.
             sent=json.dumps(_details(message.row) | {"decided": at.isoformat()}),
         )
         for message in messages
@@ -347,13 +350,13 @@ def decided(
 
 
 def notices(job: Job) -> list[str]:
-    """What every run says of messages that can't be read."""
+    """Return every run's warnings about messages that can't be decoded."""
     return [message.describe() for message in open_messages(job.ledger, job.pipeline.source.slot)]
 
 
 def as_json(message: OpenMessage) -> dict[str, Any]:
-    """A message for people, JSON-ready: with all that the list says of a row, and why it can't be
-    read.
+    """Return a message as JSON-ready values: the fields of a quarantine row, and why it can't be
+    decoded.
     """
     row, sent = message.row, message.sent
     raw = sent.raw.hex() if sent.raw is not None else None

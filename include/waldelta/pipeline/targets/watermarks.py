@@ -1,4 +1,4 @@
-"""Up to which batch each target has been applied; the target's own Delta log is the authority."""
+"""The last batch that was applied to each target; the target's own Delta log is the authority."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
 
 
 def uri_of(job: Job, table_name: str) -> str:
-    """Where a target is."""
+    """The location of a target."""
     table = TableId.parse(table_name)
     return target_uri(job.pipeline.target.root, table.schema, table.name)
 
 
 def synced_states(job: Job) -> list[TableState]:
-    """Targets whose copy is complete, in the order of their names; whether they still are published
-    isn't asked.
-    """
+    """Return the targets with a complete copy, by name; they may be no longer published."""
     states = job.table_states()
     return [states[name] for name in sorted(states) if states[name].status == SYNCED]
 
 
 def check_same_copy(job: Job, state: TableState) -> TableState:
-    """Under the target's lock: the copy is still the one whose changes were chosen; its columns may
-    have changed since.
+    """Check, under the target's lock, that its copy is still the one whose changes were selected.
+
+    Its columns may have changed since; returns its current state.
     """
     present = job.table_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
@@ -49,22 +48,23 @@ def check_same_copy(job: Job, state: TableState) -> TableState:
 
 
 class Watermarks:
-    """The last batch that each target holds.
+    """The last batch that each target contains.
 
-    A target without changes in a batch gets no commit for it, so the last cut counts too; the
-    ledger is read once. Of one that holds its copy alone, it is the last batch before any
-    transaction that the copy's snapshot doesn't see.
+    A target without changes in a batch gets no commit for it, so the last cut counts, too; the
+    ledger is read once. For a target that has nothing but its copy, it is the last batch before any
+    transaction that is invisible to the copy's snapshot.
     """
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
         self._cut = last_cut(job)
         self.floor = job.first_batch()
-        self.versions: dict[str, int] = {}  # of each target's table, when it was asked for last
+        self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
     def of(self, state: TableState) -> int:
-        """One target's, from its own Delta log as it is now; raises StateError when the target is
-        gone or can't be read.
+        """Return one target's last batch, from its own Delta log as it is now.
+
+        Raises StateError when the target is gone or can't be read.
         """
         uri = uri_of(self._job, state.table_name)
         try:
@@ -89,8 +89,9 @@ class Watermarks:
         )
 
     def still(self, state: TableState, batch: int) -> int:
-        """``batch``, up to which the target was found to be; raises LateWriter when another run has
-        applied more meanwhile.
+        """Return ``batch``, the target's last batch when it was read.
+
+        Raises LateWriter when another run has applied more since.
         """
         if self.of(state) > batch:
             raise LateWriter(
@@ -118,12 +119,12 @@ def messages_app_id(identity: SlotIdentity) -> str:
 
 
 def messages_uri(job: Job) -> str:
-    """Where the table of logical messages is."""
+    """The location of the table of logical messages."""
     return bookkeeping_uri(job.pipeline.target.root, MESSAGES)
 
 
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
-    """The last batch whose logical messages are in their table."""
+    """Return the last batch whose logical messages are in their table."""
     floor = job.first_batch()
     try:
         table = DeltaTable(messages_uri(job), storage_options=job.storage_options)

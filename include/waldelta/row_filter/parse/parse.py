@@ -1,8 +1,8 @@
-"""Read what pg_get_expr prints into a tree.
+"""Parses what pg_get_expr prints into a tree.
 
-The tokens are sqlglot's. Its parser isn't used: the trees it makes have no places, and one node for
-operators and functions that PostgreSQL tells apart. The printed grammar is small: every operator
-stands in parentheses of its own.
+The tokens are sqlglot's. Its parser isn't used: its trees have no positions, and have one node for
+operators and functions that PostgreSQL distinguishes. The printed grammar is small, because every
+operator has parentheses of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from waldelta.row_filter.parse.tree import (
 )
 
 _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
-# Words that go on after a type's first word.
+# Words that continue a type's name after its first word.
 _TYPE_WORDS = frozenset({"varying", "precision", "without", "with", "time", "zone"})
 _LAZY = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
 _MAX_DEPTH = 100
@@ -45,8 +45,9 @@ class _Token:
 
 
 def parse_analysed(text: str) -> Node:
-    """The tree of an analysed filter; raises FilterNotTranslatable with the place of what isn't
-    known here.
+    """Return the tree of an analysed filter.
+
+    Raises FilterNotTranslatable with the position of a part that isn't supported.
 
     >>> parse_analysed("(a IS NOT NULL)")
     Test(operand=Column(name='a', start=1), what='NULL', negated=True, start=3)
@@ -55,19 +56,19 @@ def parse_analysed(text: str) -> Node:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """A node and all below it, in the order of the text."""
+    """Yield a node and all nodes below it, in the order of the text."""
     yield node
     for child in children(node):
         yield from walk(child)
 
 
 def column_names(node: Node) -> tuple[str, ...]:
-    """The columns that are used, in order of appearance."""
+    """Return the columns that are used, in order of appearance."""
     return tuple(dict.fromkeys(n.name for n in walk(node) if isinstance(n, Column)))
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes right below a node."""
+    """Return the nodes directly below a node."""
     match node:
         case Column() | Literal():
             return ()
@@ -113,7 +114,9 @@ class _Parser:
         return self.tokens[self.at - 1]
 
     def is_next(self, *texts: str) -> bool:
-        """Whether these words and marks come next; quoted names and strings are never words."""
+        """Return whether these words and marks come next; quoted names and strings are never
+        words.
+        """
         ahead = self.tokens[self.at : self.at + len(texts)]
         return len(ahead) == len(texts) and all(
             token.kind in ("word", "mark", "operator") and token.text == text
@@ -335,7 +338,7 @@ def _tokens(text: str) -> list[_Token]:
         if new.kind in ("operator", "mark", "word"):
             new = _Token(new.kind, source, new.start, new.end)
         last = tokens[-1] if tokens else None
-        # PostgreSQL's operators are any run of these characters, whatever pieces sqlglot knows.
+        # PostgreSQL's operators are any sequence of these characters, however sqlglot splits them.
         if last and last.kind == new.kind == "operator" and last.end == new.start:
             tokens[-1] = _Token("operator", last.text + new.text, last.start, new.end)
         else:

@@ -1,10 +1,10 @@
-"""Where in a filter something stands, for messages."""
+"""Describes positions in a filter, for messages."""
 
 from __future__ import annotations
 
 
 def place(text: str, offset: int) -> str:
-    """Line and column of an offset, and what begins there.
+    """Return line and column of an offset, and the text that begins at it.
 
     >>> place("a > 1 and\\n b >>> 2", 11)
     "line 2, column 2 (near 'b >>> 2')"

@@ -1,6 +1,6 @@
-"""Read a filter as an engineer writes it, and say which columns it uses.
+"""Reads a filter as an engineer writes it, and finds the columns that it uses.
 
-Only the text is judged here; what it means, and whether PostgreSQL takes it, says the server
+Only the text is judged here. The server decides what it means, and whether it is valid
 (``resolve_filter``, ``publications.try_publications``).
 """
 
@@ -28,10 +28,10 @@ class FilterText:
 
 
 def parse_row_filter(text: str) -> FilterText:
-    """Read a filter expression as PostgreSQL does; raises ConfigError that names the place where it
-    can't be read.
+    """Read a filter expression as PostgreSQL does.
 
-    Unquoted names are folded to lower case.
+    Unquoted names are folded to lower case. Raises ConfigError with the position where it can't be
+    read.
 
     >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns
     ('origin', 'Dep')
@@ -54,7 +54,7 @@ def parse_row_filter(text: str) -> FilterText:
             0,
             "a filter is one expression over the row's own columns, without subqueries or *",
         )
-    # find_all goes breadth first; a message reads better in the order of the text.
+    # find_all searches breadth first, but a message reads better in the order of the text.
     columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
     return FilterText(text, tuple(dict.fromkeys(columns)), expression)
 
@@ -85,8 +85,9 @@ _IN_SQL = {
 
 
 def functions_of(text: str) -> list[str]:
-    """The names that a filter calls as functions, as pg_proc has them; a keyword before a
-    parenthesis is among them.
+    """Return the names that a filter calls as functions, as in pg_proc.
+
+    A keyword before a parenthesis is included.
 
     >>> functions_of("lower(v) = 'x' and at < current_date")
     ['lower', 'now']

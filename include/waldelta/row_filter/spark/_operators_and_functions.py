@@ -1,9 +1,8 @@
-"""What Spark calls PostgreSQL's operators and functions: templates of Spark SQL by the signature's
-key.
+"""Spark SQL templates for PostgreSQL's operators and functions, by the signature's key.
 
-``{0}``, ``{1}`` … are the arguments, ``{type}`` the Spark type of the result. A leading ``!`` says
-that its evaluation can fail, as it then does in PostgreSQL. All of it is Catalyst's own; nothing
-runs in Python.
+``{0}``, ``{1}`` … are the arguments, ``{type}`` the Spark type of the result. A leading ``!`` means
+that the evaluation can fail, as it then does in PostgreSQL. All of it is evaluated by Spark's
+Catalyst; nothing runs in Python.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _INFINITE = "cast('Infinity' as double)"
 _FAIL_ZERO = fail("waldelta: division by zero")
 _FAIL_RANGE = fail("waldelta: value out of range")
 _FAIL_ROOT = fail("waldelta: square root of a negative number")
-# Beyond it every double is whole.
+# From this number on, every double is whole.
 _WHOLE = "4503599627370496D"
 _OVERFLOWN = f"abs({{r}}) = {_INFINITE}"
 _BOTH_FINITE = f"abs({{0}}) <> {_INFINITE} and abs({{1}}) <> {_INFINITE}"
@@ -53,7 +52,7 @@ TEMPLATES: dict[str, str] = {
     "text_to_varchar": "{0}",
     "text_to_bpchar": "{0}",
     "widen": "cast({0} as {type})",
-    # Whole numbers: Spark's ANSI arithmetic fails on overflow as PostgreSQL's does.
+    # Integers: Spark's ANSI arithmetic fails on overflow as PostgreSQL's does.
     "int_add": "!(cast({0} as {type}) + cast({1} as {type}))",
     "int_subtract": "!(cast({0} as {type}) - cast({1} as {type}))",
     "int_multiply": "!(cast({0} as {type}) * cast({1} as {type}))",
@@ -117,7 +116,7 @@ TEMPLATES: dict[str, str] = {
     "float_narrow": _checked(
         _NARROW, f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0)"
     ),
-    # Spark takes 2^63 for the largest bigint.
+    # Spark treats 2^63 as the largest bigint.
     "float_to_int": (
         f"!case when {{0}} >= 9223372036854775808D then {_FAIL_RANGE} else cast(rint({{0}}) as"
         " {type}) end"
@@ -144,7 +143,7 @@ TEMPLATES: dict[str, str] = {
     "make_date": (
         f"!case when unix_date({_MADE_DATE}) {_VALID_DATE} then {_FAIL_RANGE} else {_MADE_DATE} end"
     ),
-    # Arrays without NULLs among what is looked for; a NULL is never found.
+    # Arrays: the elements searched for aren't NULL, since a NULL is never found.
     "array_length": "nullif(array_size({0}), 0)",
     "cardinality": "array_size({0})",
     "array_contains": (
@@ -197,7 +196,7 @@ def _substring(typed: Typed) -> str:
     length = _number(typed, 2)
     if length < 0:
         return f"!case when {{0}} is not null then {_FAIL_RANGE} end"
-    # Characters from start on, those before the first one counted but not there.
+    # Characters from start on; positions before the first character count, but have none.
     return (
         f"substring({{0}}, {max(start, 1)},"
         f" {max(min(start + length, 2**31 - 1) - max(start, 1), 0)})"
@@ -239,7 +238,7 @@ def _trim(side: str) -> Callable[[Typed], str]:
 
 def _rounded(typed: Typed) -> str:
     places = _number(typed, 1) if len(typed.arguments) > 1 else 0
-    # More places than there are change nothing.
+    # More decimal places than the value has change nothing.
     places = min(places, (typed.arguments[0].type.digits or (0, 0))[1])
     if typed.key == "numeric_round":
         return f"cast(round({{0}}, {places}) as {{type}})"
@@ -312,7 +311,7 @@ def _regex(typed: Typed) -> str:
 
 
 def _braced(text: str) -> str:
-    """Literal text within a template."""
+    """Escape literal text for a template."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -1,5 +1,5 @@
-"""What calls make of arguments that stand verbatim: NaN stays NaN, an infinite date stays infinite,
-others fail.
+"""Results of calls on raw arguments: NaN stays NaN, an infinite date stays infinite, others
+fail.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _FAIL_NAN = fail("waldelta: cannot convert NaN or infinity")
 
 
 def stays_in_years(typed: Typed, arguments: Sequence[Sql]) -> bool:
-    """Whether a call gives dates of the years 1 to 9999 where its argument does."""
+    """Return whether a call returns dates of the years 1 to 9999 when its argument is one."""
     return typed.key in ("timestamp_to_date", "date_to_timestamp", "same") and arguments[0].in_years
 
 
 def as_timestamp(date: Sql) -> Sql:
-    """A date at midnight, verbatim ones too."""
+    """Return a date at midnight, including raw ones."""
     raw = (
         None
         if date.raw is None
@@ -42,8 +42,9 @@ def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 def only(values: Sequence[Sql], kept: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """The constants without a type that holds them, when they are among those that are kept; else
-    UnheldConstant.
+    """Return the constants that no type holds, when they are among those that are kept.
+
+    Raises UnheldConstant for any other.
     """
     found = tuple(each for value in values for each in value.unheld)
     for text, start in found:
@@ -56,7 +57,7 @@ INFINITE = ("infinity", "-infinity")
 
 
 def keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    """An infinite date stays so whatever is added; another verbatim one can't be judged."""
+    """Keep an infinite date infinite whatever is added; another raw one can't be judged."""
     moment = next(a for a in arguments if a.raw is not None)
     others = [a for a in arguments if a is not moment]
     known = "".join(f" and not {a.is_null}" for a in others)
@@ -67,7 +68,7 @@ def keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    """NaN with anything but NULL is NaN; an infinity can't be judged."""
+    """Return NaN for NaN with anything but NULL; an infinity can't be judged."""
     known = " and ".join(f"not {a.is_null}" for a in arguments)
     raws = [a.raw for a in arguments if a.raw is not None]
     is_nan = " or ".join(f"coalesce({raw} = 'NaN', false)" for raw in raws)
@@ -93,7 +94,7 @@ def _nan_to_float(typed: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 RawRule = Callable[[Typed, Sequence[Sql], Sql], Sql]
-# What becomes of values that stand verbatim; for all other keys a row with one fails.
+# How each key treats raw values; for all other keys a row with one fails.
 RAW_FUNCTIONS: dict[str, RawRule] = {
     "same": _keep_raw,
     "numeric_same": _keep_raw,

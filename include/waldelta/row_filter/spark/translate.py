@@ -1,8 +1,7 @@
-"""A row filter as a Spark SQL condition with PostgreSQL's meaning; what has no certain translation
-is refused.
+"""Translates a row filter to a Spark SQL condition with PostgreSQL's meaning, or refuses it.
 
-``waldelta.row_filter.resolve`` has found types and signatures; here each node becomes SQL, by the
-templates of ``_operators_and_functions``. Values that stand verbatim in ``_wd_raw`` go along
+``waldelta.row_filter.resolve`` has found types and signatures. This module turns each node into SQL
+with the templates of ``_operators_and_functions``. Raw values in ``_wd_raw`` are included
 (``values``).
 """
 
@@ -44,23 +43,24 @@ from waldelta.spark_sql import quote, string
 if TYPE_CHECKING:
     from waldelta.lake.ledger import ColumnState
 
-# Longer conditions cost Spark more to compile than to evaluate.
+# Spark takes longer to compile longer conditions than to evaluate them.
 _MAX_LENGTH = 100_000
 
 
 def spark_condition(
     row_filter: RowFilter, columns: Sequence[ColumnState], names: Mapping[str, str] | None = None
 ) -> str:
-    """Spark SQL that is true exactly for the rows that the filter admits, and false or NULL for all
+    """Return Spark SQL that is true exactly for rows that the filter admits, and false or NULL for
     others.
 
-    ``columns`` are the table's columns as their target holds them. ``names`` maps a column's name
-    to the SQL expression that stands for it (default: the quoted name), so that a condition can be
-    had for old rows or prefixed columns; ``_wd_raw`` in it is the map of the values that stand
-    verbatim. A mapping without ``_wd_raw`` says that there is no such map: columns whose type may
-    need it are then refused. A row for which PostgreSQL raises an error raises one in Spark too, in
-    sessions with ``spark.sql.ansi.enabled``; so does a row with a verbatim value that more than a
-    comparison is wanted of. Raises FilterNotTranslatable.
+    ``columns`` are the table's columns as their target stores them. ``names`` maps a column's name
+    to an SQL expression (default: the quoted name), so that a condition can also be built for old
+    rows or prefixed columns. ``_wd_raw`` in it is the map of raw values. A mapping without
+    ``_wd_raw`` means that there is no such map: columns whose type may need it are then refused.
+
+    A row for which PostgreSQL raises an error raises one in Spark, too, in sessions with
+    ``spark.sql.ansi.enabled``. So does a row with a raw value that is needed for more than a
+    comparison. Raises FilterNotTranslatable.
     """
     types = {column.name: column_type(column.type_name, column.spark_type) for column in columns}
     typed = resolve(row_filter, types)
@@ -123,7 +123,7 @@ class _Translation:
         return self.guarded(typed, [left, right], compared)
 
     def strict(self, typed: Typed, arguments: list[Sql]) -> list[Sql]:
-        """Arrays as they are only where none stands verbatim."""
+        """Refuse raw arrays: an array is used only when it isn't raw."""
         return [
             argument.judged() if node.type.element else argument
             for node, argument in zip(typed.arguments, arguments, strict=True)
@@ -131,9 +131,7 @@ class _Translation:
 
     @staticmethod
     def guarded(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-        """Let arguments fail even where one before them is NULL: PostgreSQL computes all of them
-        first.
-        """
+        """Let arguments fail even after one that is NULL: PostgreSQL computes all of them first."""
         late = [
             a
             for k, a in enumerate(arguments)
@@ -142,7 +140,7 @@ class _Translation:
         return _after(late, result)
 
     def call(self, typed: Typed) -> Sql:
-        """A call by its template; arguments that stand verbatim fail, unless the key has a rule for
+        """Translate a call by its template; raw arguments fail, unless the key has a rule for
         them.
         """
         arguments = [self.sql(argument) for argument in typed.arguments]
@@ -191,11 +189,11 @@ class _Translation:
         )
 
     def listed(self, typed: Typed) -> Sql:
-        """``= ANY (ARRAY[…])`` and the like."""
+        """Translate ``= ANY (ARRAY[…])`` and the like."""
         operand, *compared = typed.arguments
         if not compared:
             return _after([self.sql(operand)], Sql("false" if typed.key == "any" else "true"))
-        # An IN of Spark's is a look-up; by its keys 0 and -0 differ.
+        # A Spark IN is a hash lookup, which distinguishes 0 and -0.
         found = self.sql(operand)
         plain = operand.type.name not in (*FLOATS, "bpchar") and found.raw is None
         constants = [node.arguments[1] for node in compared if node.arguments]
@@ -220,7 +218,7 @@ class _Translation:
         )
 
     def of_elements(self, typed: Typed) -> Sql:
-        """``= ANY (column)``."""
+        """Translate ``= ANY (column)``."""
         array, compared, operand = typed.arguments
         if self.sql(operand).raises:
             raise self.refused(typed, "something that may fail, looked for in an array")
@@ -243,7 +241,7 @@ class _Translation:
         return _choose(list(zip(conditions, results, strict=False)), results[-1])
 
     def result(self, typed: Typed, node: Typed) -> Sql:
-        """One of several results, as of the type of them all."""
+        """Return one of several results, converted to the type of them all."""
         found = self.sql(node)
         if typed.type.name == "numeric" and typed.type.digits != node.type.digits:
             return replace(found, value=f"cast({found.value} as {spark_type(typed.type)})")
@@ -270,7 +268,7 @@ class _Translation:
         )
 
     def extreme(self, typed: Typed) -> Sql:
-        """GREATEST and LEAST, which pass over NULLs."""
+        """Translate GREATEST and LEAST, which ignore NULLs."""
         results = [self.result(typed, node) for node in typed.arguments]
         if (
             not any(each.raw is not None for each in results)
@@ -289,7 +287,9 @@ class _Translation:
         return replace(found, raises=raises)
 
     def field(self, typed: Typed) -> Sql:
-        """A field of a date or timestamp; an infinite one has an infinite year and no month."""
+        """Translate a field of a date or timestamp; an infinite one has an infinite year and no
+        month.
+        """
         name, moment = typed.arguments[0].value or "", self.sql(typed.arguments[1])
         kind = "double" if typed.key == "date_part" else spark_type(typed.type)
         field = FIELDS[name].format(moment.value)
@@ -336,7 +336,7 @@ class _Translation:
 
 
 def _after(computed_first: Sequence[Sql], result: Sql) -> Sql:
-    """The result, once all of these that may fail have been computed."""
+    """Return the result after all of these parts that may fail have been computed."""
     parts = [
         part
         for each in computed_first
@@ -360,7 +360,7 @@ def _joined(value: str, parts: Sequence[Sql]) -> Sql:
 
 
 def _choose(choices: Sequence[tuple[Sql, Sql]], default: Sql) -> Sql:
-    """CASE over values that may stand verbatim."""
+    """Build a CASE over values that may be raw."""
     results = [result for _, result in choices] + [default]
 
     def case(parts: Sequence[str]) -> str:

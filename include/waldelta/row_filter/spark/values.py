@@ -1,8 +1,7 @@
-"""Values of a filter in Spark SQL, together with those that stand verbatim because no Delta type
-holds them.
+"""Values of a filter in Spark SQL, including raw values that no Delta type can hold.
 
 Such values are NaN and the infinities of numerics, the infinities of dates and timestamps, and
-years before 1 or after 9999. They compare by PostgreSQL's order: everything about that is here.
+years before 1 or after 9999. They compare by PostgreSQL's order, which this module implements.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPE_NAMES, Type, Type
 from waldelta.spark_sql import string
 
 OPERATORS = {key: operator for operator, key in COMPARISONS.items()}
-# A row that can't be judged fails the statement; the message holds no value.
+# A row that can't be judged fails the statement; the message contains no value.
 UNJUDGED = (
     "waldelta: a row filter meets a value that Delta does not hold (NaN, infinity, a year beyond 1"
     " to 9999)"
 )
-# Greater than any day, with room for a day's microseconds.
+# Greater than the key of any day, including a day's microseconds.
 _INFINITE_KEY = "1000000000000000000000000000000BD"
 
 
@@ -30,8 +29,8 @@ class Sql:
     """An expression's SQL. ``value`` is NULL where ``raw``, PostgreSQL's text, is not.
 
     ``raises``: its evaluation may fail. ``is_constant``: never NULL unless written so.
-    ``in_years``: a date or timestamp that lies in the years 1 to 9999 whenever it isn't raw.
-    ``unheld``: the constants, with their places, that may stand in ``raw``.
+    ``in_years``: a date or timestamp within the years 1 to 9999 whenever it isn't raw. ``unheld``:
+    the constants, with their positions, that may be in ``raw``.
     """
 
     value: str
@@ -51,7 +50,7 @@ class Sql:
         )
 
     def judged(self) -> Sql:
-        """The value alone; fails where it stands verbatim."""
+        """Return the value alone; evaluation fails where the value is raw."""
         if self.raw is None:
             return self
         if self.unheld:
@@ -61,8 +60,9 @@ class Sql:
 
 
 class UnheldConstant(Exception):
-    """More than a comparison is wanted of a constant that Spark's types don't hold; the argument is
-    its place.
+    """A constant that Spark's types can't hold is needed for more than a comparison.
+
+    The argument is its position.
     """
 
     def __init__(self, start: int) -> None:
@@ -71,22 +71,22 @@ class UnheldConstant(Exception):
 
 
 def computed(*parts: str) -> str:
-    """A condition that always holds, which Spark can't know without computing the parts: so they
-    fail if they can.
+    """Return a condition that is always true, but that Spark must compute, so that the parts can
+    fail.
 
-    Spark drops what can't change a result, like the operand of IS NULL when it is never NULL,
-    though it may fail.
+    Spark removes what can't change a result, like the operand of IS NULL when it is never NULL,
+    even if it may fail.
     """
     return f"bit_count(hash({', '.join(parts)})) >= 0"
 
 
 def fail(message: str) -> str:
-    """SQL that raises an error."""
+    """Return SQL that raises an error."""
     return f"raise_error({string(message)})"
 
 
 def spark_type(kind: Type) -> str:
-    """The Spark type of values of a PostgreSQL type."""
+    """Return the Spark type of values of a PostgreSQL type."""
     if kind.name == "numeric":
         whole, scale = kind.digits or (1, 0)
         return f"decimal({whole + scale},{scale})"
@@ -96,7 +96,7 @@ def spark_type(kind: Type) -> str:
 
 
 def literal(typed: Typed) -> Sql:
-    """A constant."""
+    """Return a constant as SQL."""
     kind, text = typed.type, typed.value
     null = "null" if kind.name == "interval" else f"cast(null as {spark_type(kind)})"
     if text is None:
@@ -120,7 +120,7 @@ def _literal(kind: Type, text: str) -> str:
 
 
 def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
-    """A comparison by PostgreSQL's order of the type; NULL where a side is."""
+    """Return a comparison by PostgreSQL's order of the type; NULL where a side is NULL."""
     operator, raises = OPERATORS[key], left.raises or right.raises
     if kinds[0].name == "bpchar":
         # Trailing blanks of character(n) don't count.
@@ -138,7 +138,7 @@ def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
 
 
 def _by_rank(operator: str, plain: str, left: Sql, right: Sql) -> str:
-    """NaN is greater than infinity, infinity than any number; NaN equals NaN."""
+    """Compare by rank: NaN is greater than infinity, infinity than any number; NaN equals NaN."""
     held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
     return f"case when {held} then {plain} else ({_rank(left)} {operator} {_rank(right)}) end"
 
@@ -154,8 +154,9 @@ def _rank(side: Sql) -> str:
 
 
 def _outside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
-    """One side lies in the years 1 to 9999, so the other, where it is raw, lies before or after all
-    of them.
+    """Compare when one side is within the years 1 to 9999.
+
+    The other side, where it is raw, is then before or after all of them.
     """
     raw = left if left.raw is not None else right
     held = right if left.raw is not None else left
@@ -168,7 +169,7 @@ def _outside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
 
 
 def _order_key(kind: Type, side: Sql) -> str:
-    """A number that grows with the date or timestamp, raw or not."""
+    """Return a number that grows with the date or timestamp, raw or not."""
     held = _key_of_value(kind, side.value)
     if side.raw is None:
         return held
@@ -198,7 +199,7 @@ def _key_of_value(kind: Type, value: str) -> str:
     if kind.name == "date":
         return _key(f"year({value})", f"month({value})", f"day({value})", "0", "0", "0", "0")
     fields = [f"{name}({value})" for name in ("year", "month", "day", "hour", "minute", "second")]
-    # Not date_part('microsecond'), which Spark doesn't have.
+    # Spark has no date_part('microsecond').
     fraction = f"cast((extract(second from {value}) % 1) * 1000000 as bigint)"
     return _key(*fields, fraction)
 

@@ -1,6 +1,4 @@
-"""Reads the slot: what a read asks for, how much at once, and what PostgreSQL itself fails to
-decode.
-"""
+"""Reads the slot: the read request, the read window, and what PostgreSQL can't decode."""
 
 from typing import TYPE_CHECKING
 

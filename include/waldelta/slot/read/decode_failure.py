@@ -1,13 +1,13 @@
-"""Unreadable: what PostgreSQL itself can't decode, and up to where it can.
+"""Finds transactions that PostgreSQL itself can't decode, and reads up to them.
 
-A row filter that raises, a byte that UTF-8 lacks, a row whose text is larger than a message may be:
-every call that comes to the transaction ends with the same error, since WAL is decoded by the
-catalogs of its time. So a drain that met an error reads the WAL in front of that transaction first,
-in smaller calls, and is stopped only by the transaction itself.
+Examples are a row filter that raises, a byte that UTF-8 lacks, or a row whose text exceeds the size
+of a message. Every call that reaches the transaction ends with the same error, since WAL is decoded
+with the catalogs of its time. So after an error, a drain first reads the WAL before that
+transaction in smaller calls, and stops only at the transaction itself.
 
-An error counts as such when its SQLSTATE is about a value or a defect, and when the next
-transaction alone, asked for in a session of its own, ends with one again. A cancelled statement, a
-lost connection, a lock or a full disk never counts.
+An error counts as such under two conditions. Its SQLSTATE is about a value or a defect, and reading
+only the next transaction, in a session of its own, ends with such an error again. A cancelled
+statement, a lost connection, a lock or a full disk never counts.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options,
 
 log = logging.getLogger(__name__)
 
-# Classes of SQLSTATE that say nothing of what is decoded: connections, transactions, rights,
+# Classes of SQLSTATE that aren't about decoded data: connections, transactions, privileges,
 # resources, locks, operators, disks.
 _PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
-# Rights, and a publication that is gone, which is an error of its own.
+# Privileges, and a missing publication, which is an error of its own.
 _OTHERS = ("42501", "42704")
 _CORRUPT = "XX"
-# The data exceptions whose words hold no value of a row: a division, bytes without an equivalent.
+# The data exceptions whose messages contain no value of a row: a division, bytes without an
+# equivalent.
 _WITHOUT_VALUES = ("22012", "22021", "22P05")
 _UNCONVERTED = ("22021", "22P05")
-# What PostgreSQL adds, in whatever language: slot, plugin, callback, and the position of the
-# change.
+# PostgreSQL adds this in any language: slot, plugin, callback, and the position of the change.
 _POSITION = re.compile(r"pgoutput.*?\b([0-9A-F]{1,8}/[0-9A-F]{1,8})\b")
-# Only for the words of an error; a transaction of gigabytes isn't read to its end for them.
+# This is only for the message of an error, so a transaction of gigabytes isn't read to its end.
 _IDENTIFY_S = 10.0
-# How often an error may be gone when it is looked for before the run ends with it.
+# How often an error may be gone on a new attempt before the run ends with it.
 _MOST_IN_VAIN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error of decoding: PostgreSQL's words and SQLSTATE, and the position of the change, where
-    it said that.
+    """A decoding error: PostgreSQL's message and SQLSTATE, and the position of the change, if
+    known.
     """
 
     words: str
@@ -63,15 +63,15 @@ class Refusal:
 
     @classmethod
     def of(cls, err: psycopg.Error) -> Refusal | None:
-        """None for an error that isn't about what is decoded, or may be gone the next time."""
+        """Create it from an error; None when that isn't about decoded data, or may be temporary."""
         return cls.read(
             err.sqlstate, err.diag.message_primary or type(err).__name__, err.diag.context or ""
         )
 
     @classmethod
     def read(cls, sqlstate: str | None, words: str, context: str) -> Refusal | None:
-        """The same from what PostgreSQL said; ``context`` is what it adds of where the error was
-        met.
+        """Create it from PostgreSQL's message and its ``context``, which says where the error
+        occurred.
         """
         if sqlstate is None or sqlstate.startswith(_PASSING) or sqlstate in _OTHERS:
             return None
@@ -84,7 +84,7 @@ class Refusal:
 
 
 def position(text: str) -> Lsn | None:
-    """The position of the change that an error was about, from what PostgreSQL adds to it.
+    """Return the position of the change that an error was about, from PostgreSQL's context text.
 
     >>> context = 'slot "s", output plugin "pgoutput", in the change callback'
     >>> str(position(f"{context}, associated LSN 0/15D76A8"))
@@ -96,7 +96,7 @@ def position(text: str) -> Lsn | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave: its messages, those of them that land, and where its last transaction ends,
+    """The result of a call: its messages, those of them that land, and its last transaction's end,
     if any.
     """
 
@@ -109,12 +109,11 @@ ReadWhole = Callable[[int], Answer | Refusal]
 
 
 def last_readable(ask: ReadWhole, first: Answer) -> tuple[Answer, Refusal | None]:
-    """The answer of all transactions in front of the one that can't be read, and what that is
-    refused for.
+    """Return the answer up to the transaction that can't be read, and that transaction's refusal.
 
     ``first`` is the first transaction's answer. ``ask`` is called with numbers of messages that
-    double until it is refused, and then between the last two. When a call gives fewer messages,
-    nothing is refused any more.
+    double until it is refused, and then between the last two. When a call returns fewer messages
+    than asked for, nothing is refused any more, and the refusal is None.
     """
     last, refusal, too_many = first, None, 0
     while not too_many or too_many - last.messages > 1:
@@ -131,11 +130,11 @@ def last_readable(ask: ReadWhole, first: Answer) -> tuple[Answer, Refusal | None
 
 @dataclass
 class Reading:
-    """How a drain reads the slot: as the pipeline file says, and after an error no further than is
-    known to be readable.
+    """How a drain reads the slot: as configured, and after an error only as far as is known to be
+    readable.
 
-    From then on without streaming: an open transaction that can't be decoded may be rolled back
-    yet.
+    After an error it reads without streaming, because an open transaction that can't be decoded may
+    still be rolled back.
     """
 
     job: Job
@@ -148,7 +147,7 @@ class Reading:
         self.source = self.job.pipeline.source
 
     def within(self, bound: PeekBound) -> PeekBound:
-        """The bound of the next call."""
+        """Return the bound of the next call."""
         if self._upto is not None:
             bound = replace(bound, upto_lsn=min(bound.upto_lsn, self._upto))
         if self._most is not None:
@@ -156,16 +155,17 @@ class Reading:
         return bound
 
     def answered(self) -> None:
-        """The call was answered: the next one may go further again."""
+        """Remove the limits after an answer, so that the next call may go further again."""
         self._upto, self._most, self._in_vain = None, None, 0
 
     def refused(self, err: SourceError, bound: PeekBound) -> SlotUnreadable | None:
-        """What can't be read comes next, or None: there is something in front of it, to which the
-        next call is limited.
+        """Return the error for what can't be read next, or None when something readable comes
+        before it.
 
-        Raises ``err`` where it is about anything else, and what keeps the slot from being asked.
+        In the latter case the next call is limited to what is readable. Raises ``err`` when it is
+        about anything else, and errors that prevent reading the slot.
         """
-        if type(err) is not SourceError:  # an error with a name of its own
+        if type(err) is not SourceError:  # The error has a name of its own.
             raise err
         self.source, self._upto, self._most = whole(self.source), None, None
 
@@ -180,14 +180,14 @@ class Reading:
             raise err
         at = position(str(err))
         if at is not None and first.end is not None and at > first.end:
-            # Whatever was committed before the change was written is in front of it.
+            # Everything that was committed before the change was written comes before it.
             self._upto = at
         else:
             last, refusal = last_readable(ask, first)
             if refusal is not None and not last.landing:
                 return _unreadable(self.job, self.source, refusal)
             self._most = last.messages if refusal is not None else None
-        # Without PostgreSQL's words, which may hold values of a row.
+        # PostgreSQL's message is left out, because it may contain values of a row.
         log.warning(
             "slot=%s can't be decoded at %s: what is in front of it is read first",
             self.source.slot,
@@ -197,11 +197,10 @@ class Reading:
 
 
 def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
-    """Raises SlotUnreadable when the slot's next transaction can't be decoded, which ``err`` says
-    and a new call repeats.
+    """Raise SlotUnreadable when the slot's next transaction can't be decoded.
 
-    Raises ``err`` when that is about anything else. Returns when a transaction in front of it can
-    be read, or nothing is refused any more.
+    ``err`` is the first error, which a new call must repeat. Raises ``err`` when it is about
+    anything else. Returns when an earlier transaction can be read, or nothing is refused any more.
     """
     if Refusal.of(err) is None:
         raise err
@@ -217,8 +216,9 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
 
 
 def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
-    """What whole transactions with at least so many messages give; in a new session, since an error
-    ends its decoding.
+    """Return the answer for complete transactions with at least ``most`` messages.
+
+    It uses a new session, since an error ends decoding in a session.
     """
     query = _ANSWER.format(
         changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT
@@ -230,14 +230,14 @@ def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer
         except psycopg.Error as err:
             if (refusal := Refusal.of(err)) is not None:
                 return refusal
-            if err.sqlstate is None:  # the connection was lost
+            if err.sqlstate is None:  # The connection was lost.
                 raise
             raise peek_error(source.slot, str(err)) from None
     return Answer(messages, landing, Lsn.parse(end) if end is not None else None)
 
 
-# Of whole transactions every Stream Abort is one that landing discards (pgoutput.envelope). The
-# last message of a transaction, or of its prepare, has its end as position; 67, 80, 75 and 114 are
+# When reading complete transactions, landing discards every Stream Abort (pgoutput.envelope). The
+# position of a transaction's last message, or its prepare's, is its end. 67, 80, 75 and 114 are
 # Commit, Prepare, Commit Prepared and Rollback Prepared.
 _ANSWER = """
 select count(*),
@@ -261,11 +261,10 @@ def _unreadable(job: Job, source: Source, refusal: Refusal) -> SlotUnreadable:
 
 
 def _identify(job: Job, source: Source) -> list[str]:
-    """The transaction, and the table where it was the last thing sent before the error, as far as
-    PostgreSQL sent them.
+    """Return the transaction, and the table if it was sent last before the error, as far as known.
 
-    The replication protocol sends what was decoded before an error, where a function's answer is
-    lost by it.
+    The replication protocol sends what was decoded before an error, but a function's whole answer
+    is lost.
     """
     transaction, table = "", ""
     try:
@@ -280,20 +279,20 @@ def _identify(job: Job, source: Source) -> list[str]:
                 relation = read_relation(message)
                 table = f"table {relation.schema}.{relation.name}"
             elif kind in (b"C", b"P"):
-                return []  # it was decoded
+                return []  # The transaction was decoded.
             elif kind not in (b"Y", b"O"):
                 table = ""
     except (
         SourceError,
         DecodeError,
         psycopg.Error,
-    ) as err:  # these are words of an error that is known
+    ) as err:  # These errors only affect the description of a known error.
         log.info("slot=%s the transaction isn't known: %s", source.slot, err)
     return [text for text in (transaction, table) if text]
 
 
 def _suspects(job: Job, refusal: Refusal) -> list[str]:
-    """Tables that may be meant by an error about a value: those that have a row filter now."""
+    """Return tables that an error about a value may concern: those that have a row filter now."""
     if not refusal.sqlstate.startswith("22") or refusal.sqlstate in _UNCONVERTED:
         return []
     with job.connect("probe") as connection:

@@ -1,6 +1,6 @@
-"""Reading a slot through the SQL functions, as Arrow record batches with their envelope.
+"""Reads a slot through the SQL functions, as Arrow record batches with their envelope.
 
-A peek leaves the slot where it is, so it can be repeated; what it returns is landed before anything
+A peek leaves the slot where it is, so it can be repeated. What it returns is landed before anything
 is consumed.
 """
 
@@ -47,31 +47,31 @@ from waldelta.postgres.connection import connect_arrow, ended_by_replay, limit_b
 log = logging.getLogger(__name__)
 
 OLD_BACKEND_TIMEOUT_S = 30
-# Messages that say what the columns of later messages are, and which messages count.
+# Messages that describe the columns of later messages, or decide which messages count.
 TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
 
 LANDING_SCHEMA = pa.schema(
     [
         *ENVELOPE_SCHEMA,
-        # True for TIMELINE_KINDS and for messages that nothing reads: so few that whole row groups
+        # True for TIMELINE_KINDS and for messages that aren't read: so few that whole row groups
         # without any are skipped.
         pa.field("timeline", pa.bool_()),
-        # True for an update whose key changed (it carries its old key).
+        # True for an update whose key changed (it includes its old key).
         pa.field("moves", pa.bool_()),
     ]
 )
 
 
-# In front of a Stream Abort (65) stands the subtransaction's xid; the top-level one's is its first
-# field.
+# The function returns the subtransaction's xid with a Stream Abort (65); the top-level xid is the
+# message's first field.
 _TOP_XID = """
 case when get_byte(data, 0) = 65 then ('x' || encode(substr(data, 2, 4),
   'hex'))::bit(32)::bigint::text::xid else xid end
 """
-# Every call streams an open transaction again from its beginning, so its chunks would be landed
-# again and again, to count never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. One
-# that was prepared earlier may be streamed again too, and is decided by 75 Commit Prepared or 114
-# Rollback Prepared. The server has collected the whole answer anyway.
+# Every call streams an open transaction again from its beginning. Its chunks would be landed
+# repeatedly, and never count: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. A
+# transaction that was prepared earlier may be streamed again, too, and is decided by 75 Commit
+# Prepared or 114 Rollback Prepared. The server collects the whole answer in any case.
 _COMPLETE = """
 with changes as materialized ({changes})
 select lsn, xid, data
@@ -82,10 +82,10 @@ where {top_xid} not in (
     select xid from changes where get_byte(data, 0) in (99, 112)
 ) or get_byte(data, 0) in (75, 114)
 """
-# In front of a streamed logical message (77) stands the top-level transaction's xid, whatever
-# savepoint wrote it. So the same WAL is read without streaming too, which brings only those that
-# weren't rolled back: each has a position of its own. Those with flags 0 aren't transactional, and
-# stand whatever becomes of the open transaction that wrote them.
+# The function returns the top-level xid with a streamed logical message (77), whatever savepoint
+# wrote it. So the same WAL is also read without streaming, which returns only messages that weren't
+# rolled back; each has a position of its own. Messages with flags 0 aren't transactional, and count
+# whatever happens to the open transaction that wrote them.
 _COMPLETE_WITH_MESSAGES = """
 with changes as materialized ({changes}),
      messages as materialized (
@@ -109,10 +109,10 @@ _NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class PeekBound:
-    """Up to where one peek reads: WAL position, number of changes (None: any), and time.
+    """The bounds of one peek: WAL position, number of changes (None: any), and time.
 
-    ``from_lsn`` is where the slot stands, for the record. ``skipped`` are messages that land
-    without being read, by position and id.
+    ``from_lsn`` is the slot's position, for the record. ``skipped`` are messages that land without
+    being read, by position and id.
     """
 
     upto_lsn: Lsn
@@ -125,11 +125,11 @@ class PeekBound:
 
 @dataclass(slots=True)
 class PeekTimes:
-    """Seconds of a peek: ``total_s`` is what its statement timeout counts, ``server_s`` without
-    what we did with the answer.
+    """Durations of a peek in seconds.
 
-    ``messages`` are all that the server gave: a limit on their number counts those that are
-    discarded too.
+    ``total_s`` is what the statement timeout counts; ``server_s`` excludes our processing of the
+    answer. ``messages`` counts all messages that the server returned: a limit on their number
+    includes discarded ones.
     """
 
     server_s: float = 0.0
@@ -147,7 +147,7 @@ class PeekTimes:
 
 
 def protocol_version(options: Options) -> int:
-    """The lowest version of the protocol that has what the options ask for."""
+    """Return the lowest protocol version that supports the options."""
     if options.streaming == "parallel":
         return 4
     if options.two_phase:
@@ -156,18 +156,17 @@ def protocol_version(options: Options) -> int:
 
 
 def most_messages(source: Source, max_changes: int) -> int | None:
-    """How many messages one call may bring at the most: no limit while open transactions are
-    streamed.
+    """Return how many messages one call may return; no limit while open transactions are streamed.
 
-    A call that ends within a streamed transaction would end at the same place again and again. The
-    server counts Begin, Commit and Relation too; without room for them a backlog of one full batch
-    would cost a second call, and all that goes with it, for its last hundredth.
+    A call that ends within a streamed transaction would end at the same place each time. The server
+    also counts Begin, Commit and Relation. Without extra room for them, a backlog of one full batch
+    would need a second call, and all that goes with it, for its last hundredth.
     """
     return max_changes + max_changes // 4 if source.options.streaming == "off" else None
 
 
 def plugin_options(source: Source) -> list[str]:
-    """pgoutput's options as the SQL functions take them: name, value, name, value …
+    """Return pgoutput's options as the SQL functions take them: name, value, name, value …
 
     Source: the chapter on logical streaming replication parameters.
     """
@@ -188,17 +187,14 @@ def plugin_options(source: Source) -> list[str]:
 
 
 def reader_name(slot: str) -> str:
-    """The application_name of the backend that reads a slot for us."""
-    # PostgreSQL keeps 63 bytes of a name: of slots with a long common beginning each needs one of
-    # its own.
+    """Return the application_name of the backend that reads a slot for us."""
+    # PostgreSQL keeps 63 bytes of a name, so slots with a long common prefix need a hash to differ.
     name = f"waldelta read {slot}"
     return name if len(name) <= _NAME_BYTES else f"{name[: _NAME_BYTES - 9]}_{_hash_of(slot)}"
 
 
 def short_name(slot: str) -> str:
-    """The slot's name, or the beginning of a long one with a hash that tells it from others of that
-    beginning.
-    """
+    """Return the slot's name; for a long one, its beginning and a hash that makes it unique."""
     return slot if len(slot) <= 50 else f"{slot[:41]}_{_hash_of(slot)}"
 
 
@@ -207,7 +203,7 @@ def _hash_of(slot: str) -> str:
 
 
 def name_of_copy(slot: str) -> str:
-    """What the temporary copy of a slot is called that keeps a way back while the slot is
+    """Return the name of the temporary slot copy that keeps a way back while the slot is
     consumed.
     """
     return f"{short_name(slot)}_before_get"
@@ -216,15 +212,16 @@ def name_of_copy(slot: str) -> str:
 def peek(
     conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA; ``times`` is told
-    how long it took.
+    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA; ``times`` gets
+    durations.
 
-    Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind,
-    because a backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody
-    else holds the slot, PeekTimeout when the bite was too large for the statement timeout,
-    PeekTooLarge and SourceDiskFull when it was for the server's room.
+    This runs in a Spark task. A retry of that task first ends the backend that its predecessor
+    left, because a backend whose client died keeps the slot for seconds. Raises SlotInUse when
+    another process uses the slot, PeekTimeout when the read window was too large for the statement
+    timeout, and PeekTooLarge or SourceDiskFull when it was too large for the server's disk or
+    memory.
     """
-    # brings pandas, which a look at an idle slot must not pay for
+    # The import loads pandas, which an idle check must not pay for.
     import adbc_driver_postgresql.dbapi
 
     end_old_readers(conninfo, source.slot)
@@ -251,7 +248,7 @@ def peek(
             times.total_s = time.monotonic() - began
             times.messages = envelope.given
     except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
-        # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a
+        # Errors of the server while rows are fetched come through Arrow: as ArrowInvalid or, for a
         # timeout, OSError.
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
             raise
@@ -259,7 +256,7 @@ def peek(
 
 
 def _statement(source: Source, bound: PeekBound) -> str:
-    """The query of a peek: with streaming, one that leaves out what doesn't count."""
+    """Return the query of a peek; with streaming, it leaves out messages that don't count."""
     columns = "lsn, xid, data"
     changes = call("peek", source, bound.upto_lsn, bound.upto_nchanges, columns)
     if source.options.streaming == "off":
@@ -271,8 +268,8 @@ def _statement(source: Source, bound: PeekBound) -> str:
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:
-    """The text of a call of ``pg_logical_slot_{peek,get}_binary_changes``; every value is a quoted
-    literal.
+    """Return a call of ``pg_logical_slot_{peek,get}_binary_changes`` as SQL; values are quoted
+    literals.
 
     ``whole(source)`` instead of a source keeps open transactions out of the answer.
     """
@@ -294,14 +291,14 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
 
 
 def whole(source: Source) -> Source:
-    """The source read without streaming: every transaction comes once, when it is complete, and in
-    one piece.
+    """Return the source without streaming: each transaction comes once, in one piece, when
+    complete.
     """
     return _with_options(source, streaming="off")
 
 
 def in_binary(source: Source) -> Source:
-    """The source read with values in binary format; the server refuses a type that has none."""
+    """Return the source with values in binary format; the server refuses a type that has none."""
     return _with_options(source, binary=True)
 
 
@@ -310,24 +307,26 @@ def _with_options(source: Source, **options: object) -> Source:
 
 
 def end_old_readers(conninfo: str, slot: str) -> None:
-    """End backends that an earlier attempt of ours left reading this slot, and wait until they are
-    gone.
+    """End backends that an earlier attempt of ours left reading this slot, and wait for their
+    end.
     """
     with connect(conninfo, f"waldelta fence {slot}") as connection:
         _end(connection, slot, _READERS)
 
 
 def end_old_backends(connection: psycopg.Connection[Any], slot: str) -> None:
-    """The same of all that dead runs of this pipeline left: whatever of theirs holds the slot, or
-    its copy, goes on with nobody waiting for it. For who holds the slot's lock and doesn't use the
-    slot yet.
+    """End all backends of dead runs of this pipeline that hold the slot or its copy.
+
+    They would continue without a client. The caller must hold the slot's lock and not use the slot
+    yet.
     """
     _end(connection, slot, f"{_READERS} union {_HOLDERS}")
 
 
 def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
-    """End the backends that a query finds; those of another role stay, as whoever checks the slot
-    says by pid.
+    """End the backends that a query finds.
+
+    Those of another role are left; the slot's check reports them by pid.
     """
     wanted = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
 
@@ -354,7 +353,7 @@ _READERS = (
     "select pid from pg_stat_activity where application_name = %(reader)s and datname ="
     " current_database()"
 )
-# Ours name themselves by what they do and the slot, cut off where PostgreSQL does.
+# Our backends have names made of their purpose and the slot, cut off where PostgreSQL does.
 _HOLDERS = """
 select a.pid
 from pg_replication_slots s
@@ -383,7 +382,7 @@ def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
-    """ADBC hands over pg_lsn and xid as their wire bytes, all of one width."""
+    """Convert pg_lsn and xid, which ADBC returns as wire bytes of a fixed width, to integers."""
     width = np.dtype(dtype).itemsize
     _, offsets, values = column.buffers()
     if values is None or len(column) == 0:
@@ -398,8 +397,9 @@ def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
 
 
 def _publication_gone(slot: str, publication: str) -> PublicationGone:
-    """What a slot can't be read for, before PostgreSQL 18 (which passes over a publication where it
-    doesn't exist).
+    """Return the error for a missing publication before PostgreSQL 18.
+
+    PostgreSQL 18 ignores a publication where it doesn't exist.
     """
     return PublicationGone(
         f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is"
@@ -411,9 +411,9 @@ def _publication_gone(slot: str, publication: str) -> PublicationGone:
     )
 
 
-# What the server says before it hangs up, and libpq where nothing is said; ADBC gives no more than
-# the text. (postgres.c, fe-misc.c, fe-secure.c; SSL's and the kernel's own words follow their
-# calls' names.)
+# What the server says before it closes a connection, or libpq where the server says nothing; ADBC
+# returns only the text (postgres.c, fe-misc.c, fe-secure.c). SSL's and the kernel's messages follow
+# the names of their calls.
 _CONNECTION_LOST = (
     r"terminating connection [^\n]*|the database system is [^\n]*|server closed the"
     r" connection[^\n]*|connection not open|"
@@ -424,14 +424,14 @@ _CONNECTION_LOST = (
 )
 
 
-# The answer of a set-returning function lies in temporary files once it is more than work_mem.
+# A set-returning function stores its answer in temporary files once it exceeds work_mem.
 NO_ROOM = (
     psycopg.errors.DiskFull,
     psycopg.errors.OutOfMemory,
     psycopg.errors.ConfigurationLimitExceeded,
 )
 _DISK_FULL = r"[^\n]*No space left on device[^\n]*"
-# Of one message, whatever room the server has.
+# A single message is too large, whatever memory the server has.
 _ROW_TOO_LARGE = r"enlarge string buffer|string buffer exceeds"
 _TOO_LARGE = {
     r"temporary file size exceeds [^\n]*": (
@@ -442,7 +442,7 @@ _TOO_LARGE = {
 
 
 def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
-    """The error for a reader that was ended from outside: the next one may not be."""
+    """Return the error for a reader that was ended from outside; the next one may succeed."""
     if "conflict with recovery" in text:
         return ended_by_replay(f"reading slot {slot!r}", text)
     if cancelled := re.search(r"canceling statement due to (user request|lock timeout)", text):
@@ -458,7 +458,7 @@ def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
 
 
 def _lacks_room(slot: str, text: str) -> PeekTooLarge | SourceDiskFull | None:
-    """The error for an answer that there is no room for."""
+    """Return the error for an answer for which there is no room."""
     if full := re.search(_DISK_FULL, text):
         return SourceDiskFull(
             f"a disk of the server is full, by what reading slot {slot!r} takes or by others"
@@ -476,7 +476,7 @@ def _lacks_room(slot: str, text: str) -> PeekTooLarge | SourceDiskFull | None:
 
 
 def peek_error(slot: str, text: str) -> SourceError:
-    """The named error for what the server said while the slot was read."""
+    """Return the named error for the server's message about a read of the slot."""
     if "is active for PID" in text:
         return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
     if (named := _lost(slot, text) or _lacks_room(slot, text)) is not None:
@@ -490,5 +490,6 @@ def peek_error(slot: str, text: str) -> SourceError:
         )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])
-    # In one line, as tasks hand errors over, with what PostgreSQL adds: the position of the change.
+    # The text is one line, as tasks return errors, including PostgreSQL's context with the position
+    # of the change.
     return SourceError(f"reading slot {slot!r} failed: {' '.join(text.split())}")

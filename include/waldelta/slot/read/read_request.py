@@ -1,8 +1,7 @@
-"""What a batch was read by, told in its commit, so that what the slot holds of it is
-compared by the same.
+"""The publications and pgoutput options that a batch was read with, stored in its Delta commit.
 
-Publications and options of the pipeline file may be others by the time that a run finds a slot
-behind what has landed.
+With them, verification re-reads the slot in the same way. The pipeline file may have changed by the
+time that a run finds a slot behind what has landed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from waldelta.config import Publication, Source
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What of a source decides on what a slot gives."""
+    """The options of a source that decide what a slot returns."""
 
     publication_names: tuple[str, ...]
     messages: bool
@@ -24,18 +23,20 @@ class ReadRequest:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """As the pipeline file has it."""
+        """Create it from the pipeline file."""
         return cls(tuple(source.publication_names), source.options.messages, source.options.origin)
 
     @classmethod
     def read(cls, info: Mapping[str, Any]) -> Self | None:
-        """From a commit's metadata; None where it was written by a version that didn't tell."""
+        """Create it from a commit's metadata; None when an earlier version wrote the commit without
+        it.
+        """
         if "publication_names" not in info:
             return None
         return cls(tuple(info["publication_names"]), info["messages"], info["origin"])
 
     def as_commit_info(self) -> dict[str, Any]:
-        """For a commit's metadata."""
+        """Return it as fields of a commit's metadata."""
         return {
             "publication_names": list(self.publication_names),
             "messages": self.messages,
@@ -43,7 +44,7 @@ class ReadRequest:
         }
 
     def put_to(self, source: Source) -> Source:
-        """The source, asked likewise."""
+        """Return the source with these options."""
         publications = tuple(
             Publication(name=name, manage=False) for name in self.publication_names
         )

@@ -1,10 +1,10 @@
-"""How much WAL one call reads and how long it may take; both follow what the server manages,
-from run to run.
+"""How much WAL one call reads and how long it may take; both adapt to the server, from run to run.
 
-After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up
-to three hours; where the server lacks room for the answer the window alone. After an answer within
-a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled,
-up to what the pipeline file says: so the next one is expected to take half of the time there is.
+After a statement timeout, the window is halved, down to a megabyte; then the timeout is doubled, up
+to three hours. Where the server lacks room for the answer, only the window is halved. After an
+answer within a quarter of the timeout, a raised timeout is halved, or else a window that was read
+to its end is doubled, up to the pipeline file's. So the next call is expected to take at most half
+of its timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger.records import KeptWindow, now
 from waldelta.pipeline import Job
 
-# Only transactions that have an xid hold up the snapshot builder.
+# Only transactions that have an xid block the snapshot builder.
 _OPEN_TRANSACTIONS = """
 select coalesce(
            'prepared transaction ' || quote_literal(p.gid),
@@ -41,25 +41,26 @@ order by age(l.transactionid) desc
 log = logging.getLogger(__name__)
 
 SMALLEST_WINDOW_BYTES = 1 << 20
-# Of its timeout: what was answered sooner would be answered in time were it twice as much.
+# A share of the timeout: a call that was answered sooner would be answered in time with twice the
+# window.
 _SOON = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class ReadWindow:
-    """WAL that one call reads at the most, and how long it may take."""
+    """The WAL that one call reads at most, and how long it may take."""
 
     window_bytes: int
     timeout_s: int
 
     def narrower(self) -> ReadWindow | None:
-        """Half of the window; None when it is the smallest."""
+        """Return half of the window; None when it is the smallest."""
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
             return None
         return replace(self, window_bytes=max(self.window_bytes // 2, SMALLEST_WINDOW_BYTES))
 
     def after_timeout(self) -> ReadWindow | None:
-        """The next one after a statement timeout; None when there is none left to try."""
+        """Return the next window after a statement timeout; None when none is left to try."""
         if (narrower := self.narrower()) is not None:
             return narrower
         if self.timeout_s >= LONGEST_TIMEOUT_S:
@@ -67,8 +68,9 @@ class ReadWindow:
         return replace(self, timeout_s=min(2 * self.timeout_s, LONGEST_TIMEOUT_S))
 
     def after_answer(self, seconds: float, widest: ReadWindow, *, is_whole: bool) -> ReadWindow:
-        """The next one after an answer; ``is_whole``: the window was read to its end, not up to the
-        end of what there is.
+        """Return the next window after an answer.
+
+        ``is_whole``: the window was read to its end, not only up to the end of the available WAL.
         """
         if seconds > self.timeout_s * _SOON:
             return self
@@ -79,8 +81,9 @@ class ReadWindow:
         return self
 
     def within(self, widest: ReadWindow) -> ReadWindow:
-        """What an earlier run came to, by the pipeline file of today; only the smallest window has
-        a raised timeout.
+        """Return an earlier run's window, limited by the current pipeline file.
+
+        Only the smallest window has a raised timeout.
         """
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
             return ReadWindow(
@@ -93,12 +96,12 @@ class ReadWindow:
 
 
 class ReadWindows:
-    """The bites of one drain; ``next`` is the one to take. Whoever holds the slot's lock is alone
-    with them.
+    """The read windows of one drain; ``next`` is the next one. The holder of the slot's lock is its
+    only user.
 
-    What timeouts made of it is in the ledger at once: an Airflow task that is killed by its own
-    time limit would else never come to a bite that the server manages, however often it is tried
-    again.
+    Changes after timeouts are written to the ledger at once. Otherwise an Airflow task that its own
+    time limit kills would never reach a window that the server manages, however often it is
+    retried.
     """
 
     def __init__(self, job: Job) -> None:
@@ -114,8 +117,9 @@ class ReadWindows:
         self.next = self._file if self._kept is None else self._kept.within(self._file)
 
     def timed_out(self) -> None:
-        """The server didn't answer in time; raises PeekTimeout when even the smallest bite had the
-        longest time.
+        """Shrink the window after a timeout.
+
+        Raises PeekTimeout when even the smallest window had the longest timeout.
         """
         smaller = self.next.after_timeout()
         if smaller is None:
@@ -130,11 +134,11 @@ class ReadWindows:
         self._take(smaller)
 
     def lacks_room(self, *, is_disk_full: bool = False) -> bool:
-        """The server has no room for the answer, which a shorter read may need less of; False when
-        there is no shorter one.
+        """Shrink the window when the server has no room for the answer; False when it is the
+        smallest.
 
-        No later bite of this drain is wider: it is only soon that there is an answer, whatever room
-        it takes. A full disk is met once more at the most: others need it, too, and a server that
+        No later window of this drain is larger: a quick answer says nothing about the room that it
+        needs. A full disk is met once more at most: other sessions need it, too, and a server that
         can't write WAL stops.
         """
         narrower = self.next.narrower()
@@ -146,16 +150,15 @@ class ReadWindows:
         return True
 
     def ended_by_replay(self) -> bool:
-        """A standby's replay asked for the way, which a shorter read may leave it; False when there
-        is no shorter one.
+        """Shrink the window after a standby's replay ended the read; False when it is the smallest.
 
-        No later bite of this drain is wider: how long replay waits has nothing to do with the
-        statement timeout.
+        A shorter read may not be in replay's way. No later window of this drain is larger: how long
+        replay waits doesn't depend on the statement timeout.
         """
         return self._narrow(self.next.narrower())
 
     def _narrow(self, narrower: ReadWindow | None) -> bool:
-        """Whether there is a narrower one, than which none is wider from now on."""
+        """Use a narrower window, and let none be wider from now on; False when there is none."""
         if narrower is None:
             return False
         self._widest = replace(self._widest, window_bytes=narrower.window_bytes)
@@ -164,7 +167,9 @@ class ReadWindows:
         return True
 
     def answered(self, seconds: float, *, is_whole: bool) -> None:
-        """The server answered in so many seconds; ``is_whole`` as of Bite.after_answer()."""
+        """Adapt the window after an answer in ``seconds``; ``is_whole`` as in
+        ReadWindow.after_answer().
+        """
         larger = self.next.after_answer(seconds, self._widest, is_whole=is_whole)
         if larger != self.next:
             log.info("the server answered in %.1f s: next bite %s", seconds, larger)
@@ -180,8 +185,9 @@ class ReadWindows:
         self._kept = kept
 
     def _suspect(self) -> str:
-        """The transaction that likely holds the slot's restart_lsn; a standby's are its
-        primary's.
+        """Return a sentence on the transaction that likely determines the slot's restart_lsn.
+
+        A standby's transactions are its primary's.
         """
         with self._job.connect("bite") as primary:
             oldest = next(iter(open_transactions(primary)), None)
@@ -199,7 +205,8 @@ class ReadWindows:
 
 
 def open_transactions(conn: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """Who has a transaction open that has an xid, prepared ones included, and since when; the
-    oldest first.
+    """Return who has a transaction with an xid open, prepared ones included, and since when.
+
+    The oldest comes first.
     """
     return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()

@@ -1,1 +1,1 @@
-"""Verifies that what landed is what the slot holds or, where it has moved, what it gave."""
+"""Verifies that what landed equals what the slot holds or, after a move, what it returned."""

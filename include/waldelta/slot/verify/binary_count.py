@@ -1,10 +1,9 @@
-"""Binary count: whether what a slot gives may be asked for in pgoutput's binary format where it is
-only counted.
+"""Decides whether a slot may be read in pgoutput's binary format when changes are only counted.
 
-To print values is a tenth of a decode. But a send function may refuse what an output function
-prints, and an error in the middle of decoding is nothing to provoke: before PostgreSQL 15.15,
-16.11, 17.7 and 18.1 the next decoding in the same session may crash the server ("Fix
-access-to-already-freed-memory issue in pgoutput"). So the catalogs are asked first.
+Printing values takes a tenth of decoding. But a send function may refuse a value that an output
+function prints, and an error during decoding is dangerous: before PostgreSQL 15.15, 16.11, 17.7 and
+18.1 the next decoding in the same session may crash the server ("Fix access-to-already-freed-memory
+issue in pgoutput"). So the catalogs are checked first.
 """
 
 from __future__ import annotations
@@ -16,24 +15,25 @@ import psycopg
 
 from waldelta.postgres.publication_tables import MEMBERS
 
-# Fewer changes aren't worth the question, and a session for the call.
+# For fewer changes, the check and the extra session don't pay.
 BINARY_COUNT_FROM = 100_000
 
 
 def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> bool:
-    """Whether all columns of the published tables are of types whose binary form comes from
-    PostgreSQL itself.
+    """Return whether all published columns have types whose binary form comes from PostgreSQL
+    itself.
 
-    Or have none at all: those are sent as text. What is made of other types (arrays, rows, ranges)
-    may be made of such.
+    Types without a binary form are fine, too: their values are sent as text. Arrays, rows and
+    ranges are excluded, because they may contain other types.
     """
     row = connection.execute(_OTHERS.encode(), {"publications": list(publication_names)}).fetchone()
     return row == (False,)
 
 
 def is_refused(err: psycopg.Error) -> bool:
-    """Whether an error is about values, as of a column that was dropped since, not about the
-    server, the slot or privileges.
+    """Return whether an error is about values, for example of a column that was dropped since.
+
+    Errors about the server, the slot or privileges aren't.
     """
     others = (
         psycopg.OperationalError
@@ -43,8 +43,8 @@ def is_refused(err: psycopg.Error) -> bool:
     return not isinstance(err, others)
 
 
-# Functions of PostgreSQL's own have oids below 16384 (FirstNormalObjectId); domains and enums have
-# those of what they are made of.
+# PostgreSQL's own functions have oids below 16384 (FirstNormalObjectId). Domains and enums use
+# those of their base types.
 _OTHERS = (
     MEMBERS
     + """

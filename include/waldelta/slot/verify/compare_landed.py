@@ -1,6 +1,4 @@
-"""Compare landed: whether what the slot still holds is what has landed of it, before anything
-forgets it.
-"""
+"""Compares what the slot still holds with what has landed, before the slot is moved."""
 
 from __future__ import annotations
 
@@ -24,16 +22,15 @@ from waldelta.slot.verify.slot_count import agree, counted
 log = logging.getLogger(__name__)
 
 
-ORIGINS_SINCE = 160000  # the option, as server_version has it
+ORIGINS_SINCE = 160000  # The first version with the option, in the form of server_version.
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRange:
-    """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from
-    the first to the last.
+    """What landed of WAL that was read by the same request, from position ``begins`` on.
 
-    ``request`` is that request; None: it was read by a version that didn't tell. ``messages`` are
-    all that landed.
+    ``batches`` are the first and the last batch. ``request`` is None when an earlier version read
+    it without recording the request. ``messages`` counts everything that landed.
     """
 
     request: ReadRequest | None
@@ -43,7 +40,7 @@ class VerifiedRange:
     transactions: Transactions = field(default_factory=Transactions)
 
     def __add__(self, behind: VerifiedRange) -> VerifiedRange:
-        """With what was read behind it, likewise."""
+        """Return this range joined with the one that was read after it."""
         batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
         return VerifiedRange(
             self.request, self.begins, batches, messages, self.transactions + behind.transactions
@@ -53,8 +50,9 @@ class VerifiedRange:
 def check_landed(
     connection: Connection, source: Source, move: SlotMove, landed: Transactions
 ) -> None:
-    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the
-    slot stays.
+    """Raise ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed.
+
+    The slot isn't moved.
     """
     held = _slot_messages(connection, source, move.lsn)
     if not agree(connection, held, landed):
@@ -64,19 +62,19 @@ def check_landed(
 def check_behind(
     connection: Connection, source: Source, move: SlotMove, verified: VerifiedRange, position: int
 ) -> bool:
-    """The same of what other runs landed behind the slot, which is at ``position`` or before;
-    ``connection`` is for nothing else.
+    """Check what other runs landed after the slot, which is at ``position`` or earlier.
 
-    Their pipeline files may have asked for more, or less, than this one's. Returns whether it was
-    compared: there may be nothing to compare, or no way.
+    Their pipeline files may have requested more, or less, than this one's. The caller must use
+    ``connection`` for nothing else. Returns whether it was compared: there may be nothing to
+    compare, or no way to do it.
     """
     if move.lsn <= verified.begins and verified.transactions == Transactions():
         return False
     try:
         _check_range(connection, source, move, verified, position)
     except psycopg.errors.UndefinedObject as err:
-        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone;
-        # what landed is durable.
+        # Before PostgreSQL 18, decoding fails once a publication in the list is gone; what landed
+        # is durable.
         if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
             raise
         between = LsnRange(Lsn(verified.begins), Lsn(move.lsn))
@@ -92,8 +90,8 @@ def _check_range(
     for then in _as_then(connection, source, verified):
         held, landed = _slot_messages(connection, then, move.lsn), verified.transactions
         if verified.begins > position:
-            # The slot gives all from where it stands, by this request also what another one passed
-            # over.
+            # The slot returns everything from its position on, including what an earlier request
+            # skipped.
             landed += _slot_messages(connection, then, verified.begins)
         if agree(connection, held, landed):
             return
@@ -112,7 +110,7 @@ def _as_then(connection: Connection, source: Source, verified: VerifiedRange) ->
 
 
 def _read_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
-    """The source by other options that decide on what a slot gives."""
+    """Yield the source with other options that decide what a slot returns."""
     now = source.options
     origins = ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
     for messages, origin in itertools.product((False, True), origins):

@@ -1,6 +1,4 @@
-"""Slot count: what the slot functions give, added up on the server, where each transaction counts
-once.
-"""
+"""Counts, on the server, what the slot functions return; each transaction counts once."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from waldelta.postgres import Connection
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import NO_ROOM, call
 
-# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between
-# two calls. A message that can't be read may be of any length.
+# A message that isn't transactional gets kind 0: it may come after the last transaction, or between
+# two calls. A message that can't be read may have any length.
 _KIND = (
     "lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = 77 and substr(data, 2, 1)"
     " = '\\x00' then 0 else get_byte(data, 0) end as kind"
@@ -30,7 +28,7 @@ _FIELDS = {
     67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
     73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
 }  # fmt: skip
-# One row for each kind, of each prepared transaction: the server evaluates next to nothing for each
+# One row for each kind, and for each prepared transaction: the server evaluates very little per
 # message.
 _COUNTED = """
 select {xid}, kind, count(*),
@@ -39,12 +37,12 @@ select {xid}, kind, count(*),
 from {changes} as changes
 group by 1, 2
 """
-# Rows of transactions prepared here are told apart from all others.
+# Rows of transactions prepared in this range are separated from all others.
 _WITH_PREPARED = """
 with changes as materialized ({changes}),
      prepared as (select distinct xid from changes where kind = 80)
 """
-# What the server has collected is read up to the first message that counts.
+# The server's answer is read up to the first message that counts.
 _FIRST = """
 with changes as materialized ({changes})
 select (select data from changes where substr(data, 1, 1) <> '\\x{abort:02x}' limit 1),
@@ -58,9 +56,10 @@ _XID_PREPARED = (
 
 
 def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
-    """What a call of the slot functions gives up to a position, added up on the server.
+    """Return what a call of the slot functions returns up to a position, counted on the server.
 
-    Of the ``whole`` source: what is counted is the same whatever the landed chunks looked like.
+    It reads the ``whole`` source: the counts are the same however the landed messages were
+    streamed.
     """
     with named_use(source.slot):
         return _count(
@@ -69,8 +68,8 @@ def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Tra
 
 
 def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
-    """What the server gives away, added up there; rows of prepared transactions one transaction
-    each.
+    """Count on the server what a call returns; rows of prepared transactions are counted by
+    transaction.
     """
     if two_phase:
         query = _WITH_PREPARED.format(changes=changes) + _COUNTED.format(
@@ -91,7 +90,7 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
 
 
 def agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
-    """Whether both are the same, but for prepared transactions that were rolled back."""
+    """Return whether both are equal, except for prepared transactions that were rolled back."""
     rolled_back = _rolled_back(
         connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)]
     )
@@ -99,10 +98,10 @@ def agree(connection: Connection, one: Transactions, other: Transactions) -> boo
 
 
 def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
-    """Those of some recent transactions that were rolled back.
+    """Return those of some recent transactions that were rolled back.
 
-    Of a prepared transaction that is rolled back before, or while, it is decoded, pgoutput sends
-    all its rows, some or none, as it happens to notice.
+    When a prepared transaction is rolled back before, or while, it is decoded, pgoutput may send
+    all of its rows, some or none.
     """
     if not xids:
         return set()
@@ -119,10 +118,10 @@ def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
 
 
 def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | None:
-    """The first message that the slot has for us up to a position; None when there is none.
+    """Return the first message that the slot has for us up to a position; None without any.
 
-    Of the ``whole`` source, of which every Stream Abort is one that landing discards (envelope).
-    The server's limit counts them, so that more messages are asked for while nothing else comes.
+    It reads the ``whole`` source, of which landing discards every Stream Abort (envelope). The
+    server's limit counts those, so more messages are requested while nothing else comes.
     """
     most = 1
     while True:
@@ -138,7 +137,7 @@ def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | 
 
 @contextmanager
 def named_use(slot: str) -> Iterator[None]:
-    """Name what the server says when somebody else reads the slot at that moment."""
+    """Name the server's error when another process reads the slot at that moment."""
     try:
         yield
     except (psycopg.errors.ObjectInUse, *NO_ROOM) as err:

@@ -1,6 +1,4 @@
-"""PostgreSQL's binary formats, turned into the texts of the output functions: one file per
-family.
-"""
+"""Turns PostgreSQL's binary formats into the texts of the output functions: one file per family."""
 
 from typing import TYPE_CHECKING
 

@@ -67,7 +67,7 @@ def _timestamp(zone: str) -> Converter:
 def _with_odd_ones(
     plain: ArrowArray, valid: Mask, held: Mask, numbers: Positions, odd: Callable[[int], str]
 ) -> ArrowArray:
-    """The texts, with those few that lie outside the years 1 to 9999 printed one by one."""
+    """Return the texts, where the few outside the years 1 to 9999 are printed one by one."""
     plain = masked(plain, valid)
     outside = np.flatnonzero(valid & ~held)
     if not len(outside):
@@ -81,7 +81,7 @@ def _infinite(number: int, least: int, most: int) -> str | None:
 
 
 def _far(day: int, us: int, kind: str) -> str:
-    """A date, days from 2000, in any year, as PostgreSQL prints it."""
+    """Print a date, given in days from 2000, of any year as PostgreSQL does."""
     cycles = day // _CYCLE_DAYS
     shifted = datetime(2000, 1, 1) + timedelta(days=day % _CYCLE_DAYS, microseconds=us)  # noqa: DTZ001 - a calendar, no clock
     year = shifted.year + cycles * _CYCLE_YEARS
@@ -94,7 +94,7 @@ def _far(day: int, us: int, kind: str) -> str:
 
 
 def _exact_timestamp(zone: str) -> Converter:
-    """To the letter: without zeros at the end of the fraction."""
+    """Convert to PostgreSQL's exact text, without zeros at the end of the fraction."""
     inexact = _timestamp(zone)
     pattern = r"(\d\d:\d\d:\d\d)(?:\.0+|(\.\d*[1-9])0*)?" + zone.replace("+", r"\+") + "$"
 
@@ -105,14 +105,14 @@ def _exact_timestamp(zone: str) -> Converter:
 
 
 def _seconds(us: Positions) -> ArrowArray:
-    """Microseconds below a minute as SS and a fraction without zeros at its end."""
+    """Return microseconds below a minute as SS and a fraction without trailing zeros."""
     fraction = pc.utf8_rtrim(digits(us % _SECOND_US, 6), "0")
     fraction = pc.if_else(pc.equal(fraction, ""), "", joined(".", fraction))
     return joined(digits(us // _SECOND_US, 2), fraction)
 
 
 def _clock(us: Positions) -> ArrowArray:
-    """Microseconds of a day as HH:MM:SS."""
+    """Return microseconds of a day as HH:MM:SS."""
     minutes = us // (60 * _SECOND_US)
     return joined(
         digits(minutes // 60, 2),
@@ -134,7 +134,7 @@ def _time(values: Messages, valid: Mask) -> ArrowArray:
 
 
 def _timetz(values: Messages, valid: Mask) -> ArrowArray:
-    """Behind the time its zone, in seconds west of Greenwich."""
+    """Convert a time, followed by its zone in seconds west of Greenwich."""
     clock = _clock(_times(values, valid, 12))
     west = np.where(valid, i4(values.bytes, values.start + 8), 0)
     away = np.abs(west)
@@ -149,7 +149,9 @@ def _timetz(values: Messages, valid: Mask) -> ArrowArray:
 
 
 def _interval(values: Messages, valid: Mask) -> ArrowArray:
-    """IntervalStyle postgres, as EncodeInterval; each part has a sign of its own."""
+    """Convert to IntervalStyle postgres, as EncodeInterval does; each part has a sign of its
+    own.
+    """
     start = sized(values, valid, 16)
     us, days, months = (
         i8(values.bytes, start), i4(values.bytes, start + 8), i4(values.bytes, start + 12)
@@ -173,7 +175,7 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
         after_minus = np.where(number != 0, number < 0, after_minus)
     span = np.where(us < 0, np.negative(us), us).view(
         np.uint64
-    )  # the least one's negative is itself
+    )  # The least integer's negative is itself.
     minutes, rest = (
         (span // (60 * _SECOND_US)).astype(np.int64),
         (span % (60 * _SECOND_US)).astype(np.int64),

@@ -1,4 +1,6 @@
-"""Geometric types in binary format; rare, so each distinct value by itself."""
+"""Geometric types in binary format; they are rare, so each distinct value is converted by
+itself.
+"""
 
 from __future__ import annotations
 

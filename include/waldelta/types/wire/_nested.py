@@ -1,9 +1,8 @@
-"""Arrays, ranges and multiranges in binary format: the values within are read all at once, by their
-own type's reader.
+"""Arrays, ranges and multiranges in binary format.
 
-Each value within stands behind its length, so where it begins follows from those before it: all
-outer values go forward together, by one inner value at a time; when few are left, as behind a very
-long array, each goes on alone.
+Their inner values are converted all at once, by the reader of their own type. Each inner value
+follows its length, so its position depends on those before it. All outer values advance together,
+by one inner value at a time. When few are left, as in a very long array, each continues alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions
 from waldelta.types.base import utf8
 from waldelta.types.wire._values import joined, masked, refuse
 
-# Reads an array of binary values of a type; exactly, to the letter, where the flag is set.
+# Reads an array of binary values of a type; as PostgreSQL's exact text where the flag is set.
 ElementReader = Callable[[ArrowArray, bool], ArrowArray]
 _FEW = 16
 _MOST_DIMENSIONS = 6
@@ -28,7 +27,9 @@ _NULL = -1
 
 
 def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: str) -> ArrowArray:
-    """One-dimensional arrays that count from 1 are joined at once; each other one is printed by
+    """Return the texts of arrays.
+
+    One-dimensional arrays with lower bound 1 are joined at once; each other one is printed by
     itself.
     """
     source, start = values.bytes, values.start
@@ -40,7 +41,7 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
     for k in range(_MOST_DIMENSIONS):
         here = dimensions > k
         size = i4(source, start + 12 + 8 * k)
-        # No element is shorter than its length.
+        # Each element needs at least the bytes of its length.
         refuse(
             values,
             here & ((size < 0) | (count * size > values.end - start)),
@@ -81,13 +82,15 @@ def _printed(texts: list[str], shape: list[tuple[int, int]], delimiter: str) -> 
 
 
 def vector_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
-    """int2vector and oidvector: arrays that count from 0, printed without braces."""
+    """Return the texts of int2vector and oidvector: arrays with lower bound 0, printed without
+    braces.
+    """
     text = array_text(values, valid, read, " ")
     return pc.replace_substring_regex(text, r"^(?:\[.*\]=)?\{(.*)\}$", r"\1")
 
 
 def _elements(texts: ArrowArray, delimiter: str) -> ArrowArray:
-    """In quotes where array_out needs them."""
+    """Quote elements where array_out does."""
     texts = utf8(texts)
     special = rf'^$|^(?i:null)$|["\\{{}}{delimiter}]|[ \t\n\r\v\f]'
     return pc.fill_null(_quoted(texts, special, r'(["\\])', r"\\\1"), "NULL")
@@ -113,15 +116,16 @@ def _joined(
 
 def _copied(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
     present = ends >= starts
-    # Also those of nulls stand in order, as Arrow wants them.
+    # The positions of nulls must be in order, too, as Arrow requires.
     return copy_out(values, starts, np.where(present, ends, starts), present).cast(pa.binary())
 
 
 def _walk(
     values: Messages, valid: Mask, first: Positions, count: Positions
 ) -> tuple[Positions, Positions]:
-    """Where the inner values begin and end, one outer value's behind the other's; a null ends
-    before it begins.
+    """Return where the inner values begin and end, in the order of the outer values.
+
+    A null ends before it begins.
     """
     offsets = np.concatenate([[0], np.cumsum(count)])
     starts, ends = np.zeros(offsets[-1], np.int64), np.zeros(offsets[-1], np.int64)
@@ -175,7 +179,7 @@ def _refuse_nulls(
 
 
 def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
-    """A byte of flags, then the bounds that there are."""
+    """Return the texts of ranges: a byte of flags, then the existing bounds."""
     flags = np.where(valid, u1(values.bytes, values.start), _EMPTY).astype(np.int64)
     refuse(values, valid & (values.end == values.start), "no range")
     has_lower, has_upper = flags & (_EMPTY | _NO_LOWER) == 0, flags & (_EMPTY | _NO_UPPER) == 0
@@ -194,7 +198,7 @@ def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray
 
 
 def multirange_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
-    """Their number, then ranges behind their lengths."""
+    """Return the texts of multiranges: their number, then ranges that follow their lengths."""
     size = values.end - values.start
     count = np.where(valid, i4(values.bytes, values.start), 0)
     refuse(values, valid & ((size < 4) | (count < 0) | (count > size)), "no multirange")

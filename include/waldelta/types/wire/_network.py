@@ -11,12 +11,13 @@ from waldelta.types.wire._values import HEX, Converter, fixed, joined, masked, r
 
 _IPV4, _IPV6 = 2, 3
 _BYTES = {_IPV4: 4, _IPV6: 16}
-_HEADER = 4  # family, bits of the mask, whether it is a cidr, bytes of the address
+_HEADER = 4  # Family, bits of the mask, whether it is a cidr, bytes of the address.
 
 
 def _address(values: Messages, valid: Mask, *, is_cidr: bool) -> ArrowArray:
-    """IPv4 all at once; distinct IPv6 addresses one by one, for each is shortened where its own
-    zeros are.
+    """Convert IPv4 addresses all at once, and distinct IPv6 addresses one by one.
+
+    Each IPv6 address is shortened at its own zeros.
     """
     source, start = values.bytes, values.start
     family, bits, size = (u1(source, start + k).astype(np.int64) for k in (0, 1, 3))
@@ -42,8 +43,9 @@ def _address(values: Messages, valid: Mask, *, is_cidr: bool) -> ArrowArray:
 
 
 def _ipv6(address: bytes) -> str:
-    """As pg_inet_net_ntop: the first longest run of zeros is left out, an IPv4 address within stays
-    one.
+    """Print an IPv6 address as pg_inet_net_ntop does.
+
+    The first longest sequence of zeros is left out, and an embedded IPv4 address is printed as one.
     """
     words = [int.from_bytes(address[k : k + 2], "big") for k in range(0, 16, 2)]
     best, length = -1, 1

@@ -56,14 +56,14 @@ def _float(size: int) -> Converter:
             number = pa.array(
                 u4(values.bytes, start).astype(np.uint32).view(np.float32), mask=~valid
             )
-        # Arrow prints the shortest digits that read back to the same bits.
+        # Arrow prints the shortest digits that yield the same bits.
         return number.cast(pa.string())
 
     return convert
 
 
 def _numeric(values: Messages, valid: Mask) -> ArrowArray:
-    """Values alike in their number of digits and in scale are printed together."""
+    """Convert values with the same number of digits and scale together."""
     source, start = values.bytes, values.start
     wrong = valid & (values.end - start < 8)
     count, weight, sign, scale = (
@@ -74,7 +74,7 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     )
     wrong |= valid & (values.end - start != 8 + 2 * count)
     refuse(values, wrong, "numeric of a wrong size")
-    # The four numbers as one, so that finding those alike is one sort of integers.
+    # The four numbers are combined into one, so that equal ones are found by one sort of integers.
     shapes = (count << 48) | ((weight & 0xFFFF) << 32) | (sign << 16) | scale
     rows = np.flatnonzero(valid)
     kinds, first = np.unique(shapes[rows], return_index=True)
@@ -99,8 +99,9 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
 def _printed(
     source: np.ndarray, at: Positions, n: int, weight: int, sign: int, scale: int
 ) -> ArrowArray:
-    """Numerics of one shape: base-10000 digits, the first of which stands for 10000 to the power of
-    ``weight``.
+    """Print numerics of one shape.
+
+    They have base-10000 digits, the first of which counts 10000 to the power of ``weight``.
     """
     if sign in _SPECIAL:
         return pa.array([_SPECIAL[sign]] * len(at), pa.string())
@@ -119,8 +120,9 @@ def _printed(
 
 
 def float_text(number: np.floating) -> str:
-    """One float as float8out and float4out print it: the shortest digits, an exponent outside 1e-4
-    to 1e15 (1e6).
+    """Print one float as float8out and float4out do.
+
+    These print the shortest digits, with an exponent outside 1e-4 to 1e15 (1e6).
     """
     if np.isnan(number):
         return "NaN"
@@ -134,7 +136,9 @@ def float_text(number: np.floating) -> str:
 
 
 def _exact_float(size: int) -> Converter:
-    """To the letter, one by one: only for floats within values that stay text."""
+    """Convert to PostgreSQL's exact text, one by one: only for floats within values that stay
+    text.
+    """
 
     def convert(values: Messages, valid: Mask) -> ArrowArray:
         start = sized(values, valid, size)
@@ -158,11 +162,11 @@ def _unsigned8(values: Messages, valid: Mask) -> ArrowArray:
 
 
 def _money(values: Messages, valid: Mask) -> ArrowArray:
-    """Cents, with lc_monetary C."""
+    """Convert an amount in cents, with lc_monetary C."""
     cents = i8(values.bytes, sized(values, valid, 8))
     amount = np.where(cents < 0, np.negative(cents), cents).view(
         np.uint64
-    )  # the least one's negative is itself
+    )  # The least integer's negative is itself.
     whole, part = (amount // 100).astype(np.int64), (amount % 100).astype(np.int64)
     groups = [digits(whole // 1000**k % 1000, 3) for k in range(5, -1, -1)]
     grouped = pc.binary_join_element_wise(*groups, ",")

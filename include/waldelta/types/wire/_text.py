@@ -1,4 +1,4 @@
-"""Text kinds, bytes and bits in binary format."""
+"""Text types, bytes and bits in binary format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _bytea(values: Messages, valid: Mask) -> ArrowArray:
     data = np.frombuffer(raw.buffers()[2], np.uint8)[: bounds[-1]]
     digits = np.empty((len(data), 2), np.uint8)
     digits[:, 0], digits[:, 1] = HEX[data >> 4], HEX[data & 15]
-    # Two bytes of prefix before each value.
+    # Each value gets a prefix of two bytes.
     prefixed = np.insert(digits, bounds[:-1], np.frombuffer(b"\\x", np.uint8), axis=0)
     offsets = 2 * (bounds + np.arange(len(bounds)))
     return strings(prefixed.reshape(-1), offsets, valid)
@@ -45,7 +45,9 @@ def _uuid(values: Messages, valid: Mask) -> ArrowArray:
 
 
 def _bits(values: Messages, valid: Mask) -> ArrowArray:
-    """Their number in four bytes, then eight in each byte, the last one filled up."""
+    """Convert bits: their number in four bytes, then eight bits in each byte, the last one
+    padded.
+    """
     size = values.end - values.start
     count = np.where(valid, u4(values.bytes, values.start), 0)
     refuse(values, valid & ((size < 4) | (size - 4 != -(-count // 8))), "bits of a wrong size")
@@ -57,7 +59,7 @@ def _bits(values: Messages, valid: Mask) -> ArrowArray:
     )
     sizes = np.where(valid, size - 4, 0)
     unpacked = np.unpackbits(data[: sizes.sum()]) + np.uint8(ord("0"))
-    # Of each value's bits the filling at its end is left out.
+    # The padding at the end of each value is left out.
     place = np.arange(len(unpacked)) - np.repeat(8 * (np.cumsum(sizes) - sizes), 8 * sizes)
     kept = place < np.repeat(count, 8 * sizes)
     return strings(unpacked[kept], np.concatenate([[0], np.cumsum(count)]), valid)

@@ -1,4 +1,4 @@
-"""What readers of binary values share: sizes checked, bytes cut out, rows of characters made
+"""Shared functions of the readers of binary values: size checks, slicing, rows of characters as
 strings.
 """
 
@@ -15,13 +15,13 @@ from waldelta.errors import DecodeError
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions, arrow_buffer
 from waldelta.types.base import validity
 
-# Values of one type, some null: their texts, as string or binary, null where they are.
+# Converts values of one type to texts, as string or binary; nulls stay null.
 Converter = Callable[[Messages, Mask], ArrowArray]
 HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 def read_with(convert: Converter, values: ArrowArray, type_name: str) -> ArrowArray:
-    """The texts of an array of binary values, as binary."""
+    """Return the texts of an array of binary values, as binary."""
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     filled = pc.fill_null(values, b"") if values.null_count else values
     return convert(Messages(filled, type_name), valid).cast(pa.binary())
@@ -35,18 +35,18 @@ def refuse(values: Messages, wrong: Mask, detail: str) -> None:
 
 
 def malformed(type_name: str, detail: str) -> DecodeError:
-    """The error for a value that is known only by its type."""
+    """Return the error for a value of which only the type is known."""
     return DecodeError(type_name, "value", 0, detail)
 
 
 def sized(values: Messages, valid: Mask, size: int) -> Positions:
-    """Where the values begin; each must have this many bytes."""
+    """Return where the values begin, after checking that each has this many bytes."""
     refuse(values, valid & (values.end - values.start != size), f"{size} bytes wanted")
     return values.start
 
 
 def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
-    """The bytes behind the first few of each value, as binary."""
+    """Return each value's bytes after the first few, as binary."""
     start = np.where(valid, values.start + skipped, values.start)
     size = np.where(valid, values.end - start, 0)
     offsets = np.concatenate([[0], np.cumsum(size)])
@@ -55,7 +55,7 @@ def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
 
 
 def strings(data: np.ndarray, offsets: Positions, valid: Mask) -> ArrowArray:
-    """Bytes and where each value begins and ends, as binary."""
+    """Build a binary array from bytes and the offsets of its values."""
     buffers: list[pa.Buffer | None] = [
         validity(valid),
         arrow_buffer(offsets.astype(np.int32)),
@@ -65,7 +65,7 @@ def strings(data: np.ndarray, offsets: Positions, valid: Mask) -> ArrowArray:
 
 
 def fixed(characters: np.ndarray) -> ArrowArray:
-    """Rows of characters, all of one width, as strings."""
+    """Return rows of characters of one width as strings."""
     count, width = characters.shape
     offsets = arrow_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(width))
     return pa.Array.from_buffers(
@@ -74,25 +74,26 @@ def fixed(characters: np.ndarray) -> ArrowArray:
 
 
 def digits(numbers: Positions, width: int) -> ArrowArray:
-    """Numbers from 0 on with zeros in front, ``width`` characters each."""
+    """Return nonnegative numbers with leading zeros, ``width`` characters each."""
     powers = 10 ** np.arange(width - 1, -1, -1)
     return fixed((numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8))
 
 
 def joined(*parts: ArrowArray | str) -> ArrowArray:
-    """Strings side by side; null where one of them is."""
+    """Concatenate strings; null where one of them is."""
     made: ArrowArray = pc.binary_join_element_wise(*parts, "")
     return made
 
 
 def masked(texts: ArrowArray, valid: Mask) -> ArrowArray:
-    """Null where not valid."""
+    """Set values to null where they aren't valid."""
     return texts if valid.all() else pc.if_else(pa.array(valid), texts, pa.scalar(None, texts.type))
 
 
 def one_by_one(read: Callable[[bytes], str]) -> Converter:
-    """For rare types: each distinct value by itself; whatever its bytes do to ``read`` is a
-    DecodeError.
+    """Convert each distinct value by itself, for rare types.
+
+    Any error that ``read`` raises for a value's bytes becomes a DecodeError.
     """
 
     def convert(values: Messages, valid: Mask) -> ArrowArray:

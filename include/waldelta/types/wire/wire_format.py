@@ -1,5 +1,5 @@
-"""Values in PostgreSQL's binary format, turned into the text that the output functions print; whole
-columns at once.
+"""Turns values in PostgreSQL's binary format into the text of the output functions, by whole
+columns.
 
 Events carry text (docs/explanation/decisions/0004), and one reading of text serves both formats.
 A value that its Delta type can't hold needs exactly PostgreSQL's text; any other text only has to
@@ -34,7 +34,7 @@ _SCALARS: dict[str, Converter] = {
     **network.CONVERTERS,
     **geometry.CONVERTERS,
 }
-# To the letter, where the others only read back as the same value.
+# Converters to PostgreSQL's exact text; the others' texts are only read as the same value.
 _EXACT: dict[str, Converter] = {**number.EXACT, **moment.EXACT}
 _RANGES = {
     "int4range": "int4",
@@ -50,8 +50,9 @@ _ARRAY = "[]"
 
 
 def wire_name(pg_type: PgType) -> str:
-    """The name by which text_of() knows a type: a domain's base type, ``enum`` for every enum,
-    ``int4[]`` for an array.
+    """Return the name by which text_of() knows a type.
+
+    It is a domain's base type, ``enum`` for every enum, ``int4[]`` for an array.
     """
     base = pg_type.base or pg_type
     if base.kind == "enum":
@@ -66,15 +67,16 @@ def wire_name(pg_type: PgType) -> str:
 
 
 def has_wire_format(pg_type: PgType) -> bool:
-    """Whether values of this type can be read in binary format."""
+    """Return whether values of this type can be read in binary format."""
     return _converter(wire_name(pg_type), is_exact=False) is not None
 
 
 def text_of(values: ArrowArray, type_name: str, *, is_exact: bool = False) -> ArrowArray:
-    """The texts of binary values, as binary; nulls stay null. ``type_name`` is wire_name()'s.
+    """Return the texts of binary values, as binary; nulls stay null.
 
-    ``is_exact``: to the letter, for columns that stay text in the lake. Raises DecodeError for a
-    type without a reader and for values that aren't of the type's size or form.
+    ``type_name`` is from wire_name(). ``is_exact``: PostgreSQL's exact text, for columns that stay
+    text in the lake. Raises DecodeError for a type without a reader and for values that don't have
+    the type's size or form.
     """
     convert = _converter(type_name, is_exact=is_exact)
     if convert is None:
@@ -115,7 +117,7 @@ def _nested(
     if plain is None or exact is None:
         return None
     if is_exact or inner in moment.EXACT:
-        # One infinite moment, or one BC, and the whole array stands verbatim.
+        # With one infinite or BC timestamp, the whole array is raw.
         plain = exact
 
     def read(values: ArrowArray, is_exact: bool) -> ArrowArray:
