@@ -305,7 +305,7 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     screenshot(browser, PICTURES, "quarantine-under-way")
     assert browsed.client.wait("browsed_quarantine", run_id).state == "success"
     # The page reloads by itself.
-    wait(browser).until(lambda b: "ended well" in text_of(b))
+    wait(browser).until(lambda b: "succeeded" in text_of(b))
     seen = text_of(browser)
     assert "read again, still fails" in seen
     screenshot(browser, PICTURES, "quarantine-judged")
@@ -329,7 +329,7 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     assert browsed.client.wait("browsed_quarantine", status.text).state == "success"
     browser.get(quarantine)
     seen = text_of(browser)
-    assert "No table lacks a row" in seen
+    assert "Quarantine is empty" in seen
     assert "no customer of ours" in seen
     assert stack.user in seen
     screenshot(browser, PICTURES, "discarded")

@@ -130,13 +130,13 @@ def test_what_only_warns_is_told_behind_what_fails(book):
         (
             "failed",
             (
-                "public.a: other rows than the source has; the latest attempt couldn't compare them"
+                "1 table differs from the source: public.a; the latest attempt couldn't compare them"
                 " again"
             ),
             ("reconciliation",),
         ),
-        ("warning", "public.a: expectations not met that only warn", ("expectations",)),
-        ("warning", "public.b: comparing with the source failed", ("reconciliation",)),
+        ("warning", "public.a: expectations failed (warning only)", ("expectations",)),
+        ("warning", "public.b: the comparison with the source failed", ("reconciliation",)),
         ("warning", "the latest maintenance failed: LockHeld: busy", ("run", "maintain", "night")),
         (
             "warning",
@@ -239,12 +239,12 @@ TOLD_BY_RUNS = [
     (
         "a suite of no table",
         {"unused_suites": ["/e/x.yml fits no table"]},
-        ("warning", "expectations that judge nothing: /e/x.yml"),
+        ("warning", "expectation files without a table: /e/x.yml"),
     ),
     (
         "a slot in danger",
         {"slot_critical": ["slot 's' is lost in 2 hours"]},
-        ("failed", "when the latest run began, slot 's' is lost"),
+        ("failed", "at the start of the latest run: slot 's' is lost"),
     ),
 ]
 
@@ -399,7 +399,7 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
             (item.severity, item.text, item.page) for item in found if "not checked" in item.text
         ]
 
-    expected = ("warning", "public.a: not checked since it was last changed", ("expectations",))
+    expected = ("warning", "public.a: not checked since the last change", ("expectations",))
     shop = pipeline(book.root)
     assert unchecked(shop) == [expected] * told
     off = shop.quality.model_copy(update={"enabled": False})
@@ -451,8 +451,8 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
         (item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)
     ]
     expected = {
-        "different": [("failed", "public.a: other rows than the source has")],
-        "copied": [("warning", "public.a: differed, and was copied since: compare again")],
+        "different": [("failed", "1 table differs from the source: public.a")],
+        "copied": [("warning", "public.a: differed and was copied since then: compare again")],
     }
     assert told == expected.get(found, [])
 

@@ -219,7 +219,7 @@ def test_the_overview_tells_each_pipeline_in_a_row(shop, open_pages):
     for part in (
         "shop",
         "healthy",
-        "16 MB held back",
+        "keeps 16 MB",
         "1 failed",
         "1 row in quarantine",
         "11 min ago",
@@ -290,7 +290,7 @@ def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
     )
     client = open_pages("viewer")
     assert (
-        "taken without a copy: it lacks rows of the source"
+        "no initial copy: earlier rows of the source are missing"
         in client.get("/p/shop/table/public.orders").text
     )
     assert re.search(
@@ -557,7 +557,7 @@ def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedu
     text = client.get("/").text
     assert "run setup, then the initial sync" in text
     assert "its lake can&#39;t be read from here" in text
-    assert "16 MB held back" in text
+    assert "keeps 16 MB" in text
     assert [client.get(f"/p/{name}").status_code for name in ("shop", "fresh", "broken")] == [
         200,
         200,
@@ -688,7 +688,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
         "null",
     ):
         assert part in text, part
-    assert "public.orders: other rows than the source has" in client.get("/").text
+    assert "1 table differs from the source: public.orders" in client.get("/").text
 
 
 def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
@@ -703,7 +703,7 @@ def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
     )
     append_expectation_results(shop.target.root, [later])
     client = open_pages("viewer")
-    assert "public.orders: expectations not met" in client.get("/").text
+    assert "public.orders: critical expectations failed" in client.get("/").text
     text = client.get("/p/shop/expectations").text
     assert re.search(
         r"before these runs.*public\.orders.*failed.*[\d.]+ s ago.*1 failed of 1", text, re.DOTALL
@@ -740,7 +740,7 @@ def test_nothing_is_fine_that_was_not_compared(
     client = open_pages("viewer")
     pages = [client.get(path).text for path in ("/", "/p/shop", "/p/shop/reconciliation")]
     assert all(told in text for text in (pages if found else pages[:2]))
-    assert [bool(re.search("oldest answer .*7 h 1 min ago", text)) for text in pages] == [
+    assert [bool(re.search("oldest result .*7 h 1 min ago", text)) for text in pages] == [
         bool(found)
     ] * 3
     assert ("no differences" in pages[2]) is (fine is not None)
@@ -778,7 +778,7 @@ def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
     conf = {
         "tables": ["public.orders"],
         "repair": True,
-        "reason": "asked for on the page of what differs",
+        "reason": "requested on the reconciliation page",
     }
     assert decided == [("shop_reconcile", conf, "somebody")] * 2
 
@@ -895,7 +895,7 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     quarantine.add([replace(row, status="skipped", by="Ann", reason="known")])
     page = client.get("/p/shop/quarantine").text
     assert "by Ann: known" in page
-    assert "public.orders may lack what skipped messages said" in client.get("/p/shop").text
+    assert "public.orders may miss changes of skipped messages" in client.get("/p/shop").text
     quarantine.add([replace(row, status="resolved", by="Ann", reason="compared")])
     page = client.get("/p/shop/quarantine").text
     assert "Messages that can't be read" not in page
@@ -1042,7 +1042,7 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
     elsewhere = replace(quarantined(22), status="discarded", reason="discarded at another key")
     Quarantine(shop.target.root).add([replace(elsewhere, at=later)])
     text = open_pages("viewer").get("/p/shop/quarantine").text
-    decided = text[text.index("What was decided") :]
+    decided = text[text.index("Decisions") :]
     assert "at another key" not in decided
     (cid,) = re.findall(r"<tr>(?:(?!</tr>).)*cid.*?</tr>", decided, re.DOTALL)
     assert (f"{later:%Y-%m-%d}" in cid, "and 1 more" in cid) == (False, True)
@@ -1051,7 +1051,7 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
         "retry__1",
         "and 2 more",
         "discarded",
-        "all that had landed by 0/100000",
+        "everything landed up to 0/100000",
         "fine",
     ):
         assert part in decided, part
@@ -1114,7 +1114,7 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
     ]
     monkeypatch.setattr("waldelta_airflow.views._quarantine.read_stopped", lambda *_: found)
     text = open_pages("op").get("/p/shop/quarantine").text
-    section = text[text.index('id="stopped"') : text.index("What was decided")]
+    section = text[text.index('id="stopped"') : text.index("Decisions")]
     assert re.findall(r'name="table" value="([^"]+)"', section) == ["public.a"]
     for part in (
         "amount is positive",
@@ -1128,7 +1128,7 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
         assert part in section, part
     assert 'name="table"' not in open_pages("viewer").get("/p/shop/quarantine").text
     found.clear()
-    assert "No gate holds a table back" in open_pages("op").get("/p/shop/quarantine").text
+    assert "No table is stopped" in open_pages("op").get("/p/shop/quarantine").text
 
 
 def test_a_paused_dag_is_told_beside_the_button_that_releases(shop, open_pages, dags, monkeypatch):
@@ -1138,8 +1138,8 @@ def test_a_paused_dag_is_told_beside_the_button_that_releases(shop, open_pages, 
         "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")]
     )
     text = open_pages("admin").get("/p/shop/quarantine").text
-    section = text[text.index('id="stopped"') : text.index("What was decided")]
-    assert section.index("Unpause <code>shop_quarantine</code>") < section.index("Let its changes")
+    section = text[text.index('id="stopped"') : text.index("Decisions")]
+    assert section.index("Unpause <code>shop_quarantine</code>") < section.index("Release<")
 
 
 def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
@@ -1165,7 +1165,7 @@ PAGES_WITH_BUTTONS = [
 def test_a_button_says_what_keeps_it(
     shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form
 ):
-    """A DAG that is paused, and a run that is at work: the buttons are disabled, and nobody meets a
+    """A DAG that is paused, and a run that is running: the buttons are disabled, and nobody meets a
     bare error.
     """
     client = open_pages("op")
@@ -1202,7 +1202,7 @@ def test_a_button_says_what_keeps_it(
     monkeypatch.setattr("waldelta_airflow.views._app.trigger_run", paused)
     answer = client.post(f"/p/shop/{path}", data=form, headers=OWN)
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
-    assert "nothing was asked for" in answer.text
+    assert "Nothing was triggered" in answer.text
     assert f"Unpause <code>{dag_id}</code>" in answer.text
     unpause = f"/p/shop/dags/{dag_id.removeprefix('shop_')}/unpause?to={page}"
     assert unpause in answer.text
@@ -1256,5 +1256,5 @@ def test_a_message_that_cant_be_read_is_no_row_of_its_run(write_pipeline, schedu
     )
     Quarantine(pipeline.target.root).add([message])
     text = open_pages("op").get(f"/p/shop/run/consume/{RUN_ID}").text
-    assert "Rows that came without all of their values" in text
+    assert "Rows in quarantine" in text
     assert "ab" * 8 not in text
