@@ -19,7 +19,7 @@ import waldelta.stages.apply._unreported as untold_module
 import waldelta.stages.apply.apply as apply_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume

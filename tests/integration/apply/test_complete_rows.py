@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from tests.oracles.compare import compare_target
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline

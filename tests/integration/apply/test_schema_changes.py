@@ -12,7 +12,7 @@ import pytest
 from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now

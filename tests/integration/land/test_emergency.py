@@ -21,7 +21,7 @@ from tests.support.servers.standby import (
     servers,
     there,
 )
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.errors import SlotMissing
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed

@@ -10,7 +10,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume

@@ -24,7 +24,7 @@ from tests.integration.land.test_protocol import (
     run,
 )
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of

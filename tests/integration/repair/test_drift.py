@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import load_job

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.errors import LockHeld, StateError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay

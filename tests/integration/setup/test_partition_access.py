@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.pipelines import pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed

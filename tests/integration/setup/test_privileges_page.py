@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pipelines import pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry

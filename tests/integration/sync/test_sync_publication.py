@@ -7,7 +7,7 @@ import pytest
 import waldelta.stages.sync.sync as sync_module
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.target_rows import read_target
+from tests.oracles.target_rows import read_target
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -130,8 +130,8 @@ def test_what_only_warns_is_told_behind_what_fails(book):
         (
             "failed",
             (
-                "1 table differs from the source: public.a; the latest attempt couldn't compare them"
-                " again"
+                "1 table differs from the source: public.a; the latest attempt couldn't compare"
+                " them again"
             ),
             ("reconciliation",),
         ),
@@ -336,7 +336,7 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
         Reconciliations(book.root).add([row])
     (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
     assert (told.severity, told.page) == ("warning", ("reconciliation",))
-    assert told.text.startswith("public.b, public.c, public.g: somebody else wrote to its target")
+    assert told.text.startswith("public.b, public.c, public.g: another program wrote to the target")
 
 
 CHECKED_A = replace(result(minutes(8), "night", "public.a"), version=2)
@@ -462,7 +462,7 @@ def test_a_run_that_was_killed_is_told_by_its_silence(book):
     book.ledger.append(run("r", minutes(2), "running"))
     assert read_glance(pipeline(book.root), book, minutes(30), 24).attention == ()
     (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
-    assert "nothing for 5.0 hours" in silent.text
+    assert "no update from the latest run for 5.0 hours" in silent.text
     assert silent.page == ("run", "consume", "r")
 
 

@@ -148,7 +148,7 @@ def test_without_reports_the_index_says_so(client, docs):
     checked(docs, NOON)
     next((docs / "validations" / "public.orders").iterdir()).unlink()
     (docs / ".entries" / "broken.json").write_text("{")
-    assert "no reports yet" in client.get("/docs/").text
+    assert "No reports yet" in client.get("/docs/").text
 
 
 def test_reports_are_served_without_scripts(client, listed):
