@@ -13,6 +13,8 @@ PYTEST := $(RUN) $(PYTHON) -m pytest
 ARGS ?=
 # What mypy checks, strictly; .pre-commit-config.yaml names the same.
 TYPED := include spark_jobs plugins dags
+# Whose spelling codespell checks; misspelt words that tests need are in pyproject.toml.
+SPELLED := README.md CONTRIBUTING.md CHANGELOG.md docs include spark_jobs plugins dags tests tools benchmarks
 
 .PHONY: help
 help: ## print the targets
@@ -47,10 +49,17 @@ psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's opti
 
 ##@ Checks
 .PHONY: lint
-lint: setup ## style, format and types, changing nothing
+lint: setup ## style, format, types, spelling, prose and links
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(TYPED)
+	@$(BIN)/codespell $(SPELLED)
+	@$(PYTHON) tools/prose.py
+	@NO_COLOR=1 $(BIN)/zensical build --strict
+
+.PHONY: docs
+docs: setup ## the documentation as a site, in site/: open site/index.html, or ARGS=serve
+	@$(BIN)/zensical $(or $(ARGS),build --strict)
 
 .PHONY: fmt
 fmt: setup ## format, and mend what ruff can mend

@@ -17,9 +17,9 @@ import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.job as job_module
 import waldelta.stages.apply._unreported as untold_module
 import waldelta.stages.apply.apply as apply_module
+from tests.oracles.target_rows import read_target
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.oracles.target_rows import read_target
 from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume

@@ -12,8 +12,8 @@ import pytest
 from psycopg import sql
 
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
-from tests.support.pipelines import bare_slot, pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import uri_of

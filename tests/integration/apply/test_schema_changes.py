@@ -11,8 +11,8 @@ import pytest
 
 from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import compare_target
-from tests.support.pipelines import bare_slot, pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now

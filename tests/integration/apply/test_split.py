@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import waldelta.changes.stage.split as split_module
-from tests.support.pipelines import bare_slot, pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.stages.repair.replay.replay as replay_module
+from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.oracles.target_rows import read_target
 from waldelta.errors import LockHeld
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.oracles.target_rows import read_target
 from tests.support.servers.standby import (
     SCHEMA,
     ask,
@@ -21,7 +22,6 @@ from tests.support.servers.standby import (
     servers,
     there,
 )
-from tests.oracles.target_rows import read_target
 from waldelta.errors import SlotMissing
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from psycopg.pq import TransactionStatus
 
-from tests.support.pipelines import bare_slot, pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume

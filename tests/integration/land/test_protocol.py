@@ -11,9 +11,9 @@ from itertools import count
 
 import pytest
 
+from tests.oracles.target_rows import read_target
 from tests.support.landing import land_only, told
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.oracles.target_rows import read_target
 from waldelta.errors import ConfigError
 from waldelta.jobs.maintain import run_maintain
 from waldelta.lake.ledger.records import now

@@ -23,8 +23,8 @@ from tests.integration.land.test_protocol import (
     rows,
     run,
 )
-from tests.support.pipelines import bare_slot, pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of

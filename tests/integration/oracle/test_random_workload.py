@@ -11,9 +11,9 @@ import pytest
 from tests.oracles.compare import compare_target
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.oracles.random_workload import FOLLOWED, Workload, create_tables
+from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
-from tests.oracles.target_rows import read_target
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.pipelines import pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import pipeline_file
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed

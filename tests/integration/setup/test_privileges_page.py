@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pipelines import pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry

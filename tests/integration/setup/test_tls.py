@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from demo.embedded_postgres import EmbeddedPostgres
+from tests.oracles.target_rows import read_target
 from tests.support.fixtures.postgres import INSTALLED, InstalledPostgres
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.servers.tls import Authority, tls_before
-from tests.oracles.target_rows import read_target
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.oracles.compare import compare_target
+from tests.oracles.target_rows import read_target
 from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.oracles.target_rows import read_target
 from waldelta.errors import SlotUnreadable, SyncFailed
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync

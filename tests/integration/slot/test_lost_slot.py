@@ -13,8 +13,8 @@ import pytest
 from tests.integration.setup.test_privileges_page import lose
 from tests.integration.setup.test_setup import job_for
 from tests.oracles.compare import compare_target
-from tests.support.pipelines import pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync

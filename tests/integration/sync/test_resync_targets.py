@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.stages.sync.sync as sync_module
-from tests.support.pipelines import bare_slot, pipeline_file
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync

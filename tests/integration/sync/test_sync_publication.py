@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import waldelta.stages.sync.sync as sync_module
+from tests.oracles.target_rows import read_target
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.oracles.target_rows import read_target
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -893,14 +893,14 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     page = client.get("/p/shop/quarantine").text
     for part in ("Insert", "length at byte 0", "49 3c 62 3e", "I&lt;b&gt;", 'value="skip"', ROW):
         assert part in page
-    assert f"messages that can&#39;t be read: {ROW}" in client.get("/p/shop").text
+    assert f"unreadable messages: {ROW}" in client.get("/p/shop").text
     quarantine.add([replace(row, status="skipped", by="Ann", reason="known")])
     page = client.get("/p/shop/quarantine").text
     assert "by Ann: known" in page
     assert "public.orders may miss changes of skipped messages" in client.get("/p/shop").text
     quarantine.add([replace(row, status="resolved", by="Ann", reason="compared")])
     page = client.get("/p/shop/quarantine").text
-    assert "Messages that can't be read" not in page
+    assert "Unreadable messages" not in page
     assert "settled" in page
 
 
@@ -940,7 +940,7 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
         in client.get("/p/shop/quarantine?table=public.a&reason=gone").text
     )
     assert client.get(older).text.count('name="row"') == 29
-    assert "no such rows" in client.get("/p/shop/quarantine?table=x").text
+    assert "No rows match" in client.get("/p/shop/quarantine?table=x").text
     client.post(
         "/p/shop/quarantine", data={"action": "retry", "table": "public.b & c"}, headers=OWN
     )
