@@ -58,8 +58,8 @@ lint: setup ## style, format, types, spelling, prose and links
 	@NO_COLOR=1 $(BIN)/zensical build --strict
 
 .PHONY: docs
-docs: setup ## the documentation as a site, in site/: open site/index.html, or ARGS=serve
-	@$(BIN)/zensical $(or $(ARGS),build --strict)
+docs: setup ## the documentation as a site at http://localhost:8000, with search; needs no network
+	@$(BIN)/zensical serve $(ARGS)
 
 .PHONY: fmt
 fmt: setup ## format, and mend what ruff can mend
