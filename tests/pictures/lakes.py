@@ -348,7 +348,7 @@ def _hold_payments(root: str, ledger: Ledger, rows: int) -> None:
 
 
 def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
-    remedy = "resync: makes the slot anew and mends the targets by the rows that differ"
+    remedy = "run resync: it recreates the slot and repairs the targets"
     ledger.append(
         Gap(
             trouble.first,
