@@ -1,5 +1,5 @@
-"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc, _resync and
-_maintenance.
+"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc, _resync,
+_reconcile, _quarantine and _maintenance.
 """
 
 from waldelta_airflow.dags.factory import create_dags

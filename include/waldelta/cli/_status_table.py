@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -36,7 +37,7 @@ def status_table(status: Mapping[str, Any], *, width: int | None = None) -> str:
             console.print(Text(f"\n{heading}", style="bold"))
             for line in lines:
                 console.print(Text(f"  {line}"))
-    return captured.get().rstrip() + "\n"
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
 
 
 def _facts(status: Mapping[str, Any]) -> Table:
@@ -74,7 +75,7 @@ def _cut(cut: Mapping[str, Any] | None) -> str:
 
 
 def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title=counted(len(targets), "target"), title_justify="left")
+    table = Table(title=counted(len(targets), "target"), title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("table", "status", "next", "mode"):
         table.add_column(name, overflow="fold")
     for name in ("rows copied", "in quarantine"):

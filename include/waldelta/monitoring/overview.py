@@ -198,9 +198,7 @@ def _attention(
         for line in tables
         if line.status == "behind" and line.table_name not in held
     ]:
-        yield Attention(
-            "failed", f"{names(behind)}: not up to date; changes wait", anchor="tables"
-        )
+        yield Attention("failed", f"{names(behind)}: not up to date; changes wait", anchor="tables")
     if failed := [line.table_name for line in tables if line.status == FAILED]:
         yield Attention("failed", f"{names(failed)}: the copy failed", anchor="tables")
     if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:

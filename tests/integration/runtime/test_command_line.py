@@ -113,7 +113,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     done = run(
-        [sys.executable, "-m", "spark_jobs", "status", str(path)],
+        [sys.executable, "-m", "spark_jobs", "status", "--json", str(path)],
         AIRFLOW_CONN_TEST_SOURCE=database.uri,
     )
     assert done.returncode == 0, done.stderr
@@ -161,6 +161,22 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
         [],
         0,
     )
+    assert main(["status", str(path)]) == 0
+    assert f"{job.pipeline.source.slot}: reserved" in capsys.readouterr().out
+
+
+@pytest.mark.pg
+def test_status_fails_without_a_slot(database, lake, tmp_path, capsys, caplog):
+    """The table, and the JSON, are printed before the named error."""
+    database.execute("create table t(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    path = tmp_path / "pipeline.yml"
+    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
+    for options in ([], ["--json"]):
+        assert main(["status", str(path), *options]) == 1
+        assert "missing" in capsys.readouterr().out
+        assert caplog.messages[-1].startswith("SlotMissing: slot ")
 
 
 TRACE = re.compile(

@@ -287,7 +287,7 @@ def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
 
 def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedArray:
     """Returns which values meet the rules of the source's types, with arguments as
-    ``expectation_suite`` plans them.
+    ``suite.plan`` plans them.
     """
     kwargs = planned.kwargs
     if planned.type == _IN_SET:

@@ -1,0 +1,116 @@
+"""The table that ``status`` prints, and the slots for which it fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.cli._status_table import slot_error, status_table
+from waldelta.errors import SlotLost, SlotMissing
+
+SLOT = {
+    "name": "shop_cdc",
+    "wal_status": "reserved",
+    "lag_bytes": 68_000,
+    "retained_bytes": 24 << 20,
+    "safe_wal_size": 8 << 30,
+    "warnings": [],
+}
+TARGET = {
+    "action": "apply",
+    "status": "synced",
+    "mode": "mirror",
+    "copy_skipped": False,
+    "generation": 1,
+    "rows_copied": 1_200,
+    "reason": None,
+    "quarantined": 0,
+    "external_commits": [],
+    "drift": [],
+}
+
+
+def status(**changed):
+    """The status of a healthy pipeline, with these keys changed."""
+    return {
+        "pipeline": "shop",
+        "slot": SLOT,
+        "gaps": [],
+        "unpublished": [],
+        "unreadable_partitions": [],
+        "unread_messages": [],
+        "targets": {"public.orders": TARGET},
+        "last_cut": {"batch": 7, "at": "2026-01-01T00:00:00+00:00", "end_lsn": 1},
+        "last_run": {"run_id": "r1", "verb": "consume", "status": "succeeded", "at": "2026-01-01"},
+    } | changed
+
+
+def test_a_healthy_pipeline_is_a_few_lines():
+    """Slot, last run, last cut and one line for each target; no findings."""
+    text = status_table(status(), width=120)
+    assert "shop_cdc: reserved, unread WAL 66 kB, keeps 24 MB of WAL" in text
+    assert "8 GB left before PostgreSQL may drop it" in text
+    assert "r1 (consume): succeeded" in text
+    assert "batch 7, 2026-01-01" in text
+    (line,) = [line for line in text.splitlines() if "public.orders" in line]
+    assert [word for word in line.split() if word[0].isalnum()] == [
+        "public.orders", "synced", "apply", "mirror", "1,200", "0"
+    ]  # fmt: skip
+    assert "Data gaps" not in text
+
+
+FINDINGS = {
+    "a data gap": (
+        {
+            "gaps": [
+                {"from_lsn": "0/1", "to_lsn": None, "cause": "SlotLost", "remedy": "run resync"}
+            ]
+        },
+        "Data gaps\n  0/1..?: SlotLost: run resync",
+    ),
+    "a warning of the slot": (
+        {"slot": SLOT | {"warnings": ["slot shop_cdc keeps 9 GB of WAL"]}},
+        "Slot\n  slot shop_cdc keeps 9 GB of WAL",
+    ),
+    "a table that isn't published": (
+        {"unpublished": ["public.b"]},
+        "In the pipeline file, but not published\n  public.b",
+    ),
+    "a message that can't be read": (
+        {"unread_messages": [{"id": "0123456789abcdef"}]},
+        "Unreadable messages\n  0123456789abcdef",
+    ),
+    "another program's commit": (
+        {"targets": {"public.orders": TARGET | {"external_commits": ["version 3: DELETE"]}}},
+        "Commits of other programs\n  public.orders: version 3: DELETE",
+    ),
+    "drift": (
+        {"targets": {"public.orders": TARGET | {"drift": ["1 partition added"]}}},
+        "Publication drift\n  public.orders: 1 partition added",
+    ),
+    "a pipeline that never ran": (
+        {"last_run": None, "last_cut": None, "targets": {}},
+        "none yet",
+    ),
+}
+
+
+@pytest.mark.parametrize("changed, shown", FINDINGS.values(), ids=FINDINGS)
+def test_what_needs_attention_has_a_heading(changed, shown):
+    assert shown in status_table(status(**changed), width=120)
+
+
+MISSING = {"name": "shop_cdc", "wal_status": "missing", "warnings": []}
+SLOTS = {
+    "missing": (MISSING, SlotMissing),
+    "lost": (SLOT | {"wal_status": "lost"}, SlotLost),
+    "reserved": (SLOT, None),
+    "unreserved": (SLOT | {"wal_status": "unreserved"}, None),
+}
+
+
+@pytest.mark.parametrize("slot, kind", SLOTS.values(), ids=SLOTS)
+def test_status_fails_for_a_slot_that_is_missing_or_lost(slot, kind):
+    """The table is printed all the same."""
+    error = slot_error(status(slot=slot))
+    assert type(error) is (kind or type(None))
+    assert f"shop_cdc: {slot['wal_status']}" in status_table(status(slot=slot), width=120)
