@@ -439,7 +439,7 @@ def discarded_since(
 
 
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
-    """Returns the rows with the values that were read, and with nothing marked as unchanged."""
+    """Returns the rows with the source's values in place of those marked as unchanged."""
     raws = [dict(raw or []) for raw in rows["raw"].to_pylist()]
     for i in plan.decode.shape.toastable:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]

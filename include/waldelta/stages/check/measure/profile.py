@@ -62,7 +62,7 @@ def profile_in_driver(table: DeltaTable, columns: Sequence[tuple[str, bool]]) ->
 
 
 def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Measured:
-    """Returns a mirror's profile from all its values, with the memory of a few batches.
+    """Returns a mirror's profile from its values, with a few batches in memory at a time.
 
     Raises what delta-rs and Arrow raise.
     """
