@@ -167,9 +167,7 @@ class Chains:
         self.is_last[:-1] = self.is_first[1:]
 
     def _parents(self) -> Ints:
-        """Return, for each event, the event that left the row it changes, or the Root where its chain
-        starts.
-        """
+        """Return, for each event, the event that left the row it changes, or the chain's Root."""
         before = np.full(len(self.touch_event), -1, np.int64)
         before[1:] = self.touch_event[:-1]
         before[self.is_first] = -1

@@ -83,7 +83,7 @@ class ReplicatedTarget:
 
     @property
     def is_unread(self) -> bool:
-        """Whether it is unknown which rows it takes, because a session keeps a source table locked."""
+        """Whether its rows are unknown, because a session keeps a source table locked."""
         return self.mapping.unread or self.table.unread
 
     @property
