@@ -157,7 +157,7 @@ def check_health(
     if slot is None:
         raise SlotMissing(
             f"slot {name!r} does not exist{f' on the standby {standby}' if standby else ''}: run"
-            " resync; if it was never made, run setup, then the initial sync"
+            " resync; if it was never created, run setup, then the initial sync"
         )
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
