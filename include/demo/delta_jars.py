@@ -45,7 +45,7 @@ def fetch(cache: Path = CACHE) -> Path:
         for found in sorted((cache / "ivy/jars").glob(f"{pattern}.jar")):
             shutil.copy2(found, jars / found.name)
     if not _complete(jars, delta):
-        raise RuntimeError(f"Ivy did not bring Delta {delta}'s jars into {cache / 'ivy/jars'}")
+        raise RuntimeError(f"Ivy did not download Delta {delta}'s jars to {cache / 'ivy/jars'}")
     return jars
 
 

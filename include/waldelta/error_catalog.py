@@ -171,8 +171,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             " The run tried smaller read windows first.",
             "",
             "change the setting that the message names",
-            "the server can't hold what reading slot 'shop_cdc' gives (temporary file size exceeds"
-            " temp_file_limit (1048576kB)): …",
+            "the server has no room for the result of reading slot 'shop_cdc' (temporary file size"
+            " exceeds temp_file_limit (1048576kB)): …",
         ),
         "SourceDiskFull": ErrorEntry(
             "A disk of the server is full, and reading the slot needs space on it.",
@@ -192,27 +192,27 @@ ERROR_CATALOG: Final = MappingProxyType(
             "Another program consumed or recreated the slot, or the change log lost batches.",
             "",
             "find out which program did it, then run resync (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc' stands at 0/5B000000, beyond 0/5A000028, …",
+            "slot 'shop_cdc' is at 0/5B000000, beyond 0/5A000028, …",
         ),
         "SlotStuck": ErrorEntry(
             "The slot did not move after a run acknowledged its changes.",
             "",
             "look at pg_replication_slots and at the server's log",
-            "slot 'shop_cdc' should have moved to 0/5B000000 but stands at 0/5A000028: …",
+            "slot 'shop_cdc' should have moved to 0/5B000000 but is at 0/5A000028: …",
         ),
         "SlotCritical": ErrorEntry(
             "The slot keeps too much WAL, or is lost soon. Only notifiers receive this error; no"
             " run fails.",
             "",
             "follow the message at once: later only a resync helps (docs/how-to/emergency.md)",
-            "slot 'shop_cdc' holds back more WAL than max_slot_wal_keep_size …",
+            "slot 'shop_cdc' keeps more WAL than max_slot_wal_keep_size allows …",
         ),
         "StandbyAway": ErrorEntry(
             "The standby that has the slot, or that must receive a failover slot's changes first,"
             " isn't connected or lacks WAL.",
             "",
             "start the standby, let it catch up, or remove it from synchronized_standby_slots",
-            "slot 'shop_cdc' gives no changes up to 0/5B000000 before the standbys of …",
+            "slot 'shop_cdc' returns no changes up to 0/5B000000 before the standbys of …",
         ),
         "SourceChanged": ErrorEntry(
             "The connection leads to another server, to one restored to an earlier state, or to a"
@@ -256,7 +256,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A newer run committed first, or other writers keep committing to a target.",
             "",
             "nothing",
-            "public.orders: another run applied changes to it meanwhile: run again",
+            "public.orders: another run applied changes to it at the same time: run again",
         ),
         "ApplyError": ErrorEntry(
             "Changes can't be merged into a target, or a key value doesn't fit its type in the"
@@ -299,7 +299,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "Committed work stays.",
             "nothing, if the stage was slow: the next run continues; otherwise find what it waited"
             " for, or raise the limit",
-            "apply was ended after 60 minutes; what it committed stays, …",
+            "Airflow ended apply after 60 minutes; what it committed stays, …",
         ),
         "QualityFailed": ErrorEntry(
             "Critical expectations failed after the merge, or a gate stopped a table before it.",

@@ -77,12 +77,12 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
         what = "; ".join(dict.fromkeys(found.text for found in owners))
         # If one part can't be granted, granting the others doesn't let the role run setup.
         own_it = (
-            f"\nor, where this role is to set up by itself:\n{_listed(role, owners)}"
+            f"\nor, to let this role run setup itself:\n{_listed(role, owners)}"
             if all(found.needs for found in owners)
             else ""
         )
         parts.append(
-            f"role {role} can't set up what is to be changed ({what}): let the owner, or a DBA, run"
+            f"role {role} may not make the planned changes ({what}): let the owner, or a DBA, run"
             f" the SQL that setup --sql prints{own_it}"
         )
     return [*rest, Finding("problem", "\n".join(parts), "privilege" if own else "ownership")]

@@ -41,7 +41,7 @@ def receive_request(asker: socket.socket, timeout_s: float) -> tuple[dict[str, A
     head, files, _, _ = socket.recv_fds(asker, _LENGTH.size, 1)
     try:
         if len(head) != _LENGTH.size or len(files) != 1:
-            raise ValueError("it has no length, or nothing that takes the output")
+            raise ValueError("it has no length, or no file for the output")
         os.set_inheritable(files[0], False)
         (left,), parts = _LENGTH.unpack(head), []
         _check_length(left)
@@ -49,7 +49,7 @@ def receive_request(asker: socket.socket, timeout_s: float) -> tuple[dict[str, A
             asker.settimeout(max(deadline - time.monotonic(), 0.001))
             part = asker.recv(min(left, 1 << 16))
             if not part:
-                raise ValueError("it is cut off")
+                raise ValueError("it is incomplete")
             parts.append(part)
             left -= len(part)
         return json.loads(b"".join(parts)), files[0]
@@ -75,5 +75,5 @@ def other_end(connection: socket.socket) -> int | None:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     if uid != os.getuid():
-        raise PermissionError("who is at the other end is another user")
+        raise PermissionError("the process at the other end belongs to another user")
     return int(pid)

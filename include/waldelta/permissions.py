@@ -33,7 +33,7 @@ def lake_umask() -> int:
     if mask is None or mask & 0o700:
         raise ConfigError(
             f"environment variable {UMASK_VARIABLE} is {text!r}: set it to a umask in octal that"
-            " takes nothing from the owner, 027 for files that their group may read, or remove it"
+            " keeps the owner's permissions (027 lets the group read files), or remove it"
         )
     return mask
 

@@ -42,7 +42,8 @@ def _source_variable(conn_id: str) -> dict[str, str]:
     connection = hook.get_connection(conn_id)
     if connection.conn_type not in ("postgres", "postgresql"):
         raise ConfigError(
-            f"connection {conn_id!r} has type {connection.conn_type!r}: a source's type is postgres"
+            f"connection {conn_id!r} has type {connection.conn_type!r}: choose a connection of"
+            " type postgres for the source"
         )
     if connection.extra_dejson.get("iam"):
         connection.login, connection.password, connection.port = hook.get_iam_token(connection)

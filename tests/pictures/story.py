@@ -121,8 +121,8 @@ def today(hour: int, minute: int = 0) -> datetime:
 _AWAY = SourceUnreachable('connection to server at "orders-db", port 5432 failed: timeout expired')
 _RETYPED = SchemaChanged(
     "public.plans: column 'amount' changed its type; its changes wait in the change log: sync this"
-    " table again (initial sync with tables=public.plans), or let it follow by itself with"
-    " schema_changes: evolve"
+    " table again (initial sync with tables=public.plans), or let runs follow such changes"
+    " with schema_changes: evolve"
 )
 _LOST = SlotLost(
     "slot 'inventory_cdc' is lost (wal_removed): changes since <landed> are gone; run resync, and"

@@ -56,9 +56,8 @@ def _port_on_ipv6(port: int) -> Iterator[Sequence[int]]:
         except OSError as err:
             if err.errno == errno.EADDRINUSE:
                 raise StackError(
-                    f"port {port} of [::1] is another process's, which clients of {HOST} would"
-                    " reach in the place of the Spark Connect server: start again, with other"
-                    " ports"
+                    f"another process uses port {port} of [::1], and clients of {HOST} would reach"
+                    " it instead of the Spark Connect server: start again, with other ports"
                 ) from err
             yield ()  # This machine has no ::1.
         else:

@@ -106,8 +106,8 @@ class DeltaLog:
         entry = folder / "_delta_log" / _entry_name(version) if folder is not None else None
         if entry is not None and not entry.is_file() and os.path.lexists(entry):
             raise StateError(
-                f"{self.uri}: its log's entry {entry.name} is no regular file: find out who made"
-                " it, and remove it"
+                f"{self.uri}: its log entry {entry.name} is not a regular file: find out which"
+                " program created it, and remove it"
             )
 
     def behind(self, version: int) -> Iterator[Commit]:

@@ -108,11 +108,12 @@ def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str
     for uri in found:
         if uri == mark:
             continue
-        log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
+        log.warning("table=%s removing staged files of another run: %s", table_name, uri)
         if not remove_folder(uri):
             error = TargetNotWritable(
                 f"{table_name}: {uri} can't be removed, and a late statement of another run could"
-                " still apply it: make it removable, or remove it; the next run goes on"
+                " still apply it: give the user that runs the job permission to remove it, or"
+                " remove it yourself; the next run continues"
             )
             error.retryable = True  # Nothing was read for it yet, and a store may answer again.
             raise error

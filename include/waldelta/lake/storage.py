@@ -320,8 +320,8 @@ def why_not_writable(root: str) -> str | None:
 
 def _not_writable(root: str, err: OSError) -> str:
     return (
-        f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever"
-        " runs the job"
+        f"{root} can't be written ({err.strerror}): check target.root and the permissions of the"
+        " user that runs the job"
     )
 
 
@@ -332,7 +332,8 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
     """
     if part == 0 and not remove_folder(folder):
         raise TargetNotWritable(
-            f"{folder} can't be removed, and what it holds would be read along: see the log for why"
+            f"{folder} can't be removed, and its old files would be read together with the new"
+            " ones: see the log for the reason"
         )
     files, path = _file_system(folder)
     files.create_dir(path)
@@ -449,7 +450,11 @@ def remove_empty_log(uri: str) -> None:
     # A checkpoint alone is a complete table, too.
     if any(_VERSIONED.match(path.name) or path.name == _HINT for path in left):
         return
-    log.warning("%s: its making was broken off, and it has no commit: it is made anew", uri)
+    log.warning(
+        "%s: a run was interrupted while it created the table, which has no commit: creating it"
+        " again",
+        uri,
+    )
     # Another run that creates the table right now may have committed; then the folder isn't empty,
     # and stays.
     with suppress(OSError):

@@ -12,21 +12,23 @@ from waldelta.errors import TargetNotWritable
 # pyarrow and Python do.
 _NUMBER = re.compile(r"(?:\bos error |\berrno |\bOs \{ code: )(\d+)", re.IGNORECASE)
 _REMEDIES = {
-    (errno.ENOSPC,): "make space there (bytes, or inodes)",
-    (errno.EDQUOT,): "make space there, or raise the quota of whoever runs {who}",
-    (errno.EFBIG,): "raise the limit on the size of files (ulimit -f) of whoever runs {who}",
+    (errno.ENOSPC,): "free space there (bytes, or inodes)",
+    (errno.EDQUOT,): "free space there, or raise the quota of the user that runs {who}",
+    (errno.EFBIG,): "raise the limit on the size of files (ulimit -f) of the user that runs {who}",
     (
         errno.EACCES,
         errno.EPERM,
-    ): "give whoever runs {who} the right to write there, or correct target.root",
+    ): "give the user that runs {who} write permission there, or correct target.root",
     (errno.EROFS,): "mount it for writing, or correct target.root",
     (
         errno.ENOTDIR,
         errno.EISDIR,
         errno.EEXIST,
     ): "remove the file that is in the way, or correct target.root",
-    (errno.EMFILE, errno.ENFILE): "raise the limit on open files (ulimit -n) of whoever runs {who}",
-    (errno.EIO, errno.ESTALE): "see to the disk, or to the mount: the kernel's log says more",
+    (errno.EMFILE, errno.ENFILE): (
+        "raise the limit on open files (ulimit -n) of the user that runs {who}"
+    ),
+    (errno.EIO, errno.ESTALE): "check the disk, or the mount: the kernel's log has details",
 }
 # Java prints these texts of such an error, without its number.
 _WORDS = {os.strerror(number): number for numbers in _REMEDIES for number in numbers}
@@ -49,11 +51,11 @@ _ANSWERS = (
     (
         _REFUSED,
         (
-            "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and what they may"
-            " do with target.root"
+            "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and their"
+            " permissions for target.root"
         ),
     ),
-    (_ABSENT, "make the bucket or container, or correct target.root"),
+    (_ABSENT, "create the bucket or container, or correct target.root"),
 )
 # How delta-rs lays out a chain of causes; and the part of an address that may be a signature.
 _LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -130,4 +132,4 @@ def _remedy(err: Exception, said: str) -> tuple[str, bool]:
             return remedy, False
     if _NO_ANSWER.search(said):
         return "the store doesn't answer: check its address and the network, and run again", True
-    return "check target.root and the rights of whoever runs {who}", True
+    return "check target.root and the permissions of the user that runs {who}", True

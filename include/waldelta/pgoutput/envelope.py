@@ -328,8 +328,8 @@ class Envelope:
             opener,
             "transaction",
             0,
-            f"message {self.given - 1} of this call is the last, and no message closes it; the slot"
-            " keeps it",
+            f"no message closes it: message {self.given - 1} is the last of this call; the slot"
+            " keeps the transaction",
         )
         error.unread = self._last
         raise error
@@ -396,7 +396,8 @@ class Envelope:
         first = part.messages.at(row)[:1].decode("latin-1")
         later = next((v for v, kinds in KINDS_BY_VERSION.items() if first and first in kinds), None)
         detail = (
-            f"{first!r} belongs to protocol version {later}, {self.version} was asked for"
+            f"{first!r} belongs to protocol version {later}, but version {self.version} was"
+            " requested"
             if later
             else f"unknown kind {first!r}"
         )

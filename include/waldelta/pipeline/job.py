@@ -68,8 +68,8 @@ class Job:
             return self.conninfo
         if not self.read_conninfo:
             raise ConfigError(
-                f"connection {self.pipeline.source.read_from!r} (source.read_from) wasn't handed to"
-                " this run"
+                f"connection {self.pipeline.source.read_from!r} (source.read_from) wasn't passed"
+                " to this run"
             )
         return self.read_conninfo
 

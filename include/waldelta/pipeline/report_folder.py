@@ -69,7 +69,7 @@ def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:
         return
     if folder is None:
         yield warning(
-            f"checks make no Data Docs: pages can't be written to {pipeline.target.root}; their"
-            " results stand in _waldelta/expectations, and Airflow's UI shows them. For pages set"
-            " quality.data_docs to a local folder"
+            f"checks write no Data Docs, because pages can't be written to {pipeline.target.root};"
+            " the results are in _waldelta/expectations, and Airflow's UI shows them. For pages"
+            " set quality.data_docs to a local folder"
         )

@@ -48,9 +48,9 @@ def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
         other for other, event in last.items() if other != slot and event != "dropped"
     ):
         raise StateError(
-            f"this lake is fed by slot {strangers[0]!r} already, and two slots in one lake would"
-            " apply changes twice: give each pipeline a target.root of its own, or tear the other"
-            " one down first"
+            f"slot {strangers[0]!r} already replicates into this lake, and two slots in one lake"
+            " would apply changes twice: give each pipeline its own target.root, or run teardown"
+            " for the other one first"
         )
     lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
     if not lives or lives[-1].event == "dropped":

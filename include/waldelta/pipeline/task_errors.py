@@ -21,10 +21,10 @@ DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
 _JVM_ENDED = (
     "Spark's Java process (JVM) ended during the run: what was committed stays, and the next run"
-    " goes on from there. Most often the machine or the container had no memory left and the"
+    " continues from there. Most often the machine or the container had no memory left and the"
     " kernel killed the process (dmesg, or the container's events, say so): give it more memory,"
-    f" or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; a hs_err_pid*.log in the working"
-    " folder says of a crash of Java what it was"
+    f" or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; if Java itself crashed,"
+    " hs_err_pid*.log in the working folder has the cause"
 )
 # Java has a ConcurrentModificationException, too; that one is a defect, not a conflict.
 _CONFLICT = re.compile(
@@ -113,7 +113,7 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
         return named
     if is_conflict(err):
         return errors.LateWriter(
-            f"{table}: somebody else committed to the target meanwhile: run again"
+            f"{table}: another writer committed to the target at the same time: run again"
         )
     if (refused := storage_refusal(str(err))) is not None:
         return not_writable_by_spark(f"{table}: its target", err, first_line(err), refused)

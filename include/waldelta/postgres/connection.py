@@ -146,8 +146,8 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
         ) from None
     if unknown := sorted(k for k in fields if k.startswith(_PROTECTS) and k not in _LIBPQ_EXTRAS):
         raise ConfigError(
-            f"{variable}: the extra's {', '.join(unknown)} is no parameter of libpq"
-            f" {_libpq_version()}, so that it would protect nothing: correct its name, or remove it"
+            f"{variable}: the extra sets {', '.join(unknown)}, which libpq {_libpq_version()} does"
+            " not know, so it would protect nothing: correct its name, or remove it"
         )
     return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
 
@@ -422,7 +422,7 @@ _PASSING = ("53", "57")
 _ConnectError = SourceError | ConfigError
 
 _POOLED = (
-    "a connection pooler answers instead of the server, whose sessions aren't whole: point the"
+    "a connection pooler answers instead of the server and doesn't keep sessions: point the"
     " connection at PostgreSQL itself"
 )
 # libpq's or the server's message, the error for it, and the remedy; the first match counts.
@@ -433,15 +433,15 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
         SourceUnreachable,
         (
             "the server has no connection left for user {user!r} ({reason}): end idle ones, or"
-            " raise max_connections, or the limit named"
+            " raise max_connections, or the limit that the message names"
         ),
     ),
     (
         r"the database system is",
         SourceUnreachable,
         (
-            "the server takes no connections now ({reason}): wait until it is up; its log says how"
-            " far it is"
+            "the server takes no connections now ({reason}): wait until it is up; its log shows"
+            " the progress"
         ),
     ),
     (
@@ -475,8 +475,8 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
         r"certificate verify failed|server certificate for",
         ConfigError,
         (
-            "the server's certificate isn't trusted ({reason}): let the extra's sslrootcert name"
-            " the authority that signed it"
+            "the server's certificate isn't trusted ({reason}): set sslrootcert in the"
+            " connection's extra to the authority that signed it"
         ),
     ),
     (
@@ -486,8 +486,8 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
         ),
         ConfigError,
         (
-            "the server doesn't accept the client certificate ({reason}): name one that it trusts"
-            " in the extra's sslcert, sslkey"
+            "the server doesn't accept the client certificate ({reason}): set sslcert and sslkey"
+            " in the connection's extra to one that it trusts"
         ),
     ),
     (
@@ -499,8 +499,8 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
         r"no pg_hba\.conf entry|pg_hba\.conf rejects",
         AuthenticationFailed,
         (
-            "its pg_hba.conf doesn't let user {user!r} in from here ({reason}): add a line, or, for"
-            " hostssl, the extra's sslmode"
+            "its pg_hba.conf doesn't let user {user!r} in from here ({reason}): add a line there"
+            " or, for a hostssl line, set sslmode in the connection's extra"
         ),
     ),
     (
@@ -536,8 +536,8 @@ def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
     sqlstate = getattr(err, "sqlstate", None)
     if sqlstate is not None and not sqlstate.startswith(_CONNECTION_LOST):
         refused = SourceError(
-            f"{where} refused a query that every connection begins with ({reason}): see what the"
-            " server's log says of it"
+            f"{where} refused a query that every connection begins with ({reason}): the server's"
+            " log has details"
         )
         refused.retryable = sqlstate.startswith(_PASSING)
         return refused

@@ -64,10 +64,9 @@ class LockedTables:
     def busy(self, table: str) -> TableBusy:
         """Return the error for a target that can't be judged without reading one of them."""
         return TableBusy(
-            f"{table} can't be read, nor which of its rows are published, since somebody keeps it,"
-            " or a table above it, locked; it was left as it is, and what has landed for it waits."
-            f" Locks that stand in the way:\n{self.holders}\nthe first run after they end brings"
-            " it up"
+            f"{table} can't be read, nor its row filter, because another session locks it, or a"
+            " table above it; the target is unchanged, and landed changes wait. Blocking"
+            f" sessions:\n{self.holders}\nthe first run after they end applies the changes"
         )
 
 
@@ -93,9 +92,9 @@ def read_around(
             found = read_locked_tables(connection)
             locked = LockedTables(locked.relations | found.relations, found.holders)
     raise TableBusy(
-        f"one published table after the other couldn't be read for {seconds:g} s each; nothing was"
-        f" changed, and what has landed waits. Locks that stand in the way:\n{locked.holders}\nwait"
-        " until they end, and run again"
+        f"published tables stayed locked, one after the other, for {seconds:g} s each; nothing was"
+        f" changed, and landed changes wait. Blocking sessions:\n{locked.holders}\nwait until they"
+        " end, and run again"
     )
 
 

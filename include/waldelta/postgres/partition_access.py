@@ -84,8 +84,8 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
     ]
     listed = "\n".join(f"    {line}" for line in statements(role, needs))
     return (
-        f"role {role} may not read partition {named} by itself, so {reads}; to grant it"
-        f" these, and those that their owner adds:\n{listed}"
+        f"role {role} may not read partition {named} directly, so {reads}; to grant it these, and"
+        f" future partitions of their owner:\n{listed}"
     )
 
 

@@ -46,8 +46,7 @@ _NO_IDENTITY = (
 )
 _SHRUNKEN_IDENTITY = (
     "the publication's row filter uses columns outside of the table's replica identity, or its"
-    " column list doesn't have all of that: make the replica identity fit, or change the filter or"
-    " list"
+    " column list lacks some of these: extend the replica identity, or change the filter or list"
 )
 
 _UNPUBLISHED_IDENTITY = (

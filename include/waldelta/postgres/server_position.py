@@ -106,9 +106,9 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
     """Read a primary's position; raises NotPrimary on a standby."""
     if is_standby(connection):
         raise NotPrimary(
-            f"{describe_server(connection)} is a standby, where no copy is taken, and no slot"
-            " consumed but by source.read_from: point the connection at the primary, or promote"
-            " this server (docs/how-to/failover.md)"
+            f"{describe_server(connection)} is a standby, but copies need the primary, and a"
+            " standby's slot is read only by source.read_from: point the connection at the"
+            " primary, or promote this server (docs/how-to/failover.md)"
         )
     return _read(connection, None)
 
@@ -120,8 +120,8 @@ def read_standby_position(connection: psycopg.Connection[Any], timeline: int) ->
     if not is_standby(connection):
         raise NotStandby(
             f"source.read_from leads to {describe_server(connection)}, which is no standby, or was"
-            " promoted: let it lead to a standby of conn_id's server, or take it out; then run"
-            " resync (docs/how-to/read-from-a-standby.md)"
+            " promoted: point it at a standby of conn_id's server, or remove it; then run resync"
+            " (docs/how-to/read-from-a-standby.md)"
         )
     return _read(connection, timeline)
 
@@ -137,5 +137,5 @@ def _read(connection: psycopg.Connection[Any], timeline: int | None) -> ServerPo
         "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
     ).fetchone()
     if row is None or xid is None:
-        raise SourceError("the server didn't say where it stands")
+        raise SourceError("the server returned no WAL position")
     return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid[0], row[3], row[4])

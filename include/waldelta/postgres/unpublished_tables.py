@@ -52,10 +52,11 @@ def unpublished(connection: psycopg.Connection[Any], source: Source) -> list[str
 def not_published(tables: Sequence[str]) -> str:
     """Return the warning about them."""
     return (
-        f"in the pipeline file, but not in its publication: {', '.join(tables)}; what changes there"
-        " is sent to nobody, and the targets stay as they are. Were they never set up, or dropped,"
-        " renamed or taken out by somebody, or by DROP COLUMN … CASCADE? Run setup, then the"
-        " initial sync with these tables, or take them out of the file"
+        f"in the pipeline file, but not in its publication: {', '.join(tables)}; PostgreSQL sends"
+        " none of their changes, and the targets stay as they are. Either setup never ran for"
+        " them, or they were dropped, renamed, or removed from the publication (also by DROP"
+        " COLUMN … CASCADE): run setup, then the initial sync with these tables, or remove them"
+        " from the file"
     )
 
 

@@ -67,7 +67,7 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
     if not found:
         return SourceError(
             f"{where}: look for it in constraints, defaults and comments of the published tables,"
-            " and write it in other letters"
+            " and replace it there"
         )
     objects = first_of([f'{kind} "{_shown(name)}" (oid {oid})' for kind, oid, name in found])
     it = "it" if len(found) == 1 else "those that published tables need"

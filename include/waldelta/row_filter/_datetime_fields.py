@@ -27,5 +27,5 @@ def check_moment(typed: Typed) -> str | None:
     if typed.key == "date_trunc" and typed.arguments[0].value not in DATETIME_UNITS:
         return f"date_trunc to {typed.arguments[0].value!r}"
     if typed.key in ("extract", "date_part", "date_trunc") and not typed.arguments[0].is_constant:
-        return "a field of a date that isn't a constant"
+        return "a date field whose name isn't a constant"
     return None

@@ -170,7 +170,9 @@ class Operands(ABC):
         if text is None:
             return Typed("constant", target, value=None, start=node.start)
         if (texts := array_elements(text)) is None:
-            raise self.refused(node, "an array of more than one dimension, or not counted from 1")
+            raise self.refused(
+                node, "an array with more than one dimension, or whose index doesn't start at 1"
+            )
         return self.array(
             node, [self.constant(node, element, each) for each in texts], element.name
         )

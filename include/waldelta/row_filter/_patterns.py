@@ -117,7 +117,7 @@ class _Regex:
 
     def take(self) -> str:
         if not self.rest:
-            self.refuse("an end in its midst")
+            self.refuse("an unfinished bracket, group or escape")
         taken, self.rest = self.rest[0], self.rest[1:]
         return taken
 
@@ -230,7 +230,7 @@ class _Regex:
             self.refuse("a range that ends in a class")
         last = self.bracket_character()
         if len(last) > 1 or last < first:
-            self.refuse("a range that doesn't go up")
+            self.refuse("a range whose end is before its start")
         return f"{_literal(first)}-{_literal(last)}"
 
     def bracket_character(self) -> str:

@@ -85,7 +85,7 @@ class _Resolver(Operands):
         collation = _NAMED_COLLATIONS.get(node.collation)
         if collation is None or not self.filter.is_utf8:
             raise self.refused(
-                node, f"the collation {node.collation}, whose rules are not certain here"
+                node, f"the collation {node.collation}, which Spark can't reproduce exactly"
             )
         return replace(operand, collation=collation, strength=2)
 
@@ -288,7 +288,7 @@ class _Resolver(Operands):
             return self.any_of_column(node, operand, array)
         if any(not (e.is_constant or e.key == "column") for e in array.arguments):
             # PostgreSQL computes all elements first, and may fail where Spark stops early.
-            raise self.refused(node.array, "a list of more than constants and columns")
+            raise self.refused(node.array, "a list that contains more than constants and columns")
         compared = [
             self.found(node, node.operator, [operand, element]) for element in array.arguments
         ]

@@ -29,7 +29,7 @@ _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floo
 # LIKE and regular expressions interpret their pattern for each row.
 _PATTERNS = frozenset({"~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"})
 _LIKE = frozenset({"~~", "!~~", "~~*", "!~~*"})
-_UNKNOWN = "a part that isn't known here"
+_UNKNOWN = "a part that can't be analysed"
 _SAFE_OPERATORS = frozenset(
     {
         "=",

@@ -123,8 +123,8 @@ def _get_verified(
         except psycopg.Error as err:
             raise ConsumeMismatch(
                 f"{differs}; the copy of the slot that holds these changes could not be kept"
-                f" ({err}): reconcile tells what differs from the source; teardown, setup and"
-                " resync start afresh"
+                f" ({err}): reconcile reports what differs from the source; to start over, run"
+                " teardown, setup and resync"
             ) from err
         raise ConsumeMismatch(
             f"{differs}; the slot {kept!r} still holds these changes: compare them with the change"
@@ -161,8 +161,8 @@ def _check_kept(session: Connection, kept: _Kept) -> None:
     )
     if session.execute(query, (kept.name, kept.pid)).fetchone() is None:
         raise SourceUnreachable(
-            f"the session that holds {kept.name!r}, the way back, was lost before anything was"
-            " consumed: the changes are landed; run again"
+            f"the session that holds the slot copy {kept.name!r} was lost before anything was"
+            " consumed: the changes have landed; run again"
         )
 
 
@@ -172,9 +172,7 @@ def _check_alone(connection: Connection, move: SlotMove) -> None:
     A read after that move returns nothing, which isn't a mismatch.
     """
     if confirmed_lsn(connection, move.slot).value >= move.lsn:
-        raise LateWriter(
-            f"slot {move.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again"
-        )
+        raise LateWriter(f"another run has moved slot {move.slot!r} to {Lsn(move.lsn)}: run again")
 
 
 def _get_in_binary(
@@ -196,7 +194,8 @@ def _get_in_binary(
             if not is_refused(err):
                 raise
             log.info(
-                "slot=%s is counted by the texts of its values: %s",
+                "slot=%s reading values as text, because PostgreSQL can't send them in binary"
+                " format: %s",
                 source.slot,
                 err.diag.message_primary,
             )
@@ -210,8 +209,9 @@ def check_no_mismatch(connection: Connection, slot: str) -> None:
     """
     if (kept := kept_copy(connection, slot)) is not None:
         raise ConsumeMismatch(
-            f"the slot {kept!r} is left from a mismatch and holds WAL: compare its changes with the"
-            f" change log, then drop it with select pg_drop_replication_slot('{kept}')"
+            f"the slot copy {kept!r} of an earlier mismatch still exists and keeps WAL: compare"
+            " its changes with the change log, then drop it with select"
+            f" pg_drop_replication_slot('{kept}')"
         )
 
 
@@ -234,9 +234,9 @@ def _copy_slot(connection: Connection, slot: str) -> str:
     leftover = connection.execute(_HOLDER, (name,)).fetchone()
     if leftover is not None:
         raise SlotInUse(
-            f"a slot {name!r} is there already ({leftover[0]}), which this run would make to keep a"
-            " way back; nothing was consumed, the changes are landed: end its session, or drop it"
-            f" (select pg_drop_replication_slot('{name}'))"
+            f"a slot {name!r} already exists ({leftover[0]}), and this run needs that name for its"
+            " slot copy; nothing was consumed, the changes have landed: end its session, or drop"
+            f" it (select pg_drop_replication_slot('{name}'))"
         )
     # After a mismatch the copy is copied again, permanently. Without a free slot for that, nothing
     # would be left of the changes.
@@ -246,9 +246,9 @@ def _copy_slot(connection: Connection, slot: str) -> str:
     )
     if connection.execute(free).fetchone() != (True,):
         raise NoFreeSlot(
-            f"two free replication slots are needed to consume slot {slot!r}, for a copy that keeps"
-            " a way back and for keeping it after a mismatch: drop unused slots, or raise"
-            " max_replication_slots; nothing was consumed, the changes are landed"
+            f"two free replication slots are needed to consume slot {slot!r}, one for a temporary"
+            " slot copy and one to keep that copy after a mismatch: drop unused slots, or raise"
+            " max_replication_slots; nothing was consumed, the changes have landed"
         )
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
     return name
@@ -272,7 +272,7 @@ def _check_moved(connection: Connection, slot: str, lsn: int) -> None:
     confirmed = confirmed_lsn(connection, slot)
     if confirmed.value < lsn:
         raise SlotStuck(
-            f"slot {slot!r} should have moved to {Lsn(lsn)} but stands at {confirmed}: WAL piles up"
+            f"slot {slot!r} should have moved to {Lsn(lsn)} but is at {confirmed}: WAL accumulates"
             " on the server; check pg_replication_slots and the server's log"
         )
 

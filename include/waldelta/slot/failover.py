@@ -88,8 +88,8 @@ def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
     """
     if identity.system_identifier != server.system_identifier:
         raise SourceChanged(
-            f"{_moved(identity, server)}; positions of one mean nothing on the other; point the"
-            f" connection back, or run resync (after a major upgrade or a restore: {RUNBOOK})"
+            f"{_moved(identity, server)}; WAL positions of one are meaningless on the other; point"
+            f" the connection back, or run resync (after a major upgrade or a restore: {RUNBOOK})"
         )
 
 
@@ -103,8 +103,8 @@ def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> S
     check_system(identity, server)
     if identity.timeline != server.timeline:
         raise SourceChanged(
-            f"{_moved(identity, server)}; if a standby was promoted, let a run of the stream follow"
-            f" it first, else point the connection back ({RUNBOOK})"
+            f"{_moved(identity, server)}; if a standby was promoted, let a CDC run follow it"
+            f" first, otherwise point the connection back ({RUNBOOK})"
         )
     return identity
 
@@ -116,8 +116,8 @@ def check_followed(job: Job, identity: SlotIdentity) -> None:
     """
     if (present := job.slot_identity()).timeline > identity.timeline:
         raise LateWriter(
-            f"slot {identity.slot!r} was followed to timeline {present.timeline} by another run,"
-            f" while this one reads timeline {identity.timeline}: stop the server from before the"
+            f"another run has followed slot {identity.slot!r} to timeline {present.timeline},"
+            f" while this run reads timeline {identity.timeline}: stop the server from before the"
             f" failover ({RUNBOOK}), and run again"
         )
 
@@ -136,9 +136,9 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
         raise
     except SourceError as err:
         raise SourceUnreachable(
-            f"{_moved(identity, server)}; whether it goes on from what has landed stands in its"
-            f" timeline history, which couldn't be read: {err}; a free place in max_wal_senders is"
-            f" needed ({RUNBOOK})"
+            f"{_moved(identity, server)}; only its timeline history shows whether it continues"
+            f" from what has landed, and that couldn't be read: {err}; this needs a free place in"
+            f" max_wal_senders ({RUNBOOK})"
         ) from err
 
 
@@ -169,16 +169,16 @@ def judge_history(
     others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}
     if switchpoint is None or others:
         raise SourceChanged(
-            f"{_moved(identity, server)}; that one doesn't descend from it (its history:"
-            f" {_print(ends)}; the lake's: {_print(known) or 'none'}): point the connection back,"
-            f" or copy the tables anew ({RUNBOOK})"
+            f"{_moved(identity, server)}; the new timeline doesn't descend from the old one (its"
+            f" history: {_print(ends)}; the lake's: {_print(known) or 'none'}): point the"
+            f" connection back, or copy the tables again ({RUNBOOK})"
         )
     if landed_end > switchpoint:
         raise SourceChanged(
-            f"{_moved(identity, server)}, which left the former at {switchpoint}, but the lake"
-            f" holds changes up to {landed_end}: the server lost {landed_end - switchpoint} bytes"
-            " of WAL at the failover that have landed, so the lake is ahead of it; run resync, and"
-            f" see synchronized_standby_slots for the next time ({RUNBOOK})"
+            f"{_moved(identity, server)}, which branched off at {switchpoint}, but the lake holds"
+            f" changes up to {landed_end}: the server lost {landed_end - switchpoint} bytes of WAL"
+            " at the failover that have landed, so the lake is ahead of it; run resync, and see"
+            f" synchronized_standby_slots for the next time ({RUNBOOK})"
         )
     return switchpoint
 
@@ -230,8 +230,8 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     job.ledger.append_life(moved, done)
     fault_point("failover.recorded")
     log.warning(
-        "slot=%s: the server was promoted to timeline %d at %s, and everything landed lies before"
-        " that: going on",
+        "slot=%s: the server was promoted to timeline %d at %s, and all landed changes are before"
+        " that: continuing",
         identity.slot,
         identity.timeline,
         promotion.switchpoint,
@@ -273,7 +273,7 @@ def _not_followed(
     if slot is None or not slot.synced:
         return (
             "its slot wasn't kept up to date by PostgreSQL's slot synchronization"
-            " (source.failover), so nothing shows where it stands; point the connection back, or"
+            " (source.failover), so its position can't be verified; point the connection back, or"
             f" run resync ({RUNBOOK})"
         )
     return None

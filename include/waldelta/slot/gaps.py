@@ -108,7 +108,12 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
     )
     with suppress(LateWriter):  # A run and an idle check found it at the same time.
         job.ledger.append_gap(gap, last)
-    log.error("slot=%s changes in %s are lost to the lake: %s", gap.slot, describe(gap), gap.cause)
+    log.error(
+        "slot=%s changes in %s can't reach the lake any more: %s",
+        gap.slot,
+        describe(gap),
+        gap.cause,
+    )
     return gap
 
 
@@ -141,7 +146,7 @@ def close_gaps(job: Job) -> list[Gap]:
         RequiredAction.BROKEN,
     ):
         log.info(
-            "slot=%s its gap stays open: still to be copied: %s",
+            "slot=%s its gap stays open until these are copied: %s",
             life.slot,
             counted(len(left), "table"),
         )

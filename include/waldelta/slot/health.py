@@ -107,7 +107,7 @@ def _about_to_go(slot: SlotState) -> SlotWarning | None:
         return None
     return SlotWarning(
         "critical",
-        f"slot {slot.name!r} holds back more WAL than max_slot_wal_keep_size and is lost with the"
+        f"slot {slot.name!r} keeps more WAL than max_slot_wal_keep_size allows and is lost at the"
         " next checkpoint: let the pipeline run now, or raise the setting and reload",
     )
 
@@ -132,9 +132,9 @@ def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
     )
     return SlotWarning(
         "critical" if is_critical else "warning",
-        f"slot {slot.name!r} holds back {size(slot.retained_bytes)} of WAL{left};"
-        f" slot_limits.{limit} is {bound}: run the pipeline more often, and look for transactions"
-        f" that stay open (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
+        f"slot {slot.name!r} keeps {size(slot.retained_bytes)} of WAL{left}; slot_limits.{limit}"
+        f" is {bound}: run the pipeline more often, and look for long-open transactions"
+        f" (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
         f" {slot.confirmed_flush_lsn}){spilled}",
     )
 
@@ -152,10 +152,10 @@ def _running_out(
     end = "is lost" if prediction.limit == "max_slot_wal_keep_size" else "exceeds its budget"
     return SlotWarning(
         "critical" if prediction.hours < limits.critical_hours else "warning",
-        f"slot {slot.name!r} {end} in {duration(prediction.hours)} should it stand still:"
+        f"slot {slot.name!r} {end} in {duration(prediction.hours)} unless it moves:"
         f" {size(prediction.left_bytes)} are left of {prediction.limit}, and the server writes"
-        f" {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline more often, or"
-        " raise the limit",
+        f" {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline more often,"
+        " or raise the limit",
     )
 
 

@@ -46,14 +46,15 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             confirmed = confirmed_lsn(connection, source.slot)
             if confirmed < landed:
                 raise StateError(
-                    f"slot {source.slot!r} is at {confirmed} and so behind {landed}, up to where"
-                    " its changes have landed, as after an immediate stop of its server: the next"
-                    " run moves it on"
+                    f"slot {source.slot!r} is at {confirmed}, behind {landed}, the end of its"
+                    " landed changes, as after an immediate stop of its server: the next run moves"
+                    " the slot"
                 )
             first = first_message(connection, _of_changes(source), upto)
     except psycopg.errors.QueryCanceled as err:
         raise PeekTimeout(
-            f"more WAL waits in slot {source.slot!r} than is gone through in {SEARCH_BUDGET_S:g} s"
+            f"slot {source.slot!r} has more pending WAL than the search can read in"
+            f" {SEARCH_BUDGET_S:g} s"
         ) from err
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
@@ -61,15 +62,16 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
         if Refusal.of(err) is None:
             raise
         raise StateError(
-            f"PostgreSQL can't decode what waits first in slot {source.slot!r}: the next run says"
-            " more"
+            f"PostgreSQL can't decode the oldest pending change in slot {source.slot!r}: the next"
+            " run reports why"
         ) from err
     if first is None:
         return None
     at = begun_at(first)
     if at is None:
         raise StateError(
-            f"what waits first in slot {source.slot!r} is of no transaction, and has no time"
+            f"the oldest pending change in slot {source.slot!r} belongs to no transaction and has"
+            " no commit time"
         )
     return shown_at(at)
 

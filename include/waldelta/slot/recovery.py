@@ -86,7 +86,7 @@ def recover(
         ):
             raise StandbyAway(
                 f"the lake holds changes up to {Lsn(landed_end)} but the standby has replayed WAL"
-                f" up to {server.flush_lsn} only, as after its restart: run again"
+                f" only up to {server.flush_lsn}, as after a restart: run again"
             )
         if landed_end > server.flush_lsn.value:
             raise SourceChanged(
@@ -148,7 +148,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
     for verified, end in zip(behind, ends, strict=True):
         if one_window and moved:
             raise PeekTimeout(
-                f"slot {move.slot!r} is at {position}, and was more than one bite behind"
+                f"slot {move.slot!r} is at {position}; it was more than one read window behind"
                 f" {Lsn(move.lsn)}"
             )
         is_last = verified is behind[-1]
@@ -200,9 +200,7 @@ def check_unmoved(
     if confirmed <= position:
         return
     _no_gap(identity, Lsn(job.ledger.furthest_lsn(identity.slot, identity.incarnation)), confirmed)
-    raise LateWriter(
-        f"slot {identity.slot!r} was moved to {confirmed} by another run meanwhile: run again"
-    )
+    raise LateWriter(f"another run has moved slot {identity.slot!r} to {confirmed}: run again")
 
 
 def _recovered(
@@ -299,8 +297,8 @@ def never_compared(
     if move is None or confirmed_lsn(connection, identity.slot).value < move.lsn:
         return []
     notice = (
-        f"batch {move.batch} was consumed, but the run that did so ended before it had recorded"
-        " that what the server gave away is what has landed: reconcile compares tables with their"
+        f"batch {move.batch} was consumed, but the run ended before it recorded that PostgreSQL"
+        " had returned exactly what had landed: run reconcile, which compares tables with their"
         " source (docs/how-to/recover-a-slot.md#consumemismatch)"
     )
     log.warning("%s", notice)
@@ -319,9 +317,10 @@ def check_log(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> None:
     intended = max(consumed, default=0)
     if (last := change_log.last_batch() or 0) < intended:
         raise SlotGap(
-            f"the change log {change_log.uri} ends at batch {last}, but batch {intended} had landed"
-            " in it and was consumed from the slot: it was removed, or put back to an earlier"
-            " state; bring it back, or run resync, since what targets hadn't applied of it is lost"
+            f"the change log {change_log.uri} ends at batch {last}, but batch {intended} had"
+            " landed in it and was consumed from the slot: the batch was removed, or the change"
+            " log was restored to an earlier state; bring the batch back, or run resync, because"
+            " changes that targets hadn't applied are lost"
         )
     try:
         change_log.whole_sizes(consumed, 0, last)
@@ -334,8 +333,8 @@ def check_log(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> None:
 def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
     if confirmed > furthest:
         raise SlotGap(
-            f"slot {identity.slot!r} stands at {confirmed}, beyond {furthest}, the furthest this"
-            f" pipeline ever moved it: changes in {LsnRange(furthest, confirmed)} were consumed by"
-            " somebody else, or the slot was recreated; find out who it was, drop the slot once"
-            " nobody else needs it, and run resync"
+            f"slot {identity.slot!r} is at {confirmed}, beyond {furthest}, the furthest this"
+            " pipeline ever moved it: another program consumed changes in"
+            f" {LsnRange(furthest, confirmed)}, or the slot was recreated; find out which program"
+            " did it, drop the slot once no other program needs it, and run resync"
         )

@@ -33,7 +33,7 @@ CREATE_TIMEOUT_S = 60
 # How to keep a slot on a standby from being lost again, by reason. PostgreSQL reports the reason
 # from version 17 on.
 _CONFLICT = (
-    "see that the standby has hot_standby_feedback on and a primary_slot_name"
+    "check that the standby has hot_standby_feedback on and a primary_slot_name"
     " (docs/how-to/read-from-a-standby.md)"
 )
 _PREVENTIONS = {
@@ -157,7 +157,7 @@ def check_health(
     if slot is None:
         raise SlotMissing(
             f"slot {name!r} does not exist{f' on the standby {standby}' if standby else ''}: run"
-            " resync; if it was never made, run setup, then the initial sync"
+            " resync; if it was never created, run setup, then the initial sync"
         )
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
@@ -169,15 +169,16 @@ def check_health(
         )
     if two_phase is not None and slot.two_phase != two_phase:
         raise ConfigError(
-            f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the"
-            " pipeline file says otherwise: correct source.options.two_phase, or run teardown and"
-            " setup, which make the slot anew, then resync"
+            f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, but"
+            " the pipeline file says otherwise: correct source.options.two_phase, or run teardown"
+            " and setup, which recreate the slot, then resync"
         )
     if slot.standbys_away:
         raise StandbyAway(
-            f"slot {name!r} is a failover slot, and PostgreSQL gives its changes away only once the"
-            f" standbys of synchronized_standby_slots have them; {', '.join(slot.standbys_away)}"
-            " isn't connected: start that standby, or take its slot out of the setting and reload"
+            f"slot {name!r} is a failover slot, and PostgreSQL returns its changes only after the"
+            " standbys of synchronized_standby_slots have received them;"
+            f" {', '.join(slot.standbys_away)} isn't connected: start that standby, or remove its"
+            " slot from the setting and reload"
         )
     if slot.active and slot.active_by != reader_name(name)[:63]:
         raise SlotInUse(
@@ -204,9 +205,9 @@ def check_ours(slot: SlotState) -> None:
         raise SlotForeign(f"slot {slot.name!r} is another session's temporary slot: {remedy}")
     if slot.is_servers_own:
         raise SlotForeign(
-            f"slot {slot.name!r} on the standby is PostgreSQL's copy of the primary's failover slot"
-            f" of that name, which can't be read there: {remedy}, or drop the primary's, once"
-            " nobody reads it, and the copy goes with it"
+            f"slot {slot.name!r} on the standby is PostgreSQL's copy of the primary's failover"
+            f" slot of that name, which can't be read there: {remedy}, or drop the primary's slot"
+            " once no program reads it, which removes the copy too"
         )
 
 
@@ -272,10 +273,10 @@ def _not_created(
     if primary is None or rows:
         return TransactionsStillOpen(_blocked_by(rows, name, timeout_s))
     return StandbyAway(
-        f"slot {name!r} can't be created before the standby learns which transactions run, which it"
-        f" didn't within {timeout_s:g} s: see whether it is connected to its primary, and there"
-        f" grant execute on function pg_log_standby_snapshot() to {primary.info.user}, or run it;"
-        " then run this again (docs/how-to/read-from-a-standby.md)"
+        f"slot {name!r} can't be created, because the standby wasn't informed within {timeout_s:g}"
+        " s of the transactions that run on its primary: check that it is connected; on the"
+        f" primary, grant execute on function pg_log_standby_snapshot() to {primary.info.user}, or"
+        " run that function; then run this again (docs/how-to/read-from-a-standby.md)"
     )
 
 
@@ -289,9 +290,9 @@ def check_received(conn: Connection, name: str, upto: Lsn) -> None:
     if rows:
         listed = ", ".join(f"{standby} (up to {lsn or 'nowhere'})" for standby, lsn in rows)
         raise StandbyAway(
-            f"slot {name!r} gives no changes up to {upto} before the standbys of"
-            f" synchronized_standby_slots have them; behind: {listed}: let that standby catch up,"
-            " or take it out of synchronized_standby_slots"
+            f"slot {name!r} returns no changes up to {upto} before the standbys of"
+            f" synchronized_standby_slots have received them; behind: {listed}: let that standby"
+            " catch up, or remove it from synchronized_standby_slots"
         )
 
 
@@ -302,7 +303,7 @@ def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) ->
     )
     return (
         f"slot {name!r} can't be created while older transactions are open; after {timeout_s:g} s"
-        f" there still were:\n{lines}\nend them (pg_terminate_backend(pid), rollback prepared"
+        f" these were still open:\n{lines}\nend them (pg_terminate_backend(pid), rollback prepared"
         " 'gid'), or wait, and run setup again"
     )
 

@@ -131,9 +131,9 @@ def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarn
     return [
         SlotWarning(
             "critical" if behind > limits.critical_mb << 20 else "warning",
-            f"the standby of source.read_from is {size(behind)} of WAL behind its primary, and what"
-            " it lacks can't be read: see whether it is connected (pg_stat_wal_receiver) and"
-            " replays (pg_is_wal_replay_paused())",
+            f"the standby of source.read_from is {size(behind)} of WAL behind its primary, and"
+            " runs can't read WAL that it hasn't replayed: check whether it is connected"
+            " (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())",
         )
     ]
 
@@ -147,9 +147,9 @@ def remaining_on_primary(primary: Connection, connection: Connection, name: str)
     if left is None:
         return []
     line = (
-        f"the primary has a slot {name!r} too, which this pipeline doesn't read and which holds"
-        f" back {size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it"
-        f" there: select pg_drop_replication_slot('{name}')"
+        f"the primary also has a slot {name!r}, which this pipeline doesn't read and which keeps"
+        f" more and more WAL (now {size(left.retained_bytes)}): unless another program reads it,"
+        f" drop it there: select pg_drop_replication_slot('{name}')"
     )
     return [line]
 
@@ -169,8 +169,8 @@ def wait_replayed(
     while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < wanted:
         if time.monotonic() > deadline:
             raise StandbyAway(
-                f"the standby {describe_server(connection)} has replayed WAL up to {replayed}, and"
-                f" not to {wanted} within {timeout_s:g} s: see whether it is connected"
+                f"the standby {describe_server(connection)} has replayed WAL up to {replayed}, but"
+                f" not up to {wanted} within {timeout_s:g} s: check whether it is connected"
                 " (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())"
             )
         time.sleep(_PAUSE_S)
@@ -189,7 +189,11 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
             try:
                 primary.execute("select pg_log_standby_snapshot()")
             except psycopg.Error as err:
-                log.info("the primary writes its running transactions when it wants to: %s", err)
+                log.info(
+                    "can't make the primary log its running transactions; waiting until it does so"
+                    " by itself: %s",
+                    err,
+                )
                 return
             ended.wait(_NUDGE_S)
 
@@ -207,8 +211,9 @@ def _timeline(job: Job) -> int:
         raise
     except SourceError as err:
         raise SourceUnreachable(
-            f"what the standby {describe(job.slot_conninfo)} replays couldn't be read: {err}; a"
-            " free place in its max_wal_senders is needed (docs/how-to/read-from-a-standby.md)"
+            f"the timeline that the standby {describe(job.slot_conninfo)} replays couldn't be"
+            f" read: {err}; this needs a free place in its max_wal_senders"
+            " (docs/how-to/read-from-a-standby.md)"
         ) from err
 
 
@@ -221,14 +226,14 @@ def _check_follows(
     if theirs != ours:
         raise NotStandby(
             f"source.read_from leads to {describe_server(connection)}, which replays {ours}, and"
-            f" conn_id to {theirs}: let read_from lead to a standby of that server"
+            f" conn_id to {theirs}: point read_from at a standby of that server"
             " (docs/how-to/read-from-a-standby.md)"
         )
     if standby.database != primary.database:
         # A slot there would have none of our changes, and every run would find none and move it on.
         raise NotStandby(
             f"source.read_from leads to database {standby.database!r} of"
-            f" {describe_server(connection)}, and conn_id to {primary.database!r}: let both lead to"
+            f" {describe_server(connection)}, and conn_id to {primary.database!r}: point both at"
             " the same database (docs/how-to/read-from-a-standby.md)"
         )
     if standby.flush_lsn > primary.flush_lsn:
@@ -236,6 +241,6 @@ def _check_follows(
             f"the standby {describe_server(connection)} of source.read_from has replayed WAL up to"
             f" {standby.flush_lsn}, and its primary has written no further than"
             f" {primary.flush_lsn}: they don't share their WAL any more, as after a restore of the"
-            " primary's disk; make the standby anew from the primary, then run resync"
+            " primary's disk; recreate the standby from the primary, then run resync"
             " (docs/how-to/read-from-a-standby.md)"
         )

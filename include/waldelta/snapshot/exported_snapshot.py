@@ -98,8 +98,8 @@ def wait_until_visible(
     if hidden := _open_after(conn, decoded & _open_xids(conn), timeout_s, time.sleep):
         holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
         raise TransactionsStillOpen(
-            f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous"
-            f" standby: {holders}; run again"
+            f"transactions that the slot has decoded aren't visible after {timeout_s:g} s, because"
+            f" they wait for a synchronous standby: {holders}; run again"
         )
 
 

@@ -154,7 +154,7 @@ def read_log_store(spark: SparkSession | None, scheme: str) -> str:
     except WaldeltaError:
         raise
     except Exception as err:  # Setup needs Spark only for this.
-        log.warning("Spark can't be asked for its log store: %s", err)
+        log.warning("can't read Spark's log store setting: %s", err)
         return ""
 
 

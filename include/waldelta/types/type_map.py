@@ -69,10 +69,10 @@ def unheld_key(name: str, kind: TargetType) -> str:
     Rows are identified by the key.
     """
     return (
-        f"key column {name!r} has a value that {kind.spark} can't hold, as infinity or NaN: name"
-        " the column under types.text in the pipeline file, so that it is a string in the lake,"
-        " and sync the table again; or leave such rows out by a row filter; or correct such rows"
-        " on the source and sync the table again"
+        f"key column {name!r} has a value that {kind.spark} can't hold, such as infinity or NaN:"
+        " name the column under types.text in the pipeline file, so that it is a string in the"
+        " lake, and sync the table again; or leave such rows out by a row filter; or correct such"
+        " rows on the source and sync the table again"
     )
 
 

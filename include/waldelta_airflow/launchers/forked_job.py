@@ -45,7 +45,7 @@ class ForkedJob:
         server.settimeout(_ANSWER_TIMEOUT_S)
         try:
             if Path(path).stat().st_uid != os.getuid():
-                raise PermissionError(f"{path} is another user's")
+                raise PermissionError(f"{path} belongs to another user")
             server.connect(path)
             answering = other_end(server)
             request = {
@@ -58,15 +58,15 @@ class ForkedJob:
             send_request(server, request, writing)
             word, *numbers = _line(server).split() or ["nothing"]
             if word != "started":
-                raise ConnectionError(f"its answer is {word}")
+                raise ConnectionError(f"it answered {word}")
             pid, by = map(int, numbers)
             if answering is not None and by != answering:
                 raise ConnectionError(
-                    "it is in another container: its processes couldn't be ended from here"
+                    "it is in another container, where this task could not end its processes"
                 )
         except (OSError, ValueError) as err:
             log.warning(
-                "the job gets a process of its own, since no fork server at %s takes it: %s",
+                "the fork server at %s can't run the job, which gets its own process: %s",
                 path,
                 err,
             )
@@ -90,7 +90,7 @@ class ForkedJob:
             word, _, number = _line(self._server).partition(" ")
         self._lives = False  # From now on another process may have its pid.
         if word != "exit":
-            log.warning("the fork server ended before it could tell how the job did")
+            log.warning("the fork server ended before it reported how the job ended")
             return NO_ANSWER
         return int(number)
 

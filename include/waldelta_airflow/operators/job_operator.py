@@ -129,9 +129,9 @@ class WaldeltaJobOperator(BaseOperator):
             minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0.0
             shown = int(minutes) if minutes.is_integer() else round(minutes, 1)
             raise StageTimeout(
-                f"{self.stage} was ended after {counted(shown, 'minute')}; what it committed stays,"
-                " and the next run lands first and goes on from there: look at the job's last"
-                " lines above, and in Spark, for what it waits for; apply's limit is"
+                f"Airflow ended {self.stage} after {counted(shown, 'minute')}; what it committed"
+                " stays, and the next run lands first and then continues: find out what the job"
+                " waited for, in its last lines above and in Spark; the limit of apply is"
                 " batch.apply_timeout_minutes"
             ) from None
 
@@ -230,7 +230,7 @@ class WaldeltaJobOperator(BaseOperator):
         result = _recorded(self.pipeline, run_id, self.verb)
         if result is None or not result.knows(self.stage):
             self.log.info(
-                "no process of run %s has come to stage %s: it is run now", run_id, self.stage
+                "no process of run %s has reached stage %s: running it now", run_id, self.stage
             )
             return None
         self.log.info(
@@ -289,7 +289,7 @@ class ReportOperator(WaldeltaJobOperator):
             events.add(target_asset(self.pipeline, table), extra=extra)
         for table in changed_without_event(summary):
             self.log.warning(
-                "no asset event for %s: it stays behind, or wasn't checked, or failed its check",
+                "no asset event for %s: the table is behind, wasn't checked, or failed its check",
                 table,
             )
         self.log.info("report: %s", summary.get("report") or "none")
@@ -325,19 +325,19 @@ class CopyAgainOperator(TriggerDagRunOperator):
         """
         tables = self._tables(context)
         if not tables:
-            raise AirflowSkipException("no table is left to be copied again")
+            raise AirflowSkipException("no table needs a new copy any more")
         listed, dag, task = ", ".join(tables), self.trigger_dag_id, context["ti"]
         if task.get_dag(dag).is_paused:
             text = (
-                f"to be copied again: {listed}; their changes wait in the change log, but {dag} is"
-                " paused: unpause it"
+                f"tables that need a new copy: {listed}; their changes wait in the change log, but"
+                f" {dag} is paused: unpause it"
             )
             raise TaskFailedForGood(text, ["NeedsSync"])
         if task.get_dr_count(dag, states=["queued", "running"]):
             raise AirflowSkipException(
-                f"to be copied again: {listed}; a run of {dag} is under way already"
+                f"tables that need a new copy: {listed}; a run of {dag} is already active"
             )
-        self.log.info("to be copied again: %s", listed)
+        self.log.info("tables that need a new copy: %s", listed)
         # Another run may have copied some of them before that run begins.
         self.conf = {"tables": tables, "due": True}
         self.trigger_run_id = f"copy_again__{context['dag_run'].run_id}"

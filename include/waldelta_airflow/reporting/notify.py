@@ -70,11 +70,11 @@ class NotifyOn:
         except (ImportError, AttributeError) as err:
             raise ConfigError(
                 f"notifier {name} can't be imported ({err}): correct it, or install its provider"
-                " beside Airflow"
+                " where Airflow is installed"
             ) from err
         if not (isinstance(kind, type) and issubclass(kind, BaseNotifier)):
             raise ConfigError(
-                f"notifier {name} is no notifier of Airflow's: name a class that extends"
+                f"notifier {name} is not an Airflow notifier: name a class that extends"
                 " BaseNotifier"
             )
         try:
@@ -158,7 +158,9 @@ def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[st
     # Other errors' texts may contain secrets from Spark or a driver; only in the log does Airflow
     # mask them.
     message = (
-        "it has no class of its own" if isinstance(error, BaseException) else "the task was killed"
+        "the error is not one of waldelta's own; the log has its message"
+        if isinstance(error, BaseException)
+        else "the task was killed"
     )
     if kinds[0] in ERRORS:
         message = getattr(error, "message", None) or str(error)

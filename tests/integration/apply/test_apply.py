@@ -462,5 +462,5 @@ def test_a_table_whose_last_sync_failed_is_left_out(spark, database, lake, polic
 def test_two_slots_in_one_lake_are_refused(spark, database, job, lake):
     """Both would apply the same changes to the same tables."""
     other = bare_slot(database, pipeline_file(lake, f"s2_{database.name}"))
-    with pytest.raises(StateError, match=r"give each pipeline a target\.root of its own"):
+    with pytest.raises(StateError, match=r"give each pipeline its own target\.root"):
         drain(spark, other)

@@ -531,7 +531,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     database.execute(f"alter publication s_{database.name}_pub set (publish = 'insert, update')")
     with pytest.raises(
         RunFailed,
-        match=r"public\.t drifted .*: let a run, or sync --tables public\.t, mend that first",
+        match=r"public\.t drifted .*: let a run, or sync --tables public\.t, repair that first",
     ):
         run_retry(spark, replace(job, run_id="refused"))
     assert job.table_states()["public.t"] == before

@@ -216,7 +216,7 @@ def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
         "insert into t(a, b) values ('y', 2), ('z', 3); update t set a = 'w' where b = 2"
     )
     (warning,) = consume(spark, job).warnings
-    assert warning.startswith("public.t: an update or delete came for a table without a key")
+    assert warning.startswith("public.t: an update or delete of a table without a key")
     database.execute("delete from t where b = 3")
     assert consume(spark, job).warnings == []
     assert job.table_states()["public.t"].key_columns == ["b"]

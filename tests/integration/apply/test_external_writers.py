@@ -158,7 +158,7 @@ def rows_of(pipeline, name, version=None):
 
 
 def told_by(result):
-    told = [warning for warning in result.warnings if "somebody else wrote" in warning]
+    told = [warning for warning in result.warnings if "an external writer wrote" in warning]
     return {warning.partition(":")[0].removeprefix("public."): warning for warning in told}
 
 
@@ -296,12 +296,14 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     sql("update {} set v = 'foreign' where id = 1")(spark, uri_of(pipeline, "t_other"))
     is_read_as(then)
     vacuum(None, uri_of(pipeline, "t_other"))
-    with pytest.raises(StateError, match="no cut can be read"):
+    with pytest.raises(StateError, match="no consistent cut can be read"):
         pipeline.cut()
-    assert "no cut can be read" in pipeline.status()["last_cut"]["problem"]
+    assert "no consistent cut can be read" in pipeline.status()["last_cut"]["problem"]
     add(41)
     told = pipeline.consume(spark).warnings
-    assert any("a VACUUM kept less" in text and "marked as expired" in text for text in told), told
+    assert any(
+        "a VACUUM kept fewer versions" in text and "marked as expired" in text for text in told
+    ), told
     is_read_as({name: rows_of(pipeline, name) for name in TABLES})
     assert [row.expired for row in pipeline.job().ledger.batches()][-1:] == [False]
     assert all(row.expired for row in pipeline.job().ledger.batches()[:-2])
@@ -327,7 +329,9 @@ def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commi
     folder = local_path(uri_of(made, "s_kept"))
     _stray(folder, tmp_path / "outside", _fifo)
     told = _failure_of(lambda: made.resync(spark, ["public.s_kept"]))
-    assert re.search(r"s_kept\b.*no regular file.*move the table's folder away first", told), told
+    assert re.search(r"s_kept\b.*not a regular file.*move the table's folder away first", told), (
+        told
+    )
     shutil.move(folder, tmp_path / "away")
     made.resync(spark, ["public.s_kept"])
     assert rows_of(made, "s_kept") == [(1, "a")]
@@ -425,7 +429,7 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
     for verb, act in READING.items():
         told = _failure_of(lambda act=act: act(made, spark))
         wrong = {
-            name: re.search(rf"{name}\b[^\n]*(isn't in its folder|no regular file)[^\n]*", told)
+            name: re.search(rf"{name}\b[^\n]*(isn't in its folder|not a regular file)[^\n]*", told)
             for name in STRAYS
         }
         assert all(wrong.values()), (verb, told)

@@ -465,8 +465,8 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     database.execute("vacuum full t_30")
     (told,) = consume(spark, job).warnings
     assert (
-        "partition public.other came; rows that it had before were not sent; 1 partition went; rows"
-        " of it stay" in told
+        "partition public.other was added; PostgreSQL did not send the rows that it already had; 1"
+        " partition left the table; their rows stay in the target" in told
     )
     assert consume(spark, job).warnings == []
     sync(spark, job, ["public.t"])
@@ -511,7 +511,7 @@ def test_the_policies_on_a_rewrite(spark, database, lake):
     sync(spark, job)
     for table in tables:
         database.execute(f"alter table {table} alter s type varchar(10) using upper(s)")
-    with pytest.raises(RunFailed, match=r"public\.f: an ALTER TABLE wrote its rows anew") as failed:
+    with pytest.raises(RunFailed, match=r"public\.f: an ALTER TABLE rewrote its rows") as failed:
         consume(spark, job)
     assert ["public.i: an ALTER TABLE" in w for w in failed.value.result.warnings] == [True]
     sync(spark, job, ["public.f"])

@@ -128,7 +128,7 @@ def test_a_batch_that_lost_a_message(spark, database, job):
     version, landed = DeltaTable(log.uri).version(), log.sizes(0, batch)[batch]
     DeltaTable(log.uri).delete(f"batch = {batch} and kind = 'I' and seq < 5")
     held = log.sizes(0, batch)[batch]
-    assert f"batch {batch} holds {held} messages, {landed} had landed" in failure(spark, job)
+    assert f"batch {batch} holds {held} messages, but {landed} had landed" in failure(spark, job)
     DeltaTable(log.uri).restore(version)
     consume(spark, replace(job, run_id="next"))
     assert differing(spark, job) == 0

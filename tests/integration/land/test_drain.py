@@ -183,7 +183,7 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeyp
         with pytest.raises(SourceUnreachable, match="killed"):
             drain(spark, wide)
     assert asked == [16, 8, 4]
-    assert caplog.text.count("the server was too slow: next bite") == 2
+    assert caplog.text.count("the server was too slow: next read window") == 2
     with caplog.at_level("INFO", "waldelta.stages.land.drain"):
         drained = drain(spark, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
@@ -259,7 +259,7 @@ def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
                 )
             )
             with pytest.raises(
-                StandbyAway, match=f"{standby} .up to .*take it out of synchronized_standby_slots"
+                StandbyAway, match=f"{standby} .up to .*remove it from synchronized_standby_slots"
             ):
                 check_received(connection, slot, Lsn.parse(upto))
             check_received(connection, slot, Lsn(1))
@@ -280,12 +280,12 @@ def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypa
     database.execute("insert into t values (1, 'a')")
     before = confirmed_lsn(database.connection, job.pipeline.source.slot)
     with stalled(database) as blocker:
-        named = f"is pid {blocker.info.backend_pid}, since "
+        named = f"oldest open transaction, pid {blocker.info.backend_pid}, open since "
         with pytest.raises(PeekTimeout, match=named):
             drain(spark, job)
         assert (
-            "the smallest bite took longer than 1 s: the oldest open transaction, from which on"
-            f" every call reads, {named}" in caplog.text
+            "the smallest read window took longer than 1 s: every call reads from the start of the"
+            f" {named}" in caplog.text
         )
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
     assert drain(spark, job).changes == 1
@@ -453,7 +453,7 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
     with monkeypatch.context() as patched:
         wrongly_counted(patched, 3)
         with pytest.raises(
-            ConsumeMismatch, match=r"landed .* in batch 3; nothing was consumed of that"
+            ConsumeMismatch, match=r"landed .* in batch 3; nothing of that was consumed"
         ):
             drain(spark, job)
     assert stands() == ends[1]
@@ -492,7 +492,7 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
         " '1', 'publication_names', %s)",
         (slot, publication),
     )
-    with pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"):
+    with pytest.raises(SlotGap, match=f"{slot}.*another program consumed changes"):
         drain(spark, job)
     with pytest.raises(SlotGap):
         check_idle(job)
@@ -510,7 +510,7 @@ def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
     for verb in (check_idle, partial(drain, spark)):
         with pytest.raises(
             SlotGap,
-            match=r"ends at batch 0, but batch 1 had landed .* bring it back, or run resync",
+            match=r"ends at batch 0, but batch 1 had landed .* bring the batch back, or run resync",
         ):
             verb(job)
     (gap,) = open_gaps(job.ledger.gaps(job.pipeline.source.slot))

@@ -70,8 +70,8 @@ def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
     (problem,) = plan.problems
     assert (
         problem
-        == f"{blocked} can't be written (Not a directory): check target.root and the rights of"
-        " whoever runs the job"
+        == f"{blocked} can't be written (Not a directory): check target.root and the permissions"
+        " of the user that runs the job"
     )
     with pytest.raises(PreflightFailed):
         plan.require()

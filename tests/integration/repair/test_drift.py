@@ -120,7 +120,7 @@ def test_a_dbas_publication_is_told(spark, database, lake):
     database.execute("insert into t values (1, 2), (20, 20); delete from t where id = 10")
     for run in ("one", "two"):
         (told,) = made.consume(spark, run).warnings
-        assert "filter is (a < 3), its copy was made by (a > 5)" in told
+        assert "filter is (a < 3), but its copy was made with (a > 5)" in told
     assert ids(made) == [1, 6, 7, 8, 9, 10]
     made.validate(spark)
     mending = pipeline(database, lake, manage=False, drift="repair")
@@ -174,7 +174,7 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     warnings = [
         text
         for text in made.consume(spark, "one").warnings
-        if "taken out" in text or "are published" in text
+        if "removed from a publication" in text or "but at its copy it published" in text
     ]
     told = [text.split(" drifted")[0] for text in warnings]
     assert told == ["public.away", "public.toggled"]
@@ -232,7 +232,9 @@ def test_a_column_that_enters_a_column_list(spark, database, lake):
         "alter publication p set table t (id, a, v, n); update t set v = 'x' where id = 2"
     )
     told = changed.consume(spark, "three").warnings
-    assert any("column v entered its column list: it was copied again" in text for text in told)
+    assert any(
+        "column v was added to its column list: it was copied again" in text for text in told
+    )
     frame = spark.read.format("delta").load(changed.target_path("public.t"))
     assert {row[0] for row in frame.where("id < 4").select("v").collect()} == {"v", "w", "x"}
 

@@ -238,8 +238,8 @@ def test_a_gathered_leaf_that_leaves_its_publication_and_returns(
             assert {file.oid for file in state.storage.files} == {
                 leaf.oid for leaf in target.table.leaves
             }
-    assert found[:3] == ["", "1 partition went; rows of it stay", ""]
-    assert "r_2b came; rows that it had before were not sent" in found[3]
+    assert found[:3] == ["", "1 partition left the table; their rows stay in the target", ""]
+    assert "r_2b was added; PostgreSQL did not send the rows that it already had" in found[3]
     assert found[4] == ""
 
 

@@ -284,8 +284,8 @@ def test_filters_that_were_wrong_once(database, spark):
         )
         assert counts.keys() >= {"alone: true", "alone: unjudged"}
     for text, why in [
-        *((t, "constant that Spark doesn't hold") for t in REFUSED),
-        *((t, "not counted from 1") for t in REFUSED_ARRAYS),
+        *((t, "constant that Spark can't hold") for t in REFUSED),
+        *((t, "index doesn't start at 1") for t in REFUSED_ARRAYS),
     ]:
         with pytest.raises(FilterNotTranslatable, match=rf"at line 1, column \d+ .*{why}"):
             judges.translate(text)

@@ -113,7 +113,7 @@ ANSWERS = {
     "the role's limit": (
         'too many connections for role "postgres"',
         SourceUnreachable,
-        "or the limit named",
+        "or the limit that the message names",
     ),
     "not yet up": (
         "the database system is starting up",

@@ -105,7 +105,7 @@ def test_select_on_the_root_alone(spark, database, shop):
     warned = [text for text in plan.warnings if "may not read partition" in text]
     assert len(warned) == 3
     assert (
-        "parts.r1, parts.r2 by itself, so copies and repairs read them through sales.r"
+        "parts.r1, parts.r2 directly, so copies and repairs read them through sales.r"
         in warned[0] + warned[1] + warned[2]
     )
     pipeline.setup()

@@ -665,7 +665,7 @@ FILTERS = {
     "v ~ any ('{b,a(}')": "can raise (a pattern that PostgreSQL refuses)",
     "v like 'a\\'": "can raise (a pattern that PostgreSQL refuses)",
     r"v not like all ('{b,a\\}')": "can raise (a pattern that PostgreSQL refuses)",
-    "overlay(v placing 'z' from id) <> 'q'": "can raise (a part that isn't known here)",
+    "overlay(v placing 'z' from id) <> 'q'": "can raise (a part that can't be analysed)",
     "f / 2 >= 0": "can raise (division)",
     "v ~ '^a.*b$' or v like 'a\\\\' or v ilike any ('{a%,b}') or id / 2 > 3": None,
     "random() > 0.5": None,

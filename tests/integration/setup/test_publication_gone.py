@@ -39,7 +39,10 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
         if conn.info.server_version >= 180000 or how != "listed too early":
             assert check_idle(job).has_work  # the first change that waits can be read
         else:
-            with pytest.raises(PublicationGone, match="take it out, let a run consume what waits"):
+            with pytest.raises(
+                PublicationGone,
+                match="remove it from the file, let a run consume the waiting changes",
+            ):
                 check_idle(job)
         if conn.info.server_version < 180000:
             with pytest.raises(PublicationGone, match="does not exist at the WAL position"):
@@ -112,7 +115,8 @@ def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(a
         (problem,) = plan_setup(conn, job("q")).problems
         assert "publication 'q' does not exist at the WAL position" in problem
         with pytest.raises(
-            PreflightFailed, match="take it out, let a run consume what waits, put it back"
+            PreflightFailed,
+            match="remove it from the file, let a run consume the waiting changes, add it again",
         ):
             apply_setup(conn, job("q"))
         assert plan_setup(conn, first).problems == ()

@@ -128,7 +128,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         # By what the standby has received, to the file; PostgreSQL itself says there what it would
         # be at position 0/0.
         assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
-        assert any("the primary has a slot 'flights' too" in text for text in slot["warnings"]), (
+        assert any("the primary also has a slot 'flights'" in text for text in slot["warnings"]), (
             slot["warnings"]
         )
         standby.stop()
@@ -136,7 +136,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
             check_idle(pipeline.job())
         standby.start()
         assert any(
-            "the primary has a slot 'flights' too" in text
+            "the primary also has a slot 'flights'" in text
             for text in pipeline.consume(spark).warnings
         )
     orphans(primary, standby)

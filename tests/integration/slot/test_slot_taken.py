@@ -80,7 +80,7 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
     write(database)
     monkeypatch.setattr("waldelta.stages.land.drain.land", land_late)
     with (
-        pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"),
+        pytest.raises(SlotGap, match=f"{slot}.*another program consumed changes"),
         gaps_recorded(job),
     ):
         drain(spark, job)
@@ -128,7 +128,7 @@ def test_a_run_that_wakes_up_behind_another_is_late(database, job):
             connection, identity.slot, job.ledger, slot_move(identity, "other", upto.value)
         )
         check_unmoved(connection, job, identity, upto)
-        with pytest.raises(LateWriter, match="by another run meanwhile"):
+        with pytest.raises(LateWriter, match="another run has moved slot"):
             check_unmoved(connection, job, identity, stands)
 
 

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.pg
 
 RETYPE = "alter table t alter v type text using upper(v)"
 REASON = (
-    "public.t: an ALTER TABLE wrote its rows anew without sending them, perhaps with other"
-    " values (v)"
+    "public.t: an ALTER TABLE rewrote its rows, perhaps with other values, and PostgreSQL doesn't"
+    " send a rewrite (v)"
 )
 
 
@@ -203,8 +203,8 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     assert (result.needs_sync, result.never_copied) == ([], [])
     (told,) = result.warnings
     assert told.startswith(
-        "in the pipeline file, but not in its publication: public.t; what changes there is sent to"
-        " nobody"
+        "in the pipeline file, but not in its publication: public.t; PostgreSQL sends none of"
+        " their changes"
     )
     assert status(job) == ("removed", 1)
     insert(database, 2)
@@ -229,7 +229,7 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, data
     result = consume(spark, job)
     assert result.never_copied == ["public.t"]
     assert (
-        "public.t (it left the publications and returned, and what changed meanwhile"
+        "public.t (it left the publications and returned, and PostgreSQL did not send"
         in result.warnings[-1]
     )
     assert list(run_sync(spark, job).tables) == ["public.t"]

@@ -188,7 +188,7 @@ def test_an_attempt_begins_before_it_asks_what_an_earlier_one_left(job, monkeypa
     monkeypatch.setattr(
         "waldelta.jobs.consume.CONSUME_STAGES", dict.fromkeys(NAMES, lambda *_: None)
     )
-    with pytest.raises(LateWriter, match=r"began later .*succeeded.* log"):
+    with pytest.raises(LateWriter, match=r"a later attempt .*succeeded.* log"):
         consume(None, replace(job, again=again), ["apply"])
     assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
 

@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, ca
     assert len(standing) <= 3  # with the other one, perhaps, and with what stands for both
     assert f"{stuck} can't be removed: " in caplog.text
     assert (remove_folder(stuck), remove_folder(other)) == (False, True)
-    with pytest.raises(TargetNotWritable, match="read along"):
+    with pytest.raises(TargetNotWritable, match="read together with the new ones"):
         write_parquet(stuck, pa.table({"a": [1]}))
 
 

@@ -22,7 +22,7 @@ PARQUET = "Failed to parse parquet: External: Generic LocalFileSystem error: "
 SAID = {
     "a full disk": (
         DeltaError(PARQUET + "Unable to copy data to file: No space left on device (os error 28)"),
-        "make space",
+        "free space",
         False,
     ),
     "no inode is left": (
@@ -30,26 +30,26 @@ SAID = {
             "Generic LocalFileSystem error\n  \x1b[31m↳\x1b[0m Unable to rename file\n"
             "   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
         ),
-        "make space",
+        "free space",
         False,
     ),
     "a quota": (
         OSError(errno.EDQUOT, "Disk quota exceeded"),
-        "make space there, or raise the quota",
+        "free space there, or raise the quota",
         False,
     ),
     "rights": (
         DeltaError(
             PARQUET + "Unable to open file /lake/part-0.parquet#1: Permission denied (os error 13)"
         ),
-        "give whoever runs the job the right to write there",
+        "give the user that runs the job write permission there",
         False,
     ),
     "Arrow's rights": (
         PermissionError(
             13, "Failed to open local file '/lake/x'. Detail: [errno 13] Permission denied"
         ),
-        "give whoever runs the job the right to write there",
+        "give the user that runs the job write permission there",
         False,
     ),
     "mounted for reading": (
@@ -67,7 +67,7 @@ SAID = {
     ),
     "something new": (
         DeltaError("the lake is frozen"),
-        "check target.root and the rights of whoever runs the job",
+        "check target.root and the permissions of the user that runs the job",
         True,
     ),
 }
@@ -101,7 +101,7 @@ def test_signatures_of_addresses_stay_out():
 
 ANSWERS = {
     "refused": (403, "AccessDenied", "check the credentials in the environment", False),
-    "no bucket": (404, "NoSuchBucket", "make the bucket", False),
+    "no bucket": (404, "NoSuchBucket", "create the bucket", False),
     "busy": (503, "SlowDown", "the store doesn't answer", True),
 }
 

@@ -144,7 +144,12 @@ MALFORMED = [
         "no Commit",
     ),
     ("Stream Commit cut off", 2, [enc.stream_commit(7, 1, 2, TS)[:-1]], "29 bytes long, 30 wanted"),
-    ("prepared in version 2", 2, [BEGIN_PREPARE], "protocol version 3, 2 was asked for"),
+    (
+        "prepared in version 2",
+        2,
+        [BEGIN_PREPARE],
+        "protocol version 3, but version 2 was requested",
+    ),
 ]
 
 

@@ -62,9 +62,9 @@ READERS = {
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [
-        ("No space left on device", "make space there"),
-        ("No space left on device (os error 28)", "make space there"),
-        ("Permission denied (os error 13)", "the right to write there"),
+        ("No space left on device", "free space there"),
+        ("No space left on device (os error 28)", "free space there"),
+        ("Permission denied (os error 13)", "write permission there"),
     ],
 )
 def test_a_full_disk_and_a_refused_right_are_not_tried_again(read, said, remedy):
@@ -115,7 +115,7 @@ def test_what_somebody_elses_commit_is_told_by(text):
 
 @pytest.mark.parametrize(
     "err",
-    [*ERRORS, ApplyError("a change came without its key")],
+    [*ERRORS, ApplyError("a change lacks its key")],
     ids=lambda err: type(err).__name__,
 )
 def test_errors_name_their_table(err):

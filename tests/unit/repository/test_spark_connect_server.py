@@ -62,6 +62,6 @@ def test_where_another_process_listens_it_doesnt_start(server):
         other.bind(("::1", server.port))
         other.listen()
         with pytest.raises(
-            StackError, match=f"port {server.port} of \\[::1\\] is another process's"
+            StackError, match=f"another process uses port {server.port} of \\[::1\\]"
         ):
             server.start(os.environ)

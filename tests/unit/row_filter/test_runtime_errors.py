@@ -53,8 +53,8 @@ CASES = {
     "(v !~~ 'a\\'::text)": ["a pattern that PostgreSQL refuses"],
     "(v ~~ 'a('::text)": [],
     "(v ~~ ANY ('{a%,b%}'::text[]))": [],
-    "(OVERLAY(v PLACING 'z'::text FROM n) <> 'q'::text)": ["a part that isn't known here"],
-    "not read here (": ["a part that isn't known here"],
+    "(OVERLAY(v PLACING 'z'::text FROM n) <> 'q'::text)": ["a part that can't be analysed"],
+    "not read here (": ["a part that can't be analysed"],
 }
 REFUSED = {Pattern("a(", is_like=False), Pattern("a\\", is_like=True)}
 

@@ -55,7 +55,7 @@ HISTORIES = {
         ends(t1=100),
         {},
         101,
-        r"left the former at 0/64.* up to 0/65.* lost 1 bytes",
+        r"branched off at 0/64.* up to 0/65.* lost 1 bytes",
     ),
     "the lake is ahead of the first of two": (
         1,
@@ -65,7 +65,7 @@ HISTORIES = {
         150,
         "is ahead of it",
     ),
-    "another branch": (2, 3, ends(t1=100), ends(t1=100), 50, "doesn't descend from it"),
+    "another branch": (2, 3, ends(t1=100), ends(t1=100), 50, "doesn't descend from the old one"),
     "another timeline of that number": (
         2,
         3,
@@ -74,7 +74,7 @@ HISTORIES = {
         90,
         "timeline 1 until 0/50",
     ),
-    "no history": (1, 2, {}, {}, 0, "doesn't descend from it"),
+    "no history": (1, 2, {}, {}, 0, "doesn't descend from the old one"),
 }
 
 
@@ -241,7 +241,8 @@ def test_a_run_on_the_old_server_lands_nothing_more(lake):
     check_followed(job, late)
     job.ledger.append(move("promoted", 70, 2))
     with pytest.raises(
-        LateWriter, match="followed to timeline 2 by another run, while this one reads timeline 1"
+        LateWriter,
+        match=r"another run has followed .* to timeline 2, while this run reads timeline 1",
     ):
         check_followed(job, late)
     check_followed(job, job.slot_identity())
@@ -250,7 +251,8 @@ def test_a_run_on_the_old_server_lands_nothing_more(lake):
 def test_a_history_that_cannot_be_read_is_asked_for_again(lake):
     """No walsender free just now, or a proxy: no reason to take the server for another one."""
     with pytest.raises(
-        SourceUnreachable, match=r"timeline history, which couldn't be read: .* can't be reached"
+        SourceUnreachable,
+        match=r"only its timeline history .* couldn't be read: .* can't be reached",
     ) as refused:
         _read_ends(
             job_on(lake),

@@ -292,9 +292,9 @@ def _routed(
     )
     if not is_told and (rows.op == UPDATE).any():
         raise ApplyError(
-            f"an UPDATE of {relation.schema}.{relation.name} doesn't tell the old values of the"
-            " columns that its target's where uses: give the table replica identity full, then"
-            " sync it again"
+            f"an UPDATE of {relation.schema}.{relation.name} lacks the old values of the columns"
+            " that its target's where uses: give the table replica identity full, then sync it"
+            " again"
         )
     sent = rows.old.has_tuple if is_told else np.zeros(len(rows), np.bool_)
     old_row = np.where(sent, SENT, np.where(rows.op == DELETE, UNKNOWN, SAME))
@@ -358,8 +358,8 @@ def _identity_value(
     # The plan rules this out: a relation without the key's columns can't be followed.
     if plan.shape.key:
         raise NeedsSync(
-            "a change came without its key: its replica identity was changed, so it has to be"
-            " synced again"
+            "a change lacks its key, because the table's replica identity was changed: sync the"
+            " table again"
         )
     return _filled(plan.fills[i], len(rows))
 
@@ -376,8 +376,8 @@ def _check_whole_rows(rows: Rows) -> None:
     """Check that old rows are complete: without a key, only they identify the changed row."""
     if ((rows.op != INSERT) & (rows.old_kind != ord("O"))).any():
         raise NeedsSync(
-            "an update or delete came for a table without a key, and without its whole old row:"
-            " give the table a primary key or REPLICA IDENTITY FULL, then sync it again"
+            "an update or delete of a table without a key lacks the complete old row: give the"
+            " table a primary key or REPLICA IDENTITY FULL, then sync it again"
         )
 
 
@@ -508,7 +508,7 @@ def typed_key(
         raise ApplyError(unheld_key(name, kind))
     if pc.any(pc.and_(pa.array(required), pc.is_null(value))).as_py():
         raise NeedsSync(
-            f"a change came without its key column {name!r}: its replica identity was changed, so"
-            " it has to be synced again"
+            f"a change lacks its key column {name!r}, because the table's replica identity was"
+            " changed: sync the table again"
         )
     return value

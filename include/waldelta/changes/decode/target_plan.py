@@ -289,15 +289,15 @@ def _check_not_renamed(state: TableState, relation: Relation, catalog: CatalogTa
         return
     if catalog.is_replaced:
         raise SchemaChanged(
-            f"{state.table_name}: the table it was copied from is called {name} on the source now,"
-            f" and another table has its name: run setup, which publishes that one; the next run"
-            " copies it"
+            f"{state.table_name}: the table that was copied is called {name} on the source now,"
+            " and another table has the old name: run setup, which publishes that other table; the"
+            " next run copies it"
         )
     if state.fed_by is not None:
         raise SchemaChanged(
-            f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source"
-            f" now, and its changes wait in the change log: write from: {name} in the pipeline"
-            " file, run setup and sync it"
+            f"{state.table_name} gets its changes from {state.fed_by}, which is called {name} on"
+            f" the source now, and its changes wait in the change log: write from: {name} in the"
+            " pipeline file, run setup and sync it"
         )
     raise SchemaChanged(
         f"{state.table_name} is called {name} on the source now, and its changes wait in the change"

@@ -111,8 +111,8 @@ def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) ->
             if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):
                 return True
             raise NeedsSync(
-                f"{state.table_name}: its columns changed again before a change of columns was"
-                " recorded"
+                f"{state.table_name}: its columns changed again before a run had recorded the"
+                " previous change"
             )
     return False
 

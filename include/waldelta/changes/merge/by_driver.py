@@ -104,7 +104,7 @@ def commit_in_driver(
     except (DeltaError, OSError, pa.ArrowException) as err:
         # For example, another writer has committed since. Spark will merge, or report why it can't.
         # If this commit succeeded after all, Spark won't repeat it.
-        log.info("table=%s isn't merged here: %s", table_name, err)
+        log.info("table=%s can't be merged by the driver, so Spark merges it: %s", table_name, err)
         return None
 
 

@@ -138,7 +138,9 @@ def merge_files(
         # a task. Spark will merge, or report why it can't. If this commit succeeded after all,
         # Spark won't repeat it.
         log.warning(
-            "table=%s isn't merged file by file: %s", plan.state.table_name, first_line(err)
+            "table=%s can't be merged file by file, so Spark merges it as a whole: %s",
+            plan.state.table_name,
+            first_line(err),
         )
         return None
 

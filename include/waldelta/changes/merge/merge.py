@@ -67,7 +67,8 @@ def merge_staged(
         retry=tenacity.retry_if_exception(is_passing),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         before_sleep=lambda _: log.warning(
-            "table=%s somebody else committed beside the merge: again", plan.state.table_name
+            "table=%s another writer committed during the merge: merging again",
+            plan.state.table_name,
         ),
         reraise=True,
     )

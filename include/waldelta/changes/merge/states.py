@@ -139,7 +139,8 @@ def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
 def _check_read(plan: TargetPlan) -> None:
     if plan.decode.unfolding is None:
         raise LateWriter(
-            f"{plan.state.table_name} was synced again in another mode meanwhile: run again"
+            f"{plan.state.table_name}: another run synced it in another mode during this run: run"
+            " again"
         )
 
 

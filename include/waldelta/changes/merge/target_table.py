@@ -143,8 +143,8 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         raise
     except Exception as err:
         raise TargetNotWritable(
-            f"{uri} can't be written ({first_line(err)}): check target.root and the rights of"
-            " whoever runs Spark"
+            f"{uri} can't be written ({first_line(err)}): check target.root and the permissions of"
+            " the user that runs Spark"
         ) from None
 
 
@@ -242,7 +242,7 @@ def target_write_error(uri: str, err: Exception) -> WaldeltaError:
         return named
     if is_conflict(err):
         return LateWriter(
-            f"{uri} was changed by somebody else while it was replaced: run the sync again"
+            f"another writer changed {uri} while this run replaced it: run the sync again"
         )
     return not_writable_by_spark(uri, err, first_line(err))
 

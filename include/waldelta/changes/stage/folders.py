@@ -28,7 +28,8 @@ def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
     except BaseException as err:
         if is_connect(spark) and _may_go_on(err):
             log.warning(
-                "a statement may still read what is staged, which the next run removes: %s",
+                "keeping staged files that a statement may still read; the next run removes them:"
+                " %s",
                 folders[0],
             )
         else:

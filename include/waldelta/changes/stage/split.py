@@ -160,7 +160,9 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
         return pa.table([[path]], schema=_WRITTEN)
 
     told = run_tasks(spark, len(dealt), _WRITTEN, write)
-    log.info("messages of many tables written anew by table, %.1f s", time.monotonic() - began)
+    log.info(
+        "rewrote the messages of many tables, sorted by table, in %.1f s", time.monotonic() - began
+    )
     return Split(folder, options, [row["path"] for row in told])
 
 

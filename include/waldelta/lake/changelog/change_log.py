@@ -170,7 +170,8 @@ class ChangeLog(RowMessages):
             batch for batch, messages in expected.items() if held.get(batch, 0) != messages
         ):
             named = [
-                f"batch {b} holds {counted(held.get(b, 0), 'message')}, {expected[b]:,} had landed"
+                f"batch {b} holds {counted(held.get(b, 0), 'message')}, but {expected[b]:,} had"
+                " landed in it"
                 for b in holes[:_MOST_NAMED]
             ]
             more = (
@@ -181,9 +182,9 @@ class ChangeLog(RowMessages):
             before = [of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]]
             raise SlotGap(
                 f"the change log {self.uri} has lost messages that were consumed from the slot:"
-                f" {'; '.join(named)}{more}; nothing is read past them: bring back what was removed"
-                " from it, or run resync (where a replay was refused, with tables), which repairs"
-                " the targets by the rows that differ",
+                f" {'; '.join(named)}{more}; no run reads past them: restore the missing files, or"
+                " run resync (after a refused replay: with tables), which corrects the rows that"
+                " differ",
                 lost=(max(before, default=None), consumed[holes[-1]].lsn),
             )
         return held

@@ -140,9 +140,9 @@ class Ledger:
                 and (row.status == _FAILED or newest["status"] != _FAILED)
             ):
                 raise LateWriter(
-                    f"run {row.run_id!r}: an attempt at {row.verb} that began later has told what"
-                    f" became of it, {newest['status']}, which stands; nothing is to be done: see"
-                    " that attempt's log"
+                    f"run {row.run_id!r}: a later attempt at {row.verb} already recorded status"
+                    f" {newest['status']!r}; this attempt's result is discarded, no action needed:"
+                    " see the later attempt's log"
                 )
             at = newest["at"] if newest is not None else None
             # The loop reads again when another attempt has recorded a result in between.

@@ -152,7 +152,8 @@ class LedgerTable:
             check()
         if after is not None and self._last_at(table, after) != after.at:
             raise LateWriter(
-                f"{self.uri}: another run has written what this one was about to replace: run again"
+                f"{self.uri}: another run replaced the rows that this run was about to replace:"
+                " run again"
             )
         if table is None:
             self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
@@ -315,7 +316,7 @@ class LedgerTable:
         except DeltaError as err:
             if self._open() is None:
                 raise
-            raise CommitFailedError("somebody else has created the table") from err
+            raise CommitFailedError("another run created the table") from err
         sync_commit(self.uri, 0)
 
     @contextmanager

@@ -102,8 +102,8 @@ def source_as_copied(
     name, mapping = state.table_name, target.mapping
     if replaced_files(state, catalog.storage):
         raise NeedsSync(
-            f"{name}: partitions of it have another file, perhaps truncated: let a run look at them"
-            " first"
+            f"{name}: some of its partitions have a new file, perhaps after a TRUNCATE: let a run"
+            " check them first"
         )
     drift = find_drift(pipeline, state, target.table, catalog, mapping)
     if drift is None:
@@ -113,7 +113,7 @@ def source_as_copied(
     if drift.reasons:
         told = "; ".join(drift.reasons)
         raise NeedsSync(
-            f"{name} drifted ({told}): let a run, or sync --tables {name}, mend that first"
+            f"{name} drifted ({told}): let a run, or sync --tables {name}, repair that first"
         )
     return drift.repair
 
@@ -142,8 +142,8 @@ def _own_filter(state: TableState, wanted: str | None) -> Iterator[str]:
     if (held.text if held else None) != wanted:
         before = held.text if held else "every row"
         yield (
-            f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by"
-            f" {before}"
+            f"target.tables.{state.table_name}.where is {wanted or 'gone'}, but its copy was made"
+            f" with {before}"
         )
 
 
@@ -157,18 +157,21 @@ def _filters(state: TableState) -> list[str]:
 def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Iterator[str]:
     filters, present = _filters(state), table.row_filter or EVERYTHING
     if {present} != set(filters):
-        yield f"its publications' filter is {present}, its copy was made by {filters[0]}"
+        yield f"its publications' filter is {present}, but its copy was made with {filters[0]}"
     # _record() stores an interruption in the publication as the same filter twice.
     lacking = _lacking(state, table)
     if (away or _is_away_recorded(state)) and not lacking:
         yield (
-            "it was taken out of a publication and put in again, or published by another filter or"
-            " other options there for a while; what changed meanwhile may not have been sent"
+            "it was removed from a publication and added again, or had another filter or other"
+            " options there for a while; PostgreSQL may not have sent the changes of that time"
         )
     if state.publishes and (publishes := sorted(table.publishes)) != state.publishes:
-        yield f"{', '.join(publishes)} are published, at its copy {', '.join(state.publishes)} were"
+        yield (
+            f"it publishes {', '.join(publishes)}, but at its copy it published"
+            f" {', '.join(state.publishes)}"
+        )
     if entered := entered_columns(state, table):
-        yield f"column {', '.join(entered)} entered its column list"
+        yield f"column {', '.join(entered)} was added to its column list"
 
 
 def _is_away_recorded(state: TableState) -> bool:
@@ -199,19 +202,25 @@ def _partitions(state: TableState, table: PublishedTable, catalog: CatalogTable)
     """
     came, gone = moved_leaves(state, table)
     if came:
-        yield f"partition {_named(table, came)} came; rows that it had before were not sent"
+        yield (
+            f"partition {_named(table, came)} was added; PostgreSQL did not send the rows that it"
+            " already had"
+        )
     if gone:
-        yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
+        yield (
+            f"{len(gone)} partition{'s' if len(gone) > 1 else ''} left the table; their rows stay"
+            " in the target"
+        )
     if back := reattached(state, catalog.storage):
         yield (
-            f"partition {_named(table, back)} was detached and attached again; what changed in"
-            " between was not sent"
+            f"partition {_named(table, back)} was detached and attached again; PostgreSQL did not"
+            " send the changes in between"
         )
     if truncated := catalog.truncated - back:
         yield (
-            f"partition {_named(table, truncated)} was truncated, it seems (it has a new file"
-            " without an old row); rows that it had stay, since PostgreSQL sends no TRUNCATE of a"
-            " partition"
+            f"partition {_named(table, truncated)} was probably truncated (it has a new file"
+            " without an old row); its old rows stay in the target, because PostgreSQL doesn't"
+            " send a partition's TRUNCATE"
         )
 
 
@@ -223,8 +232,8 @@ def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]
     """Describe leaves that came, went or were truncated when the run only reported that."""
     if left := set(state.unmended_leaves).difference(moved):
         yield (
-            f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that"
-            " was told, but not mended"
+            f"{len(left)} partition{'s' if len(left) > 1 else ''} changed earlier (added, removed"
+            " or truncated), which was reported but not repaired"
         )
 
 

@@ -115,8 +115,8 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         return None
     about = "" if counted else "about "
     return (
-        f"to mend it, {about}{quantities.counted(numbers[0], 'row')} would enter and"
-        f" {about}{numbers[1]:,} leave"
+        f"a repair would add {about}{quantities.counted(numbers[0], 'row')} and remove"
+        f" {about}{numbers[1]:,}"
     )
 
 

@@ -97,13 +97,13 @@ def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
     with job.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
     told = (
-        f"{name} drifted from its source: {reasons}; the target stays as a subscriber of"
-        " PostgreSQL's would have it"
+        f"{name} drifted from its source: {reasons}; the target stays as it is, like a table of a"
+        " PostgreSQL subscriber"
     )
     return [
         (
-            f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE"
-            f" --tables {name}"
+            f"{told}; {moving + ': ' if moving else 'to repair it: '}python -m spark_jobs sync"
+            f" FILE --tables {name}"
         )
     ]
 
@@ -118,9 +118,9 @@ def _continue_without_copy(job: Job, state: TableState, drift: PublicationDrift)
     if (own.text if own else None) != drift.repair.where:
         name = state.table_name
         raise ConfigError(
-            f"{name} has copy: false and can't follow a change of target.tables.{name}.where: take"
-            f" the change back, or remove its target's folder and sync --tables {name}, to begin"
-            " with an empty one"
+            f"{name} has copy: false and can't follow a change of target.tables.{name}.where: undo"
+            f" the change, or remove its target's folder and sync --tables {name}, to start with"
+            " an empty target"
         )
     if drift.is_new:
         _record(job, state, drift)

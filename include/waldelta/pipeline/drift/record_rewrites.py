@@ -53,8 +53,8 @@ def check_mode(job: Job, state: TableState) -> None:
 def _record_skipped_copy(job: Job, state: TableState) -> None:
     """Record that a copied target won't be copied again, so that it may lack rows from now on."""
     why = (
-        "the pipeline file says copy: false now: rows that only a copy could bring are missing from"
-        " here on"
+        "the pipeline file says copy: false now: from now on the target lacks rows that only a"
+        " copy could add"
     )
     with target_lock(job, state.table_name):
         latest = check_same_copy(job, state)

@@ -166,15 +166,15 @@ def obstacle(repair: Repair) -> str | None:
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (state.kept_as != MIRROR, f"it is kept as {state.kept_as}, which a repair would overwrite"),
-        (not _has_same_source(repair), "it is fed by another table than its copy"),
+        (not _has_same_source(repair), "its changes come from another table than its copy"),
         (
             not table.key_columns or state.key_columns != list(table.key_columns),
-            "it has no key, or another one than its copy",
+            "it has no key, or another key than its copy",
         ),
-        (held != present, "its columns are others than its copy's"),
+        (held != present, "its columns differ from its copy's"),
         (
             bool(entered_columns(state, table)),
-            "a column entered its column list, whose values weren't sent before",
+            "a column was added to its column list, and its earlier values weren't sent",
         ),
         (
             not state.snapshot or not _is_same_relation(repair),
@@ -182,7 +182,7 @@ def obstacle(repair: Repair) -> str | None:
         ),
         (
             bool(state.later_filters),
-            "its filter changed before, and what was told of it since isn't all that happened",
+            "its filter changed before, and the records since then are incomplete",
         ),
         (not table.publishes >= EVERY_CHANGE, "not every kind of change is published"),
         (

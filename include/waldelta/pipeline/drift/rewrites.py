@@ -61,11 +61,14 @@ def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
     told = [
         (
             rewritten(state.storage, now),
-            "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values",
+            (
+                "an ALTER TABLE rewrote its rows, perhaps with other values, and PostgreSQL doesn't"
+                " send a rewrite"
+            ),
         ),
         (
             relabelled(state.storage, now),
-            "an ALTER TYPE changed what its rows show without sending them",
+            "an ALTER TYPE changed what its rows show, and PostgreSQL doesn't send that change",
         ),
     ]
     named = [

@@ -186,8 +186,8 @@ class _Attnums:
         held, present = self.held.get(name), self._present.get(name)
         if held is None and present is None:
             raise NeedsSync(
-                f"{self._table}: column {name!r} came and went, or was renamed, before its changes"
-                " were applied"
+                f"{self._table}: column {name!r} was added and dropped again, or renamed, before"
+                " its changes were applied"
             )
         if held is not None and present is not None and held != present:
             raise NeedsSync(
@@ -204,7 +204,9 @@ def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
     for number in {n for one in numbers for n in one}:
         there = [number in one for one in (held, *numbers)]
         if sum(a != b for a, b in pairwise(there)) > 1:
-            raise NeedsSync(f"{state.table_name}: a column left the publication and came back")
+            raise NeedsSync(
+                f"{state.table_name}: a column was removed from the publication and added again"
+            )
 
 
 def _new_column(
@@ -235,13 +237,13 @@ def _new_column(
             or now.attnum in rewritten(state.storage, catalog.storage)
         ):
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} came with values that the stream"
-                " doesn't send for rows that are there already"
+                f"{state.table_name}: column {column.name!r} was added with values for existing"
+                " rows, which PostgreSQL doesn't send"
             )
         if now.last_dropped > known:
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} may be another one than the column of"
-                " that name before it"
+                f"{state.table_name}: column {column.name!r} may not be the same column as the"
+                " earlier one of that name"
             )
         return NewColumn(new, None, now.missing)
     if held.spark_type != new.spark_type and not _widens(held, new):
@@ -307,8 +309,8 @@ def _check_types(
             pair = (column.type_oid, column.typmod)
             if had and not keeps_values(had[-1], pair):
                 raise NeedsSync(
-                    f"{state.table_name}: column {column.name!r} changed its type, which wrote its"
-                    " rows anew without sending them"
+                    f"{state.table_name}: column {column.name!r} changed its type, which rewrote"
+                    " the rows, and PostgreSQL doesn't send a rewrite"
                 )
             had.append(pair)
 
@@ -357,6 +359,6 @@ def refusal(state: TableState, what: str) -> SchemaChanged:
     """Return the error that the policy ``fail`` raises for a change."""
     return SchemaChanged(
         f"{state.table_name}: {what}; its changes wait in the change log: sync this table again"
-        f" (initial sync with tables={state.table_name}), or let it follow by itself with"
+        f" (initial sync with tables={state.table_name}), or let runs follow such changes with"
         " schema_changes: evolve"
     )

@@ -178,7 +178,7 @@ def _is_truncated(
         if connection.broken:
             raise
         log.warning(
-            "partition %s.%s has another file; whether it was truncated can't be told now (%s)",
+            "partition %s.%s has a new file; this run can't check whether it was truncated (%s)",
             leaf.schema, leaf.name, err.diag.message_primary or err,
         )  # fmt: skip
         return None

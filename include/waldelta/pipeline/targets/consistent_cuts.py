@@ -64,9 +64,9 @@ def readable_cut(job: Job) -> BatchCut | None:
         if not cut.expired and (found := versions.of(cut)) is not None:
             return found
     raise StateError(
-        f"no cut can be read any more: files or logs that the one of batch {newest.batch} needs"
-        " were deleted from a target, and its rows have changed since; the next run that applies"
-        " changes publishes another one"
+        "no consistent cut can be read any more: files or log entries that the cut of batch"
+        f" {newest.batch} needs were deleted from a target, and its rows have changed since; the"
+        " next run that applies changes publishes a new cut"
     )
 
 
@@ -99,7 +99,7 @@ def _current_version(job: Job, target: TargetCut) -> int:
     # The log is damaged; the cut is renewed with the other targets' newer versions.
     except (ValueError, OSError, StateError) as err:
         log.warning(
-            "table=%s: its log can't be read behind version %d: %s",
+            "table=%s: its log can't be read after version %d: %s",
             target.table_name,
             target.version,
             err,

@@ -87,8 +87,8 @@ class Watch:
         if after is not None and version < after:
             raise StateError(
                 f"{state.table_name}: its target {uri_of(self.job, state.table_name)} is another"
-                f" table than the one that was copied (version {version}, and {after} was seen"
-                " already): run the initial sync for it again"
+                f" table than the one that was copied (it is at version {version}, and a run has"
+                f" already seen version {after}): run the initial sync for it again"
             )
         if after is None or version == after:
             self._checked[state.table_name] = version
@@ -108,12 +108,12 @@ class Watch:
             return []
         name, pipeline = state.table_name, self.job.pipeline.pipeline
         listed = _listed(fresh)
-        log.warning("table=%s was written to by others: %s", name, listed)
+        log.warning("table=%s an external writer wrote to its target: %s", name, listed)
         told = (
-            f"{name}: somebody else wrote to its target: {listed}; changes go on being applied, but"
-            f" it may differ from its source until it is compared with that ({pipeline}_reconcile"
-            f" with tables, and repair where it differs) or copied again ({pipeline}_initial_sync"
-            " with tables and a reason)"
+            f"{name}: an external writer wrote to its target: {listed}; runs continue to apply"
+            " changes, but the target may differ from its source until you compare it"
+            f" ({pipeline}_reconcile with tables, and repair if it differs) or copy it again"
+            f" ({pipeline}_initial_sync with tables and a reason)"
         )
         return [told]
 
@@ -129,9 +129,9 @@ def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = T
         return []
     expired = job.ledger.expire_cuts(seen.vacuumed)
     told = (
-        f"{table_name}: a VACUUM kept less of its target than maintenance.keep_versions_hours"
-        f" promises: cuts from before {seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are"
-        " marked as expired"
+        f"{table_name}: a VACUUM kept fewer versions of its target than"
+        " maintenance.keep_versions_hours requires: cuts from before"
+        f" {seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are marked as expired"
     )
     return [told] if expired or not only_new else []
 
@@ -250,9 +250,9 @@ def _check_files(table: DeltaLog, commit: Commit) -> None:
     for path in commit.named:
         if (wrong := _wrong_file(folder, path)) is not None:
             raise StateError(
-                f"{table.uri}: {describe(_external(commit))} adds a file {wrong}: find out who"
-                " wrote it, and run the initial sync for this table again (in a mode that keeps"
-                " rows, move the table's folder away first)"
+                f"{table.uri}: {describe(_external(commit))} adds a file {wrong}: find out which"
+                " program wrote it, and run the initial sync for this table again (in a mode that"
+                " keeps rows, move the table's folder away first)"
             )
 
 
@@ -266,7 +266,7 @@ def _wrong_file(folder: Path | None, path: str) -> str | None:
     file = Path(os.path.realpath(folder / path))
     if not file.is_relative_to(os.path.realpath(folder)):
         return outside
-    return None if file.is_file() or not os.path.lexists(file) else "that is no regular file"
+    return None if file.is_file() or not os.path.lexists(file) else "that is not a regular file"
 
 
 def describe(commit: ExternalCommit) -> str:
@@ -328,7 +328,7 @@ def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> Non
 
 def _warn_of_missing(state: TableState, seen: Seen) -> list[str]:
     told = (
-        f"{state.table_name}: its target's log has no version {seen.lacks} any more: whether others"
-        " wrote to it until then can't be told"
+        f"{state.table_name}: its target's log has no version {seen.lacks} any more, so external"
+        " commits up to that version can't be detected"
     )
     return [told] if seen.lacks is not None else []

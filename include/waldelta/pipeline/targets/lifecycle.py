@@ -30,10 +30,12 @@ log = logging.getLogger(__name__)
 
 _AWAY = "it is no longer published, and its target stays as it is"
 _NEVER = "it was never copied"
-_RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
+_RETURNED = (
+    "it left the publications and returned, and PostgreSQL did not send the changes in between"
+)
 _RECREATED = "it was dropped and created again on the source"
 _NAME_TAKEN = "it was renamed on the source, and another published table has its name now"
-_OTHER_SOURCE = "other tables feed it than those that it was copied from"
+_OTHER_SOURCE = "its changes come from other tables than its copy"
 
 _KILLED = "it was killed"
 _NOT_PUBLISHED = "no longer published: its target stays as it is"
@@ -330,8 +332,8 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
         except LateWriter:
             state = job.table_state(held.table_name)
     raise LateWriter(
-        f"{held.table_name} isn't published any more, but others kept writing of it meanwhile: run"
-        " again"
+        f"{held.table_name} isn't published any more, but other runs kept changing its ledger"
+        " entry: run again"
     )
 
 
@@ -371,9 +373,9 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
         return None
     listed = first_of([f"{table.table_name} ({table.why})" for table in found], _MOST_NAMED)
     return (
-        f"published, but without a copy that changes could be applied to: {listed}; run the"
-        f" initial sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was"
-        " never copied"
+        f"published, but without a copy to which runs can apply changes: {listed}; run the initial"
+        f" sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was never"
+        " copied"
     )
 
 

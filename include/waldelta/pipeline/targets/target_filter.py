@@ -48,8 +48,8 @@ def both(constraint: str | None, where: str | None) -> str | None:
 def unpublished(table: str, columns: Sequence[str]) -> str:
     """Describe a filter that uses columns which never arrive."""
     return (
-        f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: take"
-        " it into the column list, or out of the filter"
+        f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: add"
+        " it to the column list, or remove it from the filter"
     )
 
 

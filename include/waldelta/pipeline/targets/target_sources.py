@@ -196,8 +196,8 @@ def read_target(
                 raise now.busy(str(table_id)) from None
             locked = LockedTables(locked.relations | now.relations, now.holders)
     raise TableBusy(
-        f"{table_id}: one published table after the other couldn't be read for {LOCK_TIMEOUT_S:g} s"
-        f" each. Locks that stand in the way:\n{locked.holders}\nwait until they end, and run again"
+        f"{table_id}: published tables stayed locked, one after the other, for {LOCK_TIMEOUT_S:g}"
+        f" s each. Blocking sessions:\n{locked.holders}\nwait until they end, and run again"
     )
 
 

@@ -96,27 +96,25 @@ class OpenMessage:
 
     def _what_waits(self) -> str:
         if self.sent.batch is None:
-            return "nothing behind it lands"
+            return "no later change lands"
         return (
-            "no table is applied"
+            "no table gets changes"
             if self.is_of_any_table
             else f"{', '.join(self.tables)} gets no changes"
         )
 
     def _remedy(self) -> str:
-        acknowledged = (
-            f"or quarantine --discard --row {self.row.id} --reason … once that is settled"
-        )
+        acknowledged = f"or quarantine --discard --row {self.row.id} --reason … once that is done"
         if self.is_of_any_table:
-            return f"any table may lack what it said: reconcile all of them, {acknowledged}"
+            return f"any table may lack its change: reconcile all of them, {acknowledged}"
         if self.tables == (OF_MESSAGES,):
             return (
-                f"the table of messages lacks it for good: quarantine --discard --row {self.row.id}"
-                " --reason … acknowledges that"
+                "the table of messages lacks it permanently: quarantine --discard --row"
+                f" {self.row.id} --reason … acknowledges that"
             )
         names = ",".join(self.tables)
         return (
-            f"{', '.join(self.tables)} lacks what it said: reconcile --tables {names} --repair,"
+            f"{', '.join(self.tables)} lacks its change: reconcile --tables {names} --repair,"
             f" {acknowledged}"
         )
 
@@ -184,7 +182,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
             for name in tables
         ]
     )
-    log.error("message %s can't be read and is kept in the quarantine", unread.id)
+    log.error("message %s can't be read and is kept in quarantine", unread.id)
 
 
 def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
@@ -269,17 +267,19 @@ def skip_messages(
     Raises ConfigError for a message that doesn't wait for a decision, and without a reason.
     """
     if not messages:
-        raise ConfigError("name the messages that are to be skipped (--row)")
+        raise ConfigError("name the messages to skip (--row)")
     if not (reason or "").strip():
         raise ConfigError(
-            "say why the messages are to be skipped (--reason): their tables lack what they said"
+            "give a reason for skipping the messages (--reason): their tables will lack these"
+            " changes"
         )
     waiting = {
         m.row.id: m for m in open_messages(job.ledger, job.pipeline.source.slot) if not m.is_skipped
     }
     if unknown := sorted(set(messages) - waiting.keys()):
         raise ConfigError(
-            f"no message that can't be read: {', '.join(unknown)}: quarantine says which there are"
+            f"not in the list of unreadable messages: {', '.join(unknown)}: run quarantine to see"
+            " the list"
         )
     chosen = [waiting[message] for message in sorted(set(messages))]
     _decide(job, chosen, SKIPPED, by, reason)
@@ -297,7 +297,7 @@ def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMes
     chosen = [known[message] for message in sorted(known.keys() & set(messages))]
     if waiting := [one.row.id for one in chosen if not one.is_skipped]:
         raise ConfigError(
-            f"{', '.join(waiting)} can't be read and stops what is behind it:"
+            f"{', '.join(waiting)} can't be read and blocks later changes:"
             f" {skip_command(waiting[0])}"
         )
     return chosen

@@ -41,8 +41,8 @@ def check_same_copy(job: Job, state: TableState) -> TableState:
     present = job.table_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(
-            f"{state.table_name} was synced again meanwhile: its changes are applied by the"
-            " next run"
+            f"{state.table_name}: another run synced it during this run: the next run applies its"
+            " changes"
         )
     return present
 
@@ -77,8 +77,8 @@ class Watermarks:
         except DeltaError as err:
             raise StateError(
                 f"{state.table_name}: its target {uri} can't be read ({str(err).splitlines()[0]}):"
-                " bring back what its _delta_log lacks, or remove the folder and run the initial"
-                " sync for it again"
+                " restore the missing files of its _delta_log, or remove the folder and run the"
+                " initial sync for it again"
             ) from err
         self.versions[state.table_name] = table.version()
         applied = max(committed, self._in_cut(state), self.floor)
@@ -95,7 +95,7 @@ class Watermarks:
         """
         if self.of(state) > batch:
             raise LateWriter(
-                f"{state.table_name}: another run applied changes to it meanwhile: run again"
+                f"{state.table_name}: another run applied changes to it at the same time: run again"
             )
         return batch
 

@@ -104,7 +104,9 @@ class _Parser:
         return self.tokens[self.at]
 
     def unexpected(self) -> FilterNotTranslatable:
-        return self.refused(self.next.start, f"{self.next.text or 'the end'!r} isn't known here")
+        return self.refused(
+            self.next.start, f"{self.next.text or 'the end'!r} isn't supported here"
+        )
 
     def refused(self, start: int, reason: str) -> FilterNotTranslatable:
         return FilterNotTranslatable(self.text, place(self.text, start), reason)
@@ -175,7 +177,7 @@ class _Parser:
             distinct = Call("IS DISTINCT FROM", (tested, self.operand()), start)
             return Call("NOT", (distinct,), start) if negated else distinct
         if self.next.text not in ("NULL", "TRUE", "FALSE", "UNKNOWN"):
-            raise self.refused(self.next.start, f"IS {self.next.text} isn't known here")
+            raise self.refused(self.next.start, f"IS {self.next.text} isn't supported")
         return Test(tested, self.take().text, negated, start)
 
     def operand(self) -> Node:
@@ -225,7 +227,7 @@ class _Parser:
             self.expect(")")
             return node
         if token.kind == "word" and token.text.isupper() and token.text not in _LAZY:
-            raise self.refused(token.start, f"{token.text} isn't known here")
+            raise self.refused(token.start, f"{token.text} isn't supported")
         return Call(token.text, self.listed("(", ")"), token.start)
 
     def listed(self, opening: str, closing: str) -> tuple[Node, ...]:

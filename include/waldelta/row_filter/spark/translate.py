@@ -88,7 +88,7 @@ class _Translation:
             raise FilterNotTranslatable(
                 self.text,
                 place(self.text, err.start),
-                "more than a comparison with a constant that Spark doesn't hold",
+                "a constant that Spark can't hold, in more than a comparison",
             ) from None
         if len(found.value) + len(found.raw or "") > _MAX_LENGTH:
             raise self.refused(typed, "an expression that becomes too long")
@@ -221,7 +221,7 @@ class _Translation:
         """Translate ``= ANY (column)``."""
         array, compared, operand = typed.arguments
         if self.sql(operand).raises:
-            raise self.refused(typed, "something that may fail, looked for in an array")
+            raise self.refused(typed, "a search in an array for an expression that may fail")
         self.elements += 1
         name = f"e{self.elements}"
         outer, self.names = self.names, {**self.names, f"\0{array.value}": name}

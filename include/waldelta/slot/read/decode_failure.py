@@ -189,7 +189,7 @@ class Reading:
             self._most = last.messages if refusal is not None else None
         # PostgreSQL's message is left out, because it may contain values of a row.
         log.warning(
-            "slot=%s can't be decoded at %s: what is in front of it is read first",
+            "slot=%s can't be decoded at %s: reading the changes before that first",
             self.source.slot,
             at,
         )
@@ -249,14 +249,14 @@ from ({changes}) as changes
 
 def _unreadable(job: Job, source: Source, refusal: Refusal) -> SlotUnreadable:
     found = _identify(job, source)
-    where = f"at {refusal.at}" if refusal.at is not None else "where it stands"
+    where = f"at {refusal.at}" if refusal.at is not None else "at its current position"
     details = [*found, *([] if found and "table" in found[-1] else _suspects(job, refusal))]
     of = f" ({', '.join(details)})" if details else ""
     return SlotUnreadable(
         f"slot {source.slot!r} can't be decoded {where}{of}: PostgreSQL says {refusal.words!r}"
         f" (SQLSTATE {refusal.sqlstate}). Everything before that transaction has landed, and"
-        " nothing behind it can be read: WAL is decoded by the catalogs of its time, so that"
-        " correcting the row or the filter helps for what comes only: correct it, then run resync"
+        " nothing after it can be read: PostgreSQL decodes WAL with the catalogs of its time, so a"
+        " corrected row or filter helps only later changes: correct it, then run resync"
     )
 
 

@@ -403,11 +403,12 @@ def _publication_gone(slot: str, publication: str) -> PublicationGone:
     """
     return PublicationGone(
         f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is"
-        " read: it was dropped, or created after changes that wait there, which before PostgreSQL"
-        " 18 can't be decoded by its name any more. If it exists and is new to the pipeline file,"
-        " take it out, let a run consume what waits, put it back, and sync its tables. If setup is"
-        " to make it, take it out and add its tables to a publication that this slot reads"
-        " already. If it was dropped, perhaps created anew: teardown, setup, resync"
+        " read: it was dropped, or created after changes that still wait in the slot, and"
+        " PostgreSQL before 18 can't decode those with it. If it exists and is new in the pipeline"
+        " file, remove it from the file, let a run consume the waiting changes, add it again, and"
+        " sync its tables. If setup should create it, remove it from the file and add its tables"
+        " to a publication that this slot already reads. If it was dropped, even if it was created"
+        " again, run teardown, setup and resync"
     )
 
 
@@ -437,7 +438,7 @@ _TOO_LARGE = {
     r"temporary file size exceeds [^\n]*": (
         "raise temp_file_limit for the role (alter role … set temp_file_limit)"
     ),
-    r"out of memory[^\n]*": "lower batch.wal_window_mb, or see what takes the server's memory",
+    r"out of memory[^\n]*": "lower batch.wal_window_mb, or find out what uses the server's memory",
 }
 
 
@@ -461,16 +462,18 @@ def _lacks_room(slot: str, text: str) -> PeekTooLarge | SourceDiskFull | None:
     """Return the error for an answer for which there is no room."""
     if full := re.search(_DISK_FULL, text):
         return SourceDiskFull(
-            f"a disk of the server is full, by what reading slot {slot!r} takes or by others"
-            f" ({full[0].strip()}): free that of its temporary files (temp_tablespaces) or, where"
-            " its pg_replslot is named, of its data directory, or raise logical_decoding_work_mem"
+            f"a disk of the server is full, through reading slot {slot!r} or other use"
+            f" ({full[0].strip()}): free space on the disk of its temporary files"
+            " (temp_tablespaces) or, if the message names pg_replslot, of its data directory; or"
+            " raise logical_decoding_work_mem"
         )
     if re.search(_ROW_TOO_LARGE, text):
         return None
     for said, remedy in _TOO_LARGE.items():
         if found := re.search(said, text):
             return PeekTooLarge(
-                f"the server can't hold what reading slot {slot!r} gives ({found[0]}): {remedy}"
+                f"the server has no room for the result of reading slot {slot!r} ({found[0]}):"
+                f" {remedy}"
             )
     return None
 

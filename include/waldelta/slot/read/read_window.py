@@ -124,13 +124,15 @@ class ReadWindows:
         smaller = self.next.after_timeout()
         if smaller is None:
             raise PeekTimeout(
-                f"the smallest bite ({self.next}) took longer than that: {self._suspect()}"
+                f"reading the smallest read window ({self.next}) took too long: {self._suspect()}"
             )
         if smaller.timeout_s > self.next.timeout_s:
             log.warning(
-                "the smallest bite took longer than %d s: %s", self.next.timeout_s, self._suspect()
+                "the smallest read window took longer than %d s: %s",
+                self.next.timeout_s,
+                self._suspect(),
             )
-        log.warning("the server was too slow: next bite %s", smaller)
+        log.warning("the server was too slow: next read window: %s", smaller)
         self._take(smaller)
 
     def lacks_room(self, *, is_disk_full: bool = False) -> bool:
@@ -163,7 +165,7 @@ class ReadWindows:
             return False
         self._widest = replace(self._widest, window_bytes=narrower.window_bytes)
         self.next = narrower
-        log.warning("next bite %s", narrower)
+        log.warning("next read window: %s", narrower)
         return True
 
     def answered(self, seconds: float, *, is_whole: bool) -> None:
@@ -172,7 +174,7 @@ class ReadWindows:
         """
         larger = self.next.after_answer(seconds, self._widest, is_whole=is_whole)
         if larger != self.next:
-            log.info("the server answered in %.1f s: next bite %s", seconds, larger)
+            log.info("the server answered in %.1f s: next read window: %s", seconds, larger)
             self._take(larger)
 
     def _take(self, read_window: ReadWindow) -> None:
@@ -193,14 +195,14 @@ class ReadWindows:
             oldest = next(iter(open_transactions(primary)), None)
         if oldest is None:
             return (
-                "no transaction is open, so a huge one that has ended waits in the slot: raise the"
-                " server's logical_decoding_work_mem, give it faster disks, or see what else keeps"
-                " it busy"
+                "no transaction is open, so a huge transaction that has ended waits in the slot:"
+                " raise the server's logical_decoding_work_mem, give it faster disks, or find out"
+                " what else keeps it busy"
             )
         who, since = oldest
         return (
-            f"the oldest open transaction, from which on every call reads, is {who}, since {since}:"
-            " end it if it is stuck"
+            f"every call reads from the start of the oldest open transaction, {who}, open since"
+            f" {since}: end it if it is stuck"
         )
 
 

@@ -78,7 +78,7 @@ def check_behind(
         if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
             raise
         between = LsnRange(Lsn(verified.begins), Lsn(move.lsn))
-        log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
+        log.warning("slot %s moves past %s without a comparison: %s", move.slot, between, err)
         return False
     return True
 
@@ -124,8 +124,9 @@ def _mismatch(
 ) -> ConsumeMismatch:
     return ConsumeMismatch(
         f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in"
-        f" {batches}; nothing was consumed of that: compare the slot's changes with the change log"
-        " (docs/how-to/recover-a-slot.md#consumemismatch); teardown, setup and resync start afresh"
+        f" {batches}; nothing of that was consumed: compare the slot's changes with the change log"
+        " (docs/how-to/recover-a-slot.md#consumemismatch); to start over, run teardown, setup and"
+        " resync"
     )
 
 

@@ -141,7 +141,7 @@ def test_who_comes_too_late_adds_nothing(ledger):
     ledger.append_state(state("u", 1, "copying", OLD), None)
     copied = ledger.append_state(state("t", 1, "synced", OLD), begun)
     for late in (None, begun):
-        with pytest.raises(LateWriter, match="another run has written"):
+        with pytest.raises(LateWriter, match="another run replaced the rows"):
             ledger.append_state(state("t", 1, "failed"), late)
     assert copied.at > begun.at
     assert ledger.table_states()["t"] == copied
@@ -175,7 +175,7 @@ def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, ne
     )
     ledger.append_run(replace(earlier, status="failed"))
     ledger.append_run(replace(later, status=newest))
-    with pytest.raises(LateWriter, match="began later") if refused else nullcontext():
+    with pytest.raises(LateWriter, match="a later attempt") if refused else nullcontext():
         ledger.append_run(replace(earlier, status=late))
     assert ledger.run_result("r").status == (newest if refused else late)
 

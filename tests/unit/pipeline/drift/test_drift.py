@@ -96,10 +96,10 @@ CASES = [
         pipeline(where="a > 6"),
         state(own="a > 5"),
         table(),
-        r"where is a > 6, its copy was made by a > 5",
+        r"where is a > 6, but its copy was made with a > 5",
         True,
     ),
-    ("new own filter", pipeline(where="a > 6"), state(), table(), r"by every row", True),
+    ("new own filter", pipeline(where="a > 6"), state(), table(), r"with every row", True),
     ("own filter gone", pipeline(), state(own="a > 5"), table(), r"where is gone", True),
     (
         "own filter, a DBA's publication",
@@ -138,7 +138,7 @@ CASES = [
         pipeline(manage=False, drift="repair"),
         state(),
         table(row_filter="(a > 1)"),
-        r"made by true",
+        r"made with true",
         True,
     ),
     (
@@ -154,7 +154,7 @@ CASES = [
         pipeline(),
         state(columns=[("id", 1), ("b", 3)], unpublished=[2]),
         table([("id", 1), ("a", 2), ("b", 3)]),
-        r"column a entered",
+        r"column a was added",
         True,
     ),
     (
@@ -162,7 +162,7 @@ CASES = [
         pipeline(),
         state(publishes=["insert"]),
         table(),
-        r"delete, insert are published, at its copy insert were",
+        r"it publishes delete, insert, but at its copy it published insert",
         True,
     ),
     ("an added column", pipeline(), state(), table([("id", 1), ("a", 2), ("n", 3)]), None, None),
@@ -171,7 +171,7 @@ CASES = [
         pipeline(),
         state(leaves=[10]),
         table(leaves=[10, 11]),
-        r"partition public\.t_11 came",
+        r"partition public\.t_11 was added",
         False,
     ),
     (
@@ -179,7 +179,7 @@ CASES = [
         pipeline(),
         state(leaves=[10, 11]),
         table(leaves=[10]),
-        r"1 partition went",
+        r"1 partition left the table",
         False,
     ),
     (
@@ -187,7 +187,7 @@ CASES = [
         pipeline(drift="repair"),
         state(leaves=[10]),
         table(leaves=[10, 11]),
-        r"came",
+        r"was added",
         True,
     ),
 ]
@@ -218,12 +218,14 @@ def test_a_partition_made_as_one_is_no_drift():
         attached={12: "public.t_12"},
     )
     drift = find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11, 12]), present)
-    assert drift.reasons == ("partition public.t_12 came; rows that it had before were not sent",)
+    assert drift.reasons == (
+        "partition public.t_12 was added; PostgreSQL did not send the rows that it already had",
+    )
     assert (drift.repair.attached, drift.repair.detached) == ({12}, frozenset())
     assert find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present) is None
     late = TargetSource(TableId("public", "t"), frozenset({10, 11}), late=frozenset({11}))
     assert (
-        "t_11 came"
+        "t_11 was added"
         in find_drift(
             pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present, late
         ).reasons[0]
@@ -235,7 +237,12 @@ def test_partitions_that_were_told_are_mended_once_the_file_says_so():
     held = replace(state(leaves=[10, 11]), unmended_leaves=[11])
     told = find_drift(pipeline(drift="repair"), held, table(leaves=[10, 11]), CatalogTable())
     assert (told.reasons, told.mends) == (
-        ("1 partition came or went earlier, and that was told, but not mended",),
+        (
+            (
+                "1 partition changed earlier (added, removed or truncated), which was reported but"
+                " not repaired"
+            ),
+        ),
         True,
     )
     assert find_drift(pipeline(), held, table(leaves=[10, 11]), CatalogTable()) is None
@@ -251,14 +258,14 @@ AWAY = [
     # What published it at its copy, how it is published now, by what, and what is told.
     ("the same entry", [member()], {}, [member()], None),
     ("one more", [member()], {}, [member(), member("table 2", 2)], None),
-    ("another one", [member()], {}, [member("table 2")], "taken out"),
+    ("another one", [member()], {}, [member("table 2")], "removed from a publication"),
     ("one of two stays", [member(), member("table 2", 2)], {}, [member("table 2", 2)], None),
     (
         "one of two stays, which says less",
         [member(), member("table 2", 2, row_filter="(a > 5)")],
         {},
         [member("table 3"), member("table 2", 2, row_filter="(a > 5)")],
-        "taken out",
+        "removed from a publication",
     ),
     (
         "another filter",
@@ -272,7 +279,7 @@ AWAY = [
         [member()],
         {"row_filter": "(a > 1)"},
         [member("table 2", row_filter="(a > 1)", is_apart=True)],
-        "filter is .*taken out",
+        "filter is .*removed from a publication",
     ),
     (
         "another column list",
@@ -286,14 +293,14 @@ AWAY = [
         [member()],
         {"columns": [("id", 1)]},
         [member("table 2", column_list="1", is_apart=True)],
-        "taken out",
+        "removed from a publication",
     ),
     (
         "a column was added while it was away",
         [member()],
         {"columns": [("id", 1), ("a", 2), ("n", 3)]},
         [member("table 2")],
-        "taken out",
+        "removed from a publication",
     ),
     ("options there and back", [member(version=1)], {}, [member(version=2)], "other options"),
     ("another owner", [member(version=1)], {}, [member(version=2, owner=3)], None),
@@ -304,7 +311,7 @@ AWAY = [
         ["table 1"],
         {},
         [member("table 2")],
-        "taken out",
+        "removed from a publication",
     ),
 ]
 
@@ -351,9 +358,9 @@ LOOKS = [
         [member()],
         [looked_at(INSERTS_ALONE), looked_at(member(version=3)), looked_at(member(version=3))],
         [
-            "^insert are published, at its copy delete, insert, update were$",
-            "^it was taken out .* other options",
-            "^it was taken out",
+            "^it publishes insert, but at its copy it published delete, insert, update$",
+            "^it was removed from a publication .* other options",
+            "^it was removed from a publication",
         ],
     ),
     (
@@ -364,7 +371,11 @@ LOOKS = [
             looked_at(member(version=3, publishes=INSERTS | {"update"})),
             looked_at(member(version=4)),
         ],
-        ["^insert are", "^insert, update are published", "^it was taken out"],
+        [
+            "^it publishes insert, but",
+            "^it publishes insert, update, but",
+            "^it was removed from a publication",
+        ],
     ),
     (
         "more operations come and go",
@@ -373,7 +384,7 @@ LOOKS = [
             looked_at(member(version=2, publishes=frozenset([*EVERY, "truncate"]))),
             looked_at(member(version=3)),
         ],
-        ["truncate, update are published, at its copy", None],
+        ["truncate, update, but at its copy", None],
     ),
     (
         "operations go from one leaf, and come",
@@ -382,13 +393,13 @@ LOOKS = [
             looked_at(member(), replace(LEAF, version=2, publishes=INSERTS)),
             looked_at(member(), replace(LEAF, version=3)),
         ],
-        ["^it was taken out", "^it was taken out"],
+        ["^it was removed from a publication", "^it was removed from a publication"],
     ),
     (
         "a column leaves and comes",
         [member()],
         [looked_at(OTHER_LIST, columns=WITHOUT_V), looked_at(member("table 3"))],
-        [None, "^column v entered its column list$"],
+        [None, "^column v was added to its column list$"],
     ),
     (
         "a column leaves, and stays away",
@@ -409,7 +420,7 @@ LOOKS = [
         "what decides of two entries goes and comes",
         [member(entries=TWO)],
         [looked_at(member(entries=TWO)), looked_at(member(entries={"table 5", "schema 9"}))],
-        [None, "^it was taken out"],
+        [None, "^it was removed from a publication"],
     ),
 ]
 

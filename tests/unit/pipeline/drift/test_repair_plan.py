@@ -52,9 +52,9 @@ OBSTACLES = [
     ),
     ("it keeps every state", state(mode="history"), table(), "kept as history"),
     ("no key", state(key_columns=[]), table(key_columns=()), "no key"),
-    ("another key", state(), table(key_columns=("a",)), "another one"),
+    ("another key", state(), table(key_columns=("a",)), "another key"),
     ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),
-    ("a column that came back", state(unpublished=[2]), table(), "entered its column list"),
+    ("a column that came back", state(unpublished=[2]), table(), "was added to its column list"),
     ("recreated", state(), table(relation_ids=(2,)), "isn't the relation"),
     (
         "told for a while",

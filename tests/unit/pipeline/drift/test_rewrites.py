@@ -90,7 +90,8 @@ def test_what_is_recorded():
     (what,) = unsent_changes(state(BEFORE), CASES["alter type"][0])
     assert (
         what
-        == "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (a)"
+        == "an ALTER TABLE rewrote its rows, perhaps with other values, and PostgreSQL doesn't send"
+        " a rewrite (a)"
     )
     assert unsent_changes(state(BEFORE), CASES["a new column and a new file"][0]) == []
 

@@ -119,8 +119,8 @@ def commit_of(uri, folder, path):
 
 
 STRAYS = {
-    "a FIFO": ("fifo", "no regular file"),
-    "a folder": ("folder", "no regular file"),
+    "a FIFO": ("fifo", "not a regular file"),
+    "a folder": ("folder", "not a regular file"),
     "another folder's file": ("../secret", "isn't in its folder"),
     "by a detour": ("a/../../secret", "isn't in its folder"),
     "by percents": ("%2e%2e/secret", "isn't in its folder"),
@@ -136,7 +136,7 @@ STRAYS = {
     "a link to a file elsewhere": ("linked", "isn't in its folder"),
     "a file behind a link to a folder elsewhere": ("away/secret", "isn't in its folder"),
     "a FIFO behind such a link": ("away/fifo", "isn't in its folder"),
-    "a link to a FIFO": ("to-fifo", "no regular file"),
+    "a link to a FIFO": ("to-fifo", "not a regular file"),
     "a file behind a link within the table": ("within/here.parquet", None),
     "a file that is gone": ("gone.parquet", None),
     "a file": ("day=a:b/here.parquet", None),
@@ -201,7 +201,7 @@ def test_an_entry_of_the_log_that_is_no_regular_file_is_refused(uri, tmp_path, m
         lambda: list(log.behind(1)),
         lambda: check_readable(log, state, None, 1),
     ):
-        with pytest.raises(StateError, match=r"00002\.json is no regular file: .* remove it"):
+        with pytest.raises(StateError, match=r"00002\.json is not a regular file: .* remove it"):
             read()
 
 

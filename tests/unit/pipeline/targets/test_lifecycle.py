@@ -58,10 +58,12 @@ def life(
 
 AWAY = "it is no longer published, and its target stays as it is"
 NEVER = "it was never copied"
-RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
+RETURNED = (
+    "it left the publications and returned, and PostgreSQL did not send the changes in between"
+)
 AGAIN = "it was dropped and created again on the source"
 TAKEN = "it was renamed on the source, and another published table has its name now"
-ANEW = "other tables feed it than those that it was copied from"
+ANEW = "its changes come from other tables than its copy"
 
 # What is published, the table's life, whether a run is at work on its copy, the policy for what the
 # stream doesn't tell.

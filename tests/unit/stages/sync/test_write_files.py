@@ -223,7 +223,7 @@ def test_a_disk_that_takes_nothing_is_told(uri):
         yield part(1)
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(TargetNotWritable, match="make space"):
+    with pytest.raises(TargetNotWritable, match="free space"):
         copy_files(one_by_one, target, 1, lambda _: full(), ("app", 1), {})
 
 

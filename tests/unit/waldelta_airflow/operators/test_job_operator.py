@@ -382,7 +382,8 @@ def test_a_connection_of_another_type_is_refused(make_task, make_context, job, m
         make_task().execute(make_context())
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", "mysql://x:secret@y/z")
     with pytest.raises(
-        AirflowFailException, match="'shop_source' has type 'mysql': a source's type is postgres"
+        AirflowFailException,
+        match="'shop_source' has type 'mysql': choose a connection of type postgres",
     ):
         make_task().execute(make_context())
     assert not job.ran
@@ -437,7 +438,7 @@ def test_only_landing_is_tried_again_when_it_ran_out_of_time(
         task.on_kill()  # as Airflow does
     else:
         assert ended.value.kinds == ("StageTimeout",)
-        assert str(ended.value).startswith("StageTimeout: apply was ended after 1.5 minutes")
+        assert str(ended.value).startswith("StageTimeout: Airflow ended apply after 1.5 minutes")
     for pid in map(int, started.read_text().split()):
         wait_until(lambda pid=pid: not alive(pid))
 
@@ -676,7 +677,7 @@ def test_the_report_that_the_check_made_is_not_made_again(
 COPIES = {
     "none": ([], True, 0, AirflowSkipException, "no table"),
     "one": (["public.a"], False, 0, DagRunTriggerException, ""),
-    "a run is under way": (["public.a"], False, 1, AirflowSkipException, "under way already"),
+    "a run is under way": (["public.a"], False, 1, AirflowSkipException, "is already active"),
     "the DAG is paused": (
         ["public.a"],
         True,

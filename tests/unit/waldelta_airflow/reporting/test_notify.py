@@ -153,7 +153,10 @@ def test_what_templates_see(dags_with):
     assert Noted.sent == [
         f"shop SlotGap: {GAP} | {REMEDIES['SlotGap']}",
         f"shop ApplyError: t: no | {REMEDIES['ApplyError']}",
-        "shop AirflowException: it has no class of its own | look at the task's log",
+        (
+            "shop AirflowException: the error is not one of waldelta's own; the log has its message"
+            " | look at the task's log"
+        ),
         "shop Killed: the task was killed | look at the task's log",
     ]
 
@@ -251,7 +254,7 @@ REFUSED = {
         "notifier nowhere.at.all.Pager can't be imported",
     ),
     "no such notifier": ({"notifier": f"{__name__}.Pager"}, "can't be imported"),
-    "not a notifier": ({"notifier": "pathlib.Path"}, "no notifier of Airflow's"),
+    "not a notifier": ({"notifier": "pathlib.Path"}, "is not an Airflow notifier"),
     "not a dotted name": ({"notifier": "Pager"}, "notify[0].notifier"),
     "arguments": ({"arguments": "{txt: x}"}, "refuses its arguments"),
 }
