@@ -215,7 +215,7 @@ class _Lake:
         cut = BatchCut(ended, result.run_id, self.batch, self.lsn, commit_ts, cuts)
         self.batches[result.run_id] = cut
         result.add_cut(cut)
-        result.stages["apply"].detail = f"1 step, {len(cuts)} tables changed"
+        result.stages["apply"].detail = f"1 apply batch, {len(cuts)} tables changed"
         if trouble and trouble.stage == "apply":
             result.not_applied = list(trouble.tables)
         unmet = trouble.tables if trouble and trouble.stage == "check" else ()
@@ -348,7 +348,7 @@ def _hold_payments(root: str, ledger: Ledger, rows: int) -> None:
 
 
 def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
-    remedy = "resync: makes the slot anew and mends the targets by the rows that differ"
+    remedy = "resync: creates the slot again and repairs the targets by the rows that differ"
     ledger.append(
         Gap(
             trouble.first,
