@@ -111,8 +111,10 @@ REASONS = [
         "rows stay that an earlier filter let in",
         lake(child={"later_filters": ["true"]}),
         KEY,
-        "the row filter of public.c has changed since its copy, so the target may keep rows that"
-        " no longer pass it",
+        (
+            "the row filter of public.c has changed since its copy, so the target may keep rows"
+            " that no longer pass it"
+        ),
     ),
     (
         "deletes that aren't published",
