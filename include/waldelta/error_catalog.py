@@ -314,7 +314,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "",
             "find out which program wrote to the target, then run reconcile with --repair"
             " (docs/how-to/reconcile.md)",
-            "1 target doesn't hold what the source does, …",
+            "1 target doesn't match the source; …",
         ),
         "StateError": ErrorEntry(
             "The verbs ran in the wrong order, a target is gone or unreadable, or a backfill"
@@ -328,7 +328,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The operation would delete rows that a target's mode keeps, or the mode needs a key.",
             "",
             "follow the message (docs/how-to/keep-history.md)",
-            "public.orders is kept as history, and the pipeline file says mirror: …",
+            "public.orders has mode history in the lake, and the pipeline file says mirror,"
+            " which would lose what it keeps: …",
         ),
     }
 )

@@ -245,7 +245,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     (told,) = (run for run in Ledger(f"{lake}/shop").runs() if run.verb == "consume")
     run("teardown")
     stages = RunResult.from_json(told.result).stages
-    assert stages["land"].detail.endswith("; 1 step applied meanwhile")
+    assert stages["land"].detail.endswith("; 1 apply batch applied during landing")
     assert stages["check"].status == "succeeded"
     columns = ["id", "note", "amount"]
     held = DeltaTable(f"{lake}/shop/public/orders").to_pyarrow_table(columns=columns).sort_by("id")

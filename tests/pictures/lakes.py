@@ -215,7 +215,7 @@ class _Lake:
         cut = BatchCut(ended, result.run_id, self.batch, self.lsn, commit_ts, cuts)
         self.batches[result.run_id] = cut
         result.add_cut(cut)
-        result.stages["apply"].detail = f"1 step, {len(cuts)} tables changed"
+        result.stages["apply"].detail = f"1 apply batch, {len(cuts)} tables changed"
         if trouble and trouble.stage == "apply":
             result.not_applied = list(trouble.tables)
         unmet = trouble.tables if trouble and trouble.stage == "check" else ()

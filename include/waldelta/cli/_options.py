@@ -132,14 +132,14 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     _FLAG
                     | {
                         "help": (
-                            "these stages ran before: replay what a run that succeeded has applied"
+                            "run these stages again: replay what a run that succeeded has applied"
                         )
                     }
                 ),
             },
         ),
         REPLAY: (
-            "derive the rows again, from the change log, that the runs of an interval changed",
+            "derive rows that the runs of an interval changed again from the change log",
             _STAGE | _TABLES,
         ),
         "reconcile": (
@@ -295,22 +295,23 @@ def check_decision(options: argparse.Namespace) -> None:
         return
     if options.row and options.retry:
         raise ConfigError(
-            "single rows can't be judged again, only all that a table lacks: name the table"
+            "--retry takes all quarantined rows of a table, not single rows: name the table"
             " (--tables); --accept takes single rows"
         )
     if options.accept and not (options.row or options.tables):
         raise ConfigError(
-            "name the rows that are to be accepted (--row), or tables whose rows all are (--tables)"
+            "name the rows to accept (--row), or tables to accept all quarantined rows of"
+            " (--tables)"
         )
     if options.row and options.release:
         raise ConfigError(
-            "rows aren't released but tables are, with all that has landed for them: name these"
-            " (--tables)"
+            "--release takes tables, with all their landed changes, not single rows: name the"
+            " tables (--tables)"
         )
     if options.skip and options.tables:
         raise ConfigError("messages are skipped one by one: name these (--row), not tables")
     if options.release and not options.tables:
-        raise ConfigError("name the tables whose changes are to pass (--tables)")
+        raise ConfigError("name the tables whose changes to release (--tables)")
     if (
         any(getattr(options, name) for name in DECISIONS if name != "retry")
         and not (options.reason or "").strip()

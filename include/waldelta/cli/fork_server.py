@@ -122,23 +122,21 @@ class ForkServer:
             self._selector.unregister(source)
             for job in self._jobs.values():
                 if job.asker is source:
-                    log.info("job %s is ended: nobody waits for it any more", job.pid)
+                    log.info("job %s ends: its caller has gone", job.pid)
                     self._end(job)
 
     def _accept(self) -> None:
         try:
             asker, _ = self._listener.accept()
         except OSError as err:  # No descriptor is left: the waiting client starts a process itself.
-            log.warning("nobody can be answered: %s", err)
+            log.warning("no connection can be accepted: %s", err)
             time.sleep(0.1)
             return
         asker.settimeout(_REQUEST_TIMEOUT_S)
         try:
             other_end(asker)
             if code_stamp() != self._code:
-                log.warning(
-                    "the code on disk is another now: started anew when the last job has ended"
-                )
+                log.warning("the code on disk has changed: the server restarts after its last job")
                 self._ending = self._stale = True
                 self.close()
                 asker.sendall(b"stale\n")
@@ -148,7 +146,7 @@ class ForkServer:
             if request["code"] != code_place():
                 os.close(output)
                 raise ValueError(
-                    f"it is for the code in {request['code']}, and this server's is in"
+                    f"it is for the code in {request['code']}, but this server runs the code in"
                     f" {code_place()}"
                 )
         except (OSError, ValueError, KeyError) as err:

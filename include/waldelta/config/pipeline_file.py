@@ -84,7 +84,8 @@ class TargetTable(StrictModel):
     def _one_way(self) -> Self:
         if self.source is not None and self.partition_root:
             raise ValueError(
-                "from and partition_root exclude each other: a gathered target is fed by its leaves"
+                "from and partition_root exclude each other: with partition_root the target"
+                " merges its own partitions"
             )
         if self.mode != "mirror" and self.partition_root:
             raise ValueError(
@@ -186,8 +187,8 @@ class Target(StrictModel):
         chosen = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
         if not self.metadata_columns and any(options.need_raw for options in chosen):
             raise ValueError(
-                "types other than string need metadata_columns: true, since what they can't hold"
-                " stands in _wd_raw"
+                "types other than string need metadata_columns: true, since _wd_raw keeps the"
+                " values that they can't hold"
             )
         return self
 

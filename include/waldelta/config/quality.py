@@ -126,7 +126,7 @@ class Drift(StrictModel):
     def _can_be_reached(self) -> Self:
         if self.of_runs < self.after_runs:
             raise ValueError(
-                "of_runs is less than after_runs, so that nothing would ever be said: raise it"
+                "of_runs is less than after_runs, so no table would ever be compared: raise it"
             )
         return self
 

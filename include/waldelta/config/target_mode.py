@@ -64,8 +64,8 @@ def check_key(mode: TargetMode, table: str, key: Sequence[str]) -> None:
     """Raise ModeRefused when this mode needs a key that the table lacks."""
     if mode in (SOFT_DELETE, HISTORY) and not key:
         raise ModeRefused(
-            f"{table} has no key, so the states of its rows can't be told apart: mode {mode} needs"
-            " a primary key or a replica identity; without one write mode: changelog or mirror"
+            f"{table} has no key, so versions of its rows can't be told apart: mode {mode} needs a"
+            " primary key or a replica identity; without one write mode: changelog or mirror"
         )
 
 
@@ -78,13 +78,15 @@ def check_change(table: str, held: str | None, wanted: TargetMode) -> None:
     """
     if held not in (None, MIRROR, wanted):
         raise ModeRefused(
-            f"{table} is kept as {held}, and the pipeline file says {wanted}: what it has kept"
-            f" would be lost: write mode: {held} again, or feed a target of another name (from:"
-            f" {table}), or move its folder away and sync it"
+            f"{table} has mode {held} in the lake, and the pipeline file says {wanted}, which"
+            f" would lose what it keeps: write mode: {held} again, or add a target of another name"
+            f" (from: {table}), or move its folder away and sync it"
         )
 
 
 def check_mirror(verb: str, table: str, mode: TargetMode, remedy: str) -> None:
     """Raise ModeRefused for a verb that would overwrite what a mode keeps."""
     if mode != MIRROR:
-        raise ModeRefused(f"{table} is kept as {mode}, which {verb} would overwrite: {remedy}")
+        raise ModeRefused(
+            f"{table} has mode {mode}, so {verb} would overwrite rows that it keeps: {remedy}"
+        )

@@ -101,7 +101,7 @@ def _report_unread(job: Job, result: RunResult) -> None:
     try:
         result.warnings += [notice for notice in notices(job) if notice not in result.warnings]
     except (WaldeltaError, OSError) as err:
-        log.warning("messages that can't be read aren't known: %s", err)
+        log.warning("unreadable messages can't be listed: %s", err)
 
 
 def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MESSAGES = "the table of messages"
+_MESSAGES = "the table of logical messages"
 
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -58,7 +58,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
             "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
         )
     if steps := sum(any(one.changed for one in cut.targets) for cut in meanwhile.steps):
-        stage.detail += f"; {counted(steps, 'step')} applied meanwhile"
+        stage.detail += f"; {counted(steps, 'apply batch', 'apply batches')} applied during landing"
 
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -84,7 +84,10 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     )
     result.not_applied = sorted({*failures, *result.not_applied, *stopped})
     changed = sum(table.changed for table in result.tables.values())
-    stage.detail = f"{counted(len(applied.steps), 'step')}, {counted(changed, 'table')} changed"
+    stage.detail = (
+        f"{counted(len(applied.steps), 'apply batch', 'apply batches')},"
+        f" {counted(changed, 'table')} changed"
+    )
     of_slot = (
         {"the slot": SlotUnreadable(result.unreadable)} if result.unreadable is not None else {}
     )

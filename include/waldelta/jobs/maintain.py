@@ -64,7 +64,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         try:
             maintain_target(session, job, name)
         except LockHeld as err:
-            log.warning("table=%s left for the next time: %s", name, err)
+            log.warning("table=%s left for the next maintenance: %s", name, err)
             return err
         except Exception as err:
             # A target that was removed or damaged must not stop the others.

@@ -57,7 +57,7 @@ def replay(
         rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
         stage.detail = (
             f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')},"
-            f" {counted(rows, 'row')} mended"
+            f" {counted(rows, 'row')} corrected"
         )
         if done.failures:
             raise all_failures(done.failures)

@@ -56,13 +56,13 @@ def run_resync(
                 gap = renew_slot(job, translate, accept_server=accept_server, broken=err)
         if gap is not None:
             result.warnings.append(
-                f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}:"
-                f" {gap.detail}"
+                f"the slot was created again, so the changes in {describe(gap)} were lost:"
+                f" {gap.cause}: {gap.detail}"
             )
         if gap is not None and accept_server is not None:
             result.warnings.append(
-                f"slot {gap.slot!r} of the server of before (system {gap.system_identifier},"
-                f" timeline {gap.timeline}) holds its WAL until somebody drops it there"
+                f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
+                f" timeline {gap.timeline}) keeps its WAL until you drop it there"
             )
         if gap is not None:
             with (
@@ -85,7 +85,7 @@ def run_resync(
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)
         stage.detail = (
             f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot"
-            f" {'made anew' if gap else 'as it was'}"
+            f" {'created again' if gap else 'unchanged'}"
         )
         if failed is not None:
             raise failed

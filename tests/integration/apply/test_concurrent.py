@@ -102,7 +102,9 @@ def test_steps_are_applied_while_others_land_and_told_once(spark, database, job,
     held = Held(monkeypatch, {1, 2})
     result = consume(spark, job)
     assert held.upto[:2] == [1, 2]  # and those that came while the others landed
-    assert f"; {len(held.upto)} steps applied meanwhile" in result.stages["land"].detail
+    assert (
+        f"; {len(held.upto)} apply batches applied during landing" in result.stages["land"].detail
+    )
     told = result.tables["public.t"]
     assert (told.inserted, told.updated, told.skipped) == (4 * PER_BATCH, 10, 0)
     assert result.changes == 4 * PER_BATCH + 20  # with those of before the copy
@@ -297,7 +299,8 @@ def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_mean
     meanwhile = [batches for in_main, batches in done if not in_main]
     assert meanwhile[-1][1] == last + 3
     assert (
-        f"; {len(held.upto)} steps applied meanwhile" in caught.value.result.stages["land"].detail
+        f"; {len(held.upto)} apply batches applied during landing"
+        in caught.value.result.stages["land"].detail
     )
     assert difference(spark, job).rows == 0
 
@@ -335,7 +338,10 @@ def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monk
         with pytest.raises(RunFailed):
             consume(spark, job)
     found = check_idle(job)
-    assert (found.has_work, found.reason) == (True, "a run ended before it told what it applied")
+    assert (found.has_work, found.reason) == (
+        True,
+        "a run ended before it reported what it applied",
+    )
     following = consume(spark, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
     assert not check_idle(job).has_work
@@ -371,7 +377,7 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
         patched.setattr(apply_module, fails_in, behind)
         with pytest.raises(RunFailed):
             consume(spark, job)
-    assert check_idle(job).reason == "a run ended before it told what it applied"
+    assert check_idle(job).reason == "a run ended before it reported what it applied"
     following = consume(spark, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
     assert not check_idle(job).has_work

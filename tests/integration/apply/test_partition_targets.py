@@ -208,7 +208,10 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
     on_each(database, BEFORE)
     gathered = {root: {"partition_root": True} for root in KINDS}
     made = pipeline(database, lake, KINDS, gathered, checked=False)
-    assert "public.by_leaf gathers public.by_leaf_1, public.by_leaf_2_a" in made.setup().describe()
+    assert (
+        "public.by_leaf merges partitions public.by_leaf_1, public.by_leaf_2_a"
+        in made.setup().describe()
+    )
     made.sync(spark)
     columns = ["_wd_relid", "id", "part", "v", "big"]
 
@@ -341,9 +344,9 @@ def test_one_table_in_several_targets(spark, database, lake):
         database.execute(statement)
     made = pipeline(database, lake, ["f", "r", "l"], SPLIT_TARGETS, via_root=True, checked=False)
     told = made.setup().describe()
-    assert "public.r_1 is fed by public.r where ((id IS NOT NULL) AND (id < 10))" in told
-    assert "public.r is no target itself" in told
-    assert "public.f_lax is fed by public.f where origin = 'LAX'" in told
+    assert "public.r_1 gets the changes of public.r where ((id IS NOT NULL) AND (id < 10))" in told
+    assert "public.r is not a target itself" in told
+    assert "public.f_lax gets the changes of public.f where origin = 'LAX'" in told
     made.sync(spark)
 
     def compare(*what):
@@ -459,7 +462,7 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     made.sync(spark)
     both = pipeline(database, lake, ["p_1", "p_2"], gathered, checked=False)
     both.setup()
-    assert "drifted" in check_idle(both.job("look")).reason
+    assert "publication drift" in check_idle(both.job("look")).reason
     database.execute("insert into p values (12, 'new')")
     assert any("partition public.p_2 came" in text for text in both.consume(spark, "one").warnings)
     assert set(target_rows(both, "p", "id")) == {(8,), (9,), (12,)}
@@ -489,7 +492,7 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     made.consume(spark, "zero")
     assert not check_idle(made.job("look")).has_work
     database.execute("alter table p attach partition late for values from (20) to (30)")
-    assert check_idle(made.job("look")).reason == "drifted from their source: public.p"
+    assert check_idle(made.job("look")).reason == "publication drift: public.p"
     assert any("late came" in text for text in made.consume(spark, "one").warnings)
     assert not check_idle(made.job("look")).has_work
     changed = pipeline(
@@ -499,7 +502,7 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
         targets | {"big": {"from": "public.t", "where": "id > 3"}},
         checked=False,
     )
-    assert check_idle(changed.job("look")).reason == "drifted from their source: public.big"
+    assert check_idle(changed.job("look")).reason == "publication drift: public.big"
     changed.consume(spark, "two")
     assert target_rows(changed, "big", "id") == [(n,) for n in range(4, 10)]
     assert not check_idle(changed.job("look")).has_work
@@ -580,7 +583,7 @@ REFUSED = {
         ["p"],
         False,
         {"p": GATHER, "a": {"from": "public.p_1", "where": "id > 1"}},
-        r"public.p_1 is gathered by partition_root",
+        r"partition_root merges the partitions of public.p_1",
     ),
     "from nowhere": (
         ["t"],
@@ -598,7 +601,7 @@ REFUSED = {
         ["t", "plain"],
         False,
         {"plain": {"from": "public.t", "where": "id > 1"}},
-        r"one target of a name: choose another",
+        r"target names are unique: choose another",
     ),
     "a table of that name": (
         ["t"],

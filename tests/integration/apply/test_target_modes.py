@@ -340,7 +340,7 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
     before = {name: held(job, name) for name in MODES}
     for name in [*MODES, "k"]:
         with pytest.raises(
-            SyncFailed, match="positions begin anew" if name in MODES else "has no key"
+            SyncFailed, match="positions restarted" if name in MODES else "has no key"
         ):
             sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
     assert {name: held(job, name) for name in MODES} == before

@@ -120,7 +120,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
         for r in read_expectation_results(lake)
         if r.run_id == "all" and r.expectation == KIND
     ]
-    assert "1 row refers to none" in shown
+    assert "1 row has no parent row" in shown
 
 
 @pytest.mark.soak
@@ -170,7 +170,7 @@ def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
         if (r.run_id, r.table_name) == ("behind", "public.person")
     ]
     (told,) = [text for text in of_person[0].not_checked if "person_boss_fkey" in text]
-    assert told.endswith("public.person has got a batch that not all targets have got")
+    assert told.endswith("public.person has a batch that other targets lack")
 
 
 @pytest.mark.soak

@@ -449,10 +449,10 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
     database.execute("insert into t values (6, -6), (7, -7)")
     made.run("first")
     DeltaTable(uri_of(made.job, "public.t")).delete("id = 2")
-    refused(made, lambda: mend(made, "aside"), "2 rows are kept out of it on purpose")
+    refused(made, lambda: mend(made, "aside"), "2 rows are quarantined by a gate or discarded")
     discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
     database.execute("update t set v = 7 where id = 7")
-    refused(made, lambda: mend(made, "discarded"), "rows that were discarded")
+    refused(made, lambda: mend(made, "discarded"), "changes of discarded rows wait")
     made.run("second")
     database.execute("update t set v = 99 where id = 3")
     made.fails("third")
@@ -528,7 +528,7 @@ REFUSED = [
     (
         "of the whole table",
         "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: quarantine}",
-        "which rows fail",
+        "identifies the failing rows",
     ),
     (
         "of a share",
@@ -536,7 +536,7 @@ REFUSED = [
             "{type: expect_column_values_to_not_be_null, kwargs: {column: v, mostly: 0.5}, gate:"
             " quarantine}"
         ),
-        "leave out mostly",
+        "remove mostly",
     ),
     ("in a file that can't be read", "{typo: x}", "can't be read"),
 ]

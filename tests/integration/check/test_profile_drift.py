@@ -70,8 +70,8 @@ def test_drift_is_told_of(spark, database, lake):
     assert of_run(lake, "cents")[COLUMNS] == (
         False,
         "warning",
-        "v: another mean; v: another least value; v: another greatest value",
+        "v: different mean; v: different minimum; v: different maximum",
     )
     database.execute("delete from t where id > 20")
     consume(spark, replace(job, run_id="gone"))
-    assert of_run(lake, "gone")[ROWS] == (False, "warning", "20 rows, before 192 to 615")
+    assert of_run(lake, "gone")[ROWS] == (False, "warning", "20 rows, in earlier runs 192 to 615")

@@ -226,7 +226,7 @@ REFUSED = [
     ("type: expect_column_to_exist, kwargs: {colum: id}", "kwargs."),
     (
         "type: expect_column_to_exist, kwargs: {column: id, severity: info}",
-        "severity and notes stand beside kwargs",
+        "write severity and notes next to kwargs",
     ),
 ]
 

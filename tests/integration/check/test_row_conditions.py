@@ -206,7 +206,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
     assert (
         told
         == "expect_column_values_to_not_be_null on amount (expectations[5]): values of amount that"
-        " stand in _wd_raw alone, which count as null with other arguments than mostly"
+        " only _wd_raw has count as null: use no argument but mostly"
     )
 
 

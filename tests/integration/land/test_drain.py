@@ -448,7 +448,7 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
 
     assert stands() < ends[0]
     before = len(job.ledger.slot_moves())
-    assert "is behind what has landed" in check_idle(job).reason
+    assert "is behind the change log" in check_idle(job).reason
     assert stands() == ends[0]
     with monkeypatch.context() as patched:
         wrongly_counted(patched, 3)
@@ -475,7 +475,7 @@ def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(spark, database, job, 
     monkeypatch.setattr(idle, "_STATEMENT_TIMEOUT_S", 0.001)
     seen = check_idle(job)
     assert (seen.has_work, seen.moved_to) == (True, None)
-    assert "is behind what has landed" in seen.reason
+    assert "is behind the change log" in seen.reason
     assert confirmed_lsn(database.connection, slot) == before
     monkeypatch.undo()
     assert drain(spark, job).batches == []

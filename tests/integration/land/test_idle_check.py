@@ -210,7 +210,7 @@ def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
     found = check_idle(job)
     assert found.has_work
-    assert found.reason.endswith("or the server has room for")
+    assert found.reason.endswith("or than the server has room for")
 
 
 def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):

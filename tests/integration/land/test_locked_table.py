@@ -181,7 +181,7 @@ def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, l
         failures = apply(spark, job).failures
         assert failures.keys() == {"public.t"}
         assert isinstance(failures["public.t"], TableBusy)
-        assert "complete its rows" in str(failures["public.t"])
+        assert "missing TOAST values of public.t" in str(failures["public.t"])
         assert held(job, "public.free") == {1}
     assert apply(spark, job).failures == {}
     assert held(job, "public.t") == {1}

@@ -167,7 +167,7 @@ def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
     database.execute(emit(False, "beat", "1"))
     database.execute(emit(True, "in", "2"))
     drain(spark, job)
-    assert check_idle(job).reason == "landed changes wait for the table of messages"
+    assert check_idle(job).reason == "landed changes wait for the table of logical messages"
 
     def landed_meanwhile(job, real=messages_module.messages_lock):
         database.execute(emit(True, "in", "3"))

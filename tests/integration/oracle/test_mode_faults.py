@@ -284,7 +284,7 @@ def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
     whole = [name for name in names if live(made, name) == source(database.connection, name)]
     assert len(whole) == 2, whole
     (left,) = set(names) - set(whole)
-    with pytest.raises(RunFailed, match="1 target doesn't hold what the source does"):
+    with pytest.raises(RunFailed, match="1 target doesn't match the source"):
         run_reconcile(spark, replace(made.jobs[left], run_id="look"), ReconcileRequest.of())
     for name, job in made.jobs.items():
         run_reconcile(spark, replace(job, run_id="mend"), ReconcileRequest.of(repair=True))

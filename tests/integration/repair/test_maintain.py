@@ -242,7 +242,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     assert list(done.tables) == ["public.b"]
     assert [name for name, stage in done.stages.items() if stage.status == "failed"] == ["targets"]
     assert done.warnings == [
-        "the change log keeps all batches, since it can't be told which public.a holds"
+        "the change log keeps all batches, since the batches that public.a has can't be determined"
     ]
     assert sorted(job.change_log(job.slot_identity()).sizes(0, 100)) == [1, 2]
 

@@ -104,7 +104,8 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     run(spark, job)  # a second file
     publish(database, job, "a > 10 and a < 1006")
     assert (
-        told(run(spark, job)) == "10 rows entered, 5 left, 0 that changed meanwhile were read again"
+        told(run(spark, job))
+        == "10 rows added, 5 removed, 0 that changed during the repair were read again"
     )
     operation, metrics = last_commit(spark, job)
     found = {
@@ -197,7 +198,7 @@ def test_what_only_a_copy_mends(spark, database, job):
     database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
     result = run(spark, job)
     assert (
-        "public.t is to be copied as a whole: it was truncated or altered meanwhile"
+        "public.t is to be copied as a whole: it was truncated or altered during the repair"
         in result.warnings
     )
     assert difference(spark, job).rows == 0

@@ -228,7 +228,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     done = backfill(spark, job)
     assert state(spark, job) == right
     assert (done.verb, done.status, done.warnings) == ("replay", "succeeded", [])
-    assert done.stages["apply"].detail.endswith(" keys of 5 tables, 22 rows mended")
+    assert done.stages["apply"].detail.endswith(" keys of 5 tables, 22 rows corrected")
     mended = {name: (t.inserted, t.updated, t.deleted) for name, t in done.tables.items()}
     assert mended == {
         "public.t": (3, 3, 3),

@@ -289,7 +289,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     # A run that was killed before its commit will quarantine its rows anew.
     Quarantine(lake).add([replace(seven, batch=1, key='{"id": "9"}')])
     with pytest.raises(
-        StateError, match=r"public\.t: the run that quarantined these rows broke off"
+        StateError, match=r"public\.t: the run that quarantined these rows did not finish"
     ):
         discard_quarantined(job, tables=["public.t"], reason="noise")
     code, (done,) = discard("--tables=public.t", "--row", seven.id)

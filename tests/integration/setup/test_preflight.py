@@ -88,7 +88,7 @@ BREAKING = [
             PLAIN + "; alter table t replica identity full",
             {"columns": ["id", "v"]},
             {},
-            "can't stand beside REPLICA IDENTITY FULL",
+            "can't be combined with REPLICA IDENTITY FULL",
         ),
         id="list with full",
     ),
@@ -203,9 +203,9 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
         (
             PLAIN,
             {"tables": [T | {"columns": ["id"]}], "schemas": ["public"], "accept_future_tables": True},  # noqa: E501
-            "can't stand beside schemas",
+            "can't be combined with schemas",
         ),
-        (PLAIN, {"manage": False}, "does not exist, and manage: false"),
+        (PLAIN, {"manage": False}, "does not exist, and with manage: false"),
         (PLAIN + "; create publication p for table t", {"tables": [T]}, "wasn't made by this pipeline"),  # noqa: E501
         (
             PLAIN + "; create publication p for table t;"
@@ -348,7 +348,7 @@ def test_missing_privileges(database, lake, role):
         problems = refused(database, conn, job_for(conninfo, lake, {"name": "p", "tables": [T]}))
         for part in (
             f"alter role {name} replication",
-            "publication 'p' is to be made",
+            "publication 'p' must be created",
             "doesn't own public.t",
             f"grant select on public.t to {name}",
         ):
@@ -596,8 +596,8 @@ def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
         said[0],
     ]
     warnings = plan_setup(conn, job).warnings
-    assert [w for w in warnings if "judge nothing" in w] == [
-        f"expectations that judge nothing: {tmp_path / 'typo.yml'} fits no table of this pipeline"
+    assert [w for w in warnings if "unused expectations" in w] == [
+        f"unused expectations: {tmp_path / 'typo.yml'} fits no table of this pipeline"
     ]
     # A lost slot is made anew all the same.
     assert not [p for p in plan_setup(conn, job, renew=True).problems if "expectations" in p]

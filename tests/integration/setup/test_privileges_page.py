@@ -231,7 +231,7 @@ def set_up(shop):
     """By the role for it. The reader, as whom Airflow runs it too, is refused before that and has
     nothing to do behind it.
     """
-    with pytest.raises(PreflightFailed, match=r"publication .* is to be made"):
+    with pytest.raises(PreflightFailed, match=r"publication .* must be created"):
         shop.pipeline("lake_reader").setup()
     assert shop.database.execute("select 1 from pg_publication") == []
     shop.pipeline("lake_setup").setup()

@@ -84,7 +84,7 @@ def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
             f"grant create on database {database.name} to {role};",
             f"grant {owner} to {role};",
         ]
-        assert "'p' is to be made" in owners
+        assert "'p' must be created" in owners
         assert "setup --sql" in owners
         for statement in listed(grants):
             database.execute(statement)

@@ -220,7 +220,7 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
         job = job_for(info, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
         with connect(info, "test") as plain:
             plan = plan_setup(plain, job)
-            assert any("publication 'p' is to be made" in p for p in plan.problems)
+            assert any("publication 'p' must be created" in p for p in plan.problems)
             assert any("doesn't own public.flights" in p for p in plan.problems)
             before = state(database)
             with pytest.raises(PreflightFailed):
@@ -405,7 +405,7 @@ def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, ta
     slot = job.pipeline.source.slot
     dropped, stays = teardown(conn, job)
     assert dropped == "publication p"
-    assert stays.startswith(f"slot {slot} stays and holds back ")
+    assert stays.startswith(f"slot {slot} stays and keeps ")
     assert "it existed before setup" in stays
     assert f"drop it: select pg_drop_replication_slot('{slot}')" in stays
     assert read_slot(conn, slot) is not None
@@ -432,7 +432,7 @@ def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(
         return
     dropped, stays = teardown(conn, job)
     assert dropped == "publication p"
-    assert stays.startswith(f"{slot} stays and holds back ")
+    assert stays.startswith(f"{slot} stays and keeps ")
     assert "bookkeeping" in stays
 
 
@@ -502,7 +502,7 @@ def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(database, co
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     conn.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
-    with pytest.raises(PreflightFailed, match="changes since then are lost"):
+    with pytest.raises(PreflightFailed, match="the lake lost the changes since then"):
         apply_setup(conn, job)
     assert teardown(conn, job) == ["publication p"]
     apply_setup(conn, job)
@@ -652,7 +652,8 @@ def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, 
     _get_as(conn, slot, "theirs")
     before = state(database)
     with pytest.raises(
-        PreflightFailed, match=r"somebody has read it: .* write source\.adopt_slot: true or drop it"
+        PreflightFailed,
+        match=r"another program has read it: .* write source\.adopt_slot: true or drop it",
     ):
         apply_setup(conn, job)
     assert (state(database), events(lake)) == (before, [])
@@ -680,7 +681,7 @@ def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, t
     database.execute("create publication theirs for table planes")
     database.execute("insert into planes values ('theirs', 1)")
     _get_as(conn, slot, "theirs")
-    with pytest.raises(PreflightFailed, match="somebody has read it"):
+    with pytest.raises(PreflightFailed, match="another program has read it"):
         apply_setup(conn, job)
 
 
@@ -736,7 +737,7 @@ def test_a_publication_younger_than_the_slot(database, conn, lake, tables):
         slot=slot,
     )
     if conn.info.server_version < 180000:
-        with pytest.raises(PreflightFailed, match="would be younger than slot"):
+        with pytest.raises(PreflightFailed, match="would be newer than changes pending in slot"):
             apply_setup(conn, job)
         for statement in plan_setup(conn, job).statements:
             conn.execute(statement.sql)

@@ -266,7 +266,7 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
     if breaks is advanced:
         # Nothing shows that it is the slot of before: it may be one that somebody else made under
         # its name.
-        with pytest.raises(SlotForeign, match=r"beyond .* it may be somebody else's"):
+        with pytest.raises(SlotForeign, match=r"beyond .* another program may have moved it"):
             renew_slot(job)
         assert read_slot(conn, former.slot) is not None
         dropped(conn, job)
@@ -305,7 +305,7 @@ def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
     said = teardown(conn, job)
     assert said[0] == "publication p"
     assert re.match(
-        rf"slot {slot} stays .* it stands beyond .* drop it: select pg_drop_replication_slot",
+        rf"slot {slot} stays .* at a position beyond .* drop it: select pg_drop_replication_slot",
         said[1],
     )
     assert read_slot(conn, slot) is not None

@@ -67,7 +67,7 @@ def test_from_the_command_line(database, folder, capsys):
     capsys.readouterr()
     assert main(["teardown", file, "--orphans"]) == 0
     lines = dict(zip(("gone", "nobody"), capsys.readouterr().out.splitlines(), strict=True))
-    assert lines["gone"].startswith(f"slot {gone} holds back ")
+    assert lines["gone"].startswith(f"slot {gone} keeps ")
     assert (
         f"made by pipeline 'gone', whose file isn't here; --drop {gone} drops it and publication"
         " gone_pub" in lines["gone"]
@@ -103,7 +103,7 @@ def test_a_slot_at_work_stays(database, folder):
             pytest.raises(LockHeld),
         ):
             drop_slots_without_pipeline(connection, database.conninfo, orphans, [gone])
-        with pytest.raises(ConfigError, match="none that waldelta made"):
+        with pytest.raises(ConfigError, match="wasn't made by waldelta"):
             drop_slots_without_pipeline(
                 connection, database.conninfo, orphans, [f"nobody_{database.name}"]
             )

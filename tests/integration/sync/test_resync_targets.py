@@ -85,7 +85,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
         assert (result.needs_sync, result.not_applied) == (["public.t"], ["public.t"])
         assert result.warnings == [
             (
-                f"{REASON}: {job.pipeline.pipeline}_initial_sync is to copy it again, and its changes"  # noqa: E501
+                f"{REASON}: {job.pipeline.pipeline}_initial_sync must copy it again, and its changes"  # noqa: E501
                 " wait until then"
             )
         ]
@@ -155,7 +155,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         assert result.needs_sync == (["public.t"] if hand_over else [])
         assert status(job) == ("failed", 2 if hand_over else attempt)
         assert rows(job, "u") == source(database, "u")
-        assert check_idle(job).reason == "to be copied again: public.t"
+        assert check_idle(job).reason == "a new copy is needed: public.t"
     # However often: nothing is committed to a target that no copy comes to write.
     assert DeltaTable(uri_of(job, "public.t")).version() == version
     monkeypatch.undo()
@@ -250,9 +250,9 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
     job.ledger.append(begun)
     if ended == "failed":
         job.ledger.append(replace(begun, status="failed", reason="TableBusy: locked"))
-    assert check_idle(job).reason == "to be copied again: public.t"
+    assert check_idle(job).reason == "a new copy is needed: public.t"
     with pytest.raises(
-        RunFailed, match=rf"public\.t gets no changes since its last copy .*{ended}"
+        RunFailed, match=rf"public\.t gets no changes because its last copy .*{ended}"
     ) as red:
         consume(spark, job)
     assert (red.value.result.needs_sync, red.value.result.never_copied) == (

@@ -108,7 +108,9 @@ def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
         ]
         both.write(EARLY[6:])
         result = pipeline.sync(spark)
-        assert sum("was taken without a copy" in text for text in result.warnings) == len(NAMES)
+        assert sum("was replicated without a copy" in text for text in result.warnings) == len(
+            NAMES
+        )
         assert [
             (table.rows, rows(pipeline, name.partition(".")[2]))
             for name, table in result.tables.items()
@@ -144,7 +146,7 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
         False,
     ]
     assert targets["public.t"]["action"] == "apply"
-    assert "taken without a copy: it gets the changes since" in targets["public.t"]["reason"]
+    assert "replicated without a copy: it gets the changes since" in targets["public.t"]["reason"]
 
     # A copied target would be repaired, compared, or copied again for these.
     write(
@@ -157,7 +159,9 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
     assert not pipeline.consume(spark).warnings
     assert pipeline.reconcile(spark).status == "succeeded"
     replayed = pipeline.replay(spark, began, ended)
-    assert any("isn't replayed: it was taken without a copy" in text for text in replayed.warnings)
+    assert any(
+        "isn't replayed: its existing rows were not copied" in text for text in replayed.warnings
+    )
     with pytest.raises(RunFailed, match=r"public\.t has copy: false and gets its changes"):
         pipeline.sync(spark, tables=["public.t"])
     assert rows(pipeline, "t") == rows(pipeline, "f") == [(20, "new")]
@@ -173,7 +177,7 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
     assert (30, "lost") in rows(pipeline, "k")
     assert rows(pipeline, "t") == [(20, "new")]
     assert any(
-        text.startswith("public.t was taken without a copy: it is continued at")
+        text.startswith("public.t was replicated without a copy: it continues at")
         for text in result.warnings
     )
     status = pipeline.status()
@@ -200,7 +204,7 @@ def test_the_operator_decides(spark, database, lake):
     write_deltalake(pipeline.target_path("public.r"), pa.table({"id": [1]}))
     with pytest.raises(
         RunFailed,
-        match=r"public\.r has copy: false, but its target .* holds rows .* move the folder away",
+        match=r"public\.r has copy: false, but its target .* has rows .* move the folder away",
     ):
         pipeline.sync(spark)
     remove_target(pipeline, "r")

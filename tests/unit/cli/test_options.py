@@ -86,7 +86,7 @@ def test_lists_are_split_at_commas_that_no_name_has(text, expected):
 
 FORMS = [
     ("a row read again", ["--retry", "--row=1"], "name the table"),
-    ("a row released", ["--release", "--row=1", "--tables=a.b"], "name these"),
+    ("a row released", ["--release", "--row=1", "--tables=a.b"], "--release takes tables"),
     ("every table's changes released", ["--release", "--reason=x"], "name the tables"),
     ("changes released without a reason", ["--release", "--tables=a.b"], "say why"),
     ("rows discarded without a reason", ["--discard", "--row=1"], "say why"),

@@ -65,7 +65,8 @@ def test_only_a_mirror_gets_another_mode():
     check_change("public.t", None, "history")
     check_change("public.t", "history", "history")
     with pytest.raises(
-        ModeRefused, match=r"public\.t is kept as history, and the pipeline file says changelog"
+        ModeRefused,
+        match=r"public\.t has mode history in the lake, and the pipeline file says changelog",
     ):
         check_change("public.t", "history", "changelog")
 

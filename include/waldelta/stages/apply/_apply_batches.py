@@ -85,6 +85,6 @@ def reported_batches(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[
         if number < len(ends):
             seconds = (time.monotonic() - began) * left / max(done, 1)
             log.info(
-                "step %d of %d applied, up to batch %d: %s left, about %.0f s",
+                "apply batch %d of %d done, up to batch %d: %s left, about %.0f s",
                 number, len(ends), upto, counted(left, "message"), seconds,
             )  # fmt: skip

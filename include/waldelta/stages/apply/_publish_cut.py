@@ -30,7 +30,7 @@ def finish_step(
             job.ledger.append_cut(cut, newest)
         except LateWriter as err:
             # Readers use the newest row, which must never be of an older batch.
-            log.warning("no cut of batch %d: %s", batch, err)
+            log.warning("no consistent cut recorded for batch %d: %s", batch, err)
         fault_point("apply.cut")
     return cut
 

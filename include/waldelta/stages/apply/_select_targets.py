@@ -178,5 +178,5 @@ def _with_their_leaves(
 
 def _broken(found: TableLifecycle) -> StateError:
     return StateError(
-        f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again"
+        f"{found.table_name} gets no changes because {found.why}: run the initial sync for it again"
     )

@@ -189,23 +189,24 @@ def _named_errors(
         yield
     except psycopg.errors.LockNotAvailable:
         named: SourceError = TableBusy(
-            f"{state.table_name} can't be read to complete its rows, since somebody keeps it"
-            " locked. Locks that stand in the"
+            f"missing TOAST values of {state.table_name} can't be read, because another session"
+            " keeps the table locked. Locks that stand in the"
             f" way:\n{lock_holders(connection, EXCLUSIVE_MODES, waiting=True)}\nwait until they"
             " end, and run again"
         )
     except psycopg.errors.InsufficientPrivilege as err:
         named = PrivilegeMissing(
-            f"{state.table_name} can't be read to complete its rows ({_reason(err)}): grant select"
-            " on it"
+            f"missing TOAST values of {state.table_name} can't be read ({_reason(err)}): grant"
+            " select on it"
         )
     except psycopg.OperationalError as err:
         named = SourceUnreachable(
-            f"reading {state.table_name} from {describe(job.conninfo)} broke off ({_reason(err)})"
+            f"reading missing TOAST values of {state.table_name} from {describe(job.conninfo)}"
+            f" broke off ({_reason(err)}): run again"
         )
     except psycopg.Error as err:
         named = SourceError(
-            f"{state.table_name} can't be read to complete its rows ({_reason(err)}): run again"
+            f"missing TOAST values of {state.table_name} can't be read ({_reason(err)}): run again"
         )
     else:
         return

@@ -58,7 +58,8 @@ def unreported_commits(job: Job, unpublished: Sequence[TableLifecycle]) -> list[
             _, untold = read_unreported(job, identity, state, told)
         except Exception as err:
             log.warning(
-                "table=%s what was applied to it before it left can't be told: %s",
+                "table=%s what was applied to it before it left its publications can't be"
+                " reported: %s",
                 state.table_name,
                 err,
             )

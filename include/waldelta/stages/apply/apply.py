@@ -101,7 +101,11 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
         applied.removed = record_removed(job, selected.unpublished)
     except WaldeltaError as err:
         # What was applied is reported anyway, and the next run records the removal.
-        log.warning("what isn't published any more can't be recorded now: %s", err)
+        log.warning(
+            "the ledger doesn't record which tables left their publications, the next run records"
+            " it: %s",
+            err,
+        )
     return applied
 
 

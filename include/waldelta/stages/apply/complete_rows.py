@@ -145,8 +145,8 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
-            "table=%s rows=%d came without values that the source no longer has, or fail a gate:"
-            " they are in %s, not in the target",
+            "table=%s rows=%d lack values that the source no longer has, or fail a gate: they are"
+            " in %s, not in the target",
             state.table_name,
             quarantined,
             quarantine.uri,

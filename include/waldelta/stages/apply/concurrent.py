@@ -82,7 +82,7 @@ class Overlap:
                     return
         except Exception as err:
             unnamed = not isinstance(err, WaldeltaError)
-            log.warning("nothing more is applied before all has landed: %s", err, exc_info=unnamed)
+            log.warning("no more apply batches run until landing ends: %s", err, exc_info=unnamed)
             self._is_over = True
 
     def _still_waiting(self) -> list[Landed]:
@@ -106,8 +106,8 @@ class Overlap:
         def end() -> None:
             self._is_over = True
             log.warning(
-                "a step that is applied while more lands took more than %g minutes: it is"
-                " interrupted",
+                "an apply batch that ran during landing took more than %g minutes: the run"
+                " interrupts it",
                 self._limit_s / 60,
             )
             interrupt()
@@ -125,8 +125,7 @@ class Overlap:
     def _goes_on(self) -> None:
         if self._is_over:
             raise LateWriter(
-                "nobody waits for this step any more: what is left is applied by the apply that"
-                " follows"
+                "the run no longer waits for this apply batch: the apply stage applies the rest"
             )
 
     def __exit__(
@@ -147,8 +146,8 @@ class Overlap:
             at_work.result(self._step_wait_s())
         except TimeoutError:
             log.warning(
-                "what is applied while more lands doesn't end: it is left, and the apply that"
-                " follows begins there, but for a target that it still holds the lock of"
+                "the apply batch that ran during landing doesn't end: the apply stage continues"
+                " without it, except for a target that it still keeps locked"
             )
         finally:
             self._is_over = True

@@ -77,7 +77,7 @@ def write_messages(spark: SparkSession, job: Job) -> int:
         def check() -> None:
             lock.check()
             if messages_applied(job, identity) != done:
-                raise LateWriter("another run wrote messages meanwhile: run again")
+                raise LateWriter("another run wrote logical messages at the same time: run again")
 
         return done if done >= last else _append(spark, job, change_log, (done, last), check)
 
@@ -108,7 +108,7 @@ def _append(
         writer.save(uri)
     except Exception as err:
         if is_conflict(err):
-            raise LateWriter("another run writes messages at this moment: run again") from err
+            raise LateWriter("another run is writing logical messages: run again") from err
         named = named_error(err)
         if (
             isinstance(named, DecodeError)

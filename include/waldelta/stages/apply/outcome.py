@@ -53,8 +53,8 @@ class Applied:
 
 
 _NOT_PUBLISHED = (
-    "isn't published any more: its target stays as it is; if it should be, run setup, then the"
-    " initial sync, since what changes meanwhile is sent to nobody"
+    "is no longer published: its target stays unchanged; to replicate it again, run setup, then"
+    " the initial sync, since PostgreSQL doesn't send changes made in between"
 )
 
 
@@ -70,8 +70,8 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
         if table.quarantined:
             result.warnings.append(
                 f"{name}: {counted(table.quarantined, 'row')} came without values that the source"
-                " no longer has, or fail an expectation with gate: quarantine; the lake's table"
-                f" {BOOKKEEPING}/{IncompleteRow.table} has what the target lacks"
+                " no longer has, or fail an expectation with gate: quarantine; stored in"
+                f" {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
             )
         if table.verbatim and not job.pipeline.target.metadata_columns:
             result.warnings.append(
@@ -117,7 +117,7 @@ def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
 
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
     if isinstance(err, NeedsSync) and job.pipeline.target.recopies(state.table_name):
-        log.warning("table=%s has to be copied again: %s", state.table_name, err)
+        log.warning("table=%s needs a new copy: %s", state.table_name, err)
         applied.outdated[state.table_name] = str(err)
     else:
         if isinstance(err, NeedsSync) and not job.pipeline.target.copies(state.table_name):

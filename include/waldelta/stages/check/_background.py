@@ -166,7 +166,7 @@ def profile_early(
             return profile_by_values(target.open(storage_options), asked[0].kwargs["columns"])
         except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
             log.info(
-                "table=%s is measured by Spark, since it can't be here: %s",
+                "table=%s can't be measured on the driver, so Spark measures it: %s",
                 target.state.table_name,
                 err,
             )

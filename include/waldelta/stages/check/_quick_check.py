@@ -61,10 +61,7 @@ log = logging.getLogger(__name__)
 # After few changes a foreign key is judged only when both of its targets together have at most this
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
-_NOT_MEASURED = (
-    "drift: left to the next full check, since the target's log doesn't tell how many rows"
-    " there are"
-)
+_NOT_MEASURED = "drift: left to the next full check, since the target's Delta log has no row counts"
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
 _OF_VALUES = frozenset({_IN_SET, LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX})
@@ -109,7 +106,7 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
     try:
         found = profile_in_driver(table, asked[0].kwargs["columns"])
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
-        log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
+        log.info("table=%s can't be measured on the driver: %s", plan.table, type(err).__name__)
         found = None
     if found is not None:
         return None if any(departures(planned, found) for planned in asked) else (found, plan)
@@ -143,7 +140,11 @@ def quick_outcomes(
         if any(asked.result().rows for asked in prefetched_duplicates.values()):
             return None
     except Exception as err:  # Great Expectations reports which expectation fails.
-        log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
+        log.info(
+            "table=%s can't have a quick check, a full check follows: %s",
+            plan.table,
+            type(err).__name__,
+        )
         return None
     return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
 
@@ -165,10 +166,16 @@ def rest_outcomes(
         try:
             rows = prefetched_duplicates[tuple(planned.kwargs["columns"])].result().rows
         except Exception as err:  # Great Expectations reports the cause.
-            log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
+            log.info(
+                "table=%s can't have a quick check, a full check follows: %s",
+                plan.table,
+                type(err).__name__,
+            )
             return None
         found.append(
-            Outcome(planned, not rows, f"{counted(rows, 'row refers', 'rows refer')} to none", rows)
+            Outcome(
+                planned, not rows, f"{counted(rows, 'row has', 'rows have')} no parent row", rows
+            )
         )
     return tuple(found)
 
@@ -218,7 +225,7 @@ def outcomes_in_driver(
         ):
             return None
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
-        log.info("table=%s isn't read here: %s", plan.table, type(err).__name__)
+        log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
         return None
     if rows is None:
         return None
@@ -381,6 +388,6 @@ def _met(planned: PlannedExpectation) -> Outcome:
 _OBSERVED = {
     COLUMNS_MATCH: "as recorded",
     KEY_UNIQUE: "0 rows share their key",
-    REFERENCES_HOLD: "0 rows refer to none",
+    REFERENCES_HOLD: "0 rows have no parent row",
     AS_BEFORE: "as before",
 }

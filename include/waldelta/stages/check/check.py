@@ -248,7 +248,9 @@ def _quick(
             return judge(session, target)
         except Exception as err:  # The full check reports the cause.
             log.info(
-                "table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__
+                "table=%s can't have a quick check, a full check follows: %s",
+                target.state.table_name,
+                type(err).__name__,
             )
             return None
 

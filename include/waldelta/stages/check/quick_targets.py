@@ -53,6 +53,6 @@ def is_little(
     try:
         rows = row_count(files_of(open_version(uri, version, storage_options)))
     except (DeltaError, OSError, pa.ArrowException) as err:
-        log.info("%s is checked as a whole, since its rows can't be counted: %s", uri, err)
+        log.info("%s gets a full check, since its rows can't be counted: %s", uri, err)
         return False
     return rows is not None and changes <= rows * _SHARE

@@ -111,7 +111,7 @@ def check_idle(job: Job) -> IdleCheck:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
                 recovered = recover(connection, job, identity, change_log, server, one_window=True)
         except (psycopg.errors.QueryCanceled, PeekTimeout, PeekTooLarge, SourceDiskFull):
-            behind = "the slot is behind what has landed, by more WAL than a look goes through"
+            behind = "the slot is behind the change log, by more WAL than an idle check reads"
             return IdleCheck(
                 True,
                 behind,
@@ -150,7 +150,7 @@ def _reason_to_run(
     """
     between = f"between {span[0]} and {span[1]}"
     too_much = (
-        f"more WAL {between} than an idle check of {IDLE_CHECK_BUDGET_S:g} s goes through, or the"
+        f"more WAL {between} than an idle check reads in {IDLE_CHECK_BUDGET_S:g} s, or than the"
         " server has room for"
     )
     if timeout_s <= 0:
@@ -183,7 +183,7 @@ def _needs_other_request(job: Job, change_log: ChangeLog) -> str | None:
         change_log.commit_infos([last]).get(last, {})
     ) == ReadRequest.of(job.pipeline.source):
         return None
-    return "publications or options are others than those of the last batch"
+    return "publications or options differ from those of the last batch"
 
 
 def _work_or_unknown(
@@ -204,8 +204,8 @@ def _work_or_unknown(
     except Exception as err:
         if connection.broken:
             raise
-        log.warning("whether anything is left to do can't be told: %s", err)
-        return f"whether anything is left to do can't be told ({str(err).partition(chr(10))[0]})"
+        log.warning("the idle check can't determine whether work is left: %s", err)
+        return f"whether work is left can't be determined ({str(err).partition(chr(10))[0]})"
 
 
 def _remaining_work(
@@ -221,7 +221,7 @@ def _remaining_work(
     """
     # This is checked before removed tables are recorded, because a run then reports those.
     if _has_unreported(job):
-        return "a run ended before it told what it applied"
+        return "a run ended before it reported what it applied"
     published, locked = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
     )
@@ -239,7 +239,7 @@ def _remaining_work(
     if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := requiring(standings, RequiredAction.COPY):
-        return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
+        return f"a new copy is needed: {', '.join(found.table_name for found in waiting)}"
     there = read_catalog_state(connection, replicated)
     found = [
         of_partition(state, there[state.table_name], published.get(state.table_name))
@@ -254,7 +254,7 @@ def _remaining_work(
     if written_anew := [
         s.table_name for s in replicated if unsent_changes(s, catalog_tables[s.table_name].storage)
     ]:
-        return f"rows were written anew without being sent: {', '.join(written_anew)}"
+        return f"rewritten on the source without replicated changes: {', '.join(written_anew)}"
     drifted, _ = read_around(
         connection,
         _LOCK_TIMEOUT_S,
@@ -262,7 +262,7 @@ def _remaining_work(
         locked,
     )
     if drifted:
-        return f"drifted from their source: {', '.join(drifted)}"
+        return f"publication drift: {', '.join(drifted)}"
     return None
 
 
@@ -318,7 +318,7 @@ def _behind(
         state.table_name for state in replicated if _is_behind(watermarks, change_log, state, last)
     ]
     if job.pipeline.source.options.messages and messages_applied(job, identity) < last:
-        behind.append("the table of messages")
+        behind.append("the table of logical messages")
     return behind
 
 

@@ -152,7 +152,7 @@ def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: St
                     quarantine.fence(locks.enter_context(target_lock(job, table)).check)
                 removed += remove_folder(leftover.uri)
         except LockHeld as err:
-            log.info("%s left for the next time: %s", leftover.uri, err)
+            log.info("%s left for the next maintenance: %s", leftover.uri, err)
     stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
 
 
@@ -167,8 +167,8 @@ def prune_change_log(spark: SparkSession, job: Job, result: RunResult, stage: St
     # begins later sees what is old enough to delete.
     if waiting := copies_under_way(job):
         stage.detail = (
-            f"nothing removed: {', '.join(waiting)} will need what came since the copy under way"
-            " began"
+            f"nothing removed: copies in progress ({', '.join(waiting)}) need the changes since"
+            " they began"
         )
         return
     states = synced_states(job)
@@ -206,8 +206,8 @@ def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) 
     except Exception as err:
         log.warning("table=%s keeps the change log from being pruned: %s", state.table_name, err)
         result.warnings.append(
-            f"the change log keeps all batches, since it can't be told which {state.table_name}"
-            " holds"
+            f"the change log keeps all batches, since the batches that {state.table_name} has"
+            " can't be determined"
         )
         return watermarks.floor
 

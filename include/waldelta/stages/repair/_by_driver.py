@@ -114,7 +114,7 @@ def stage_net_in_driver(
     try:
         net = net_changes(again, _read_staged_keys(touched, rows), rows.shape.key)
     except pa.ArrowException as err:
-        log.info("what is in %s is staged by Spark: %s", staged, err)
+        log.info("Spark stages the rows of %s, since the driver can't: %s", staged, err)
         return None
     write_parquet(
         f"{staged}/net", net.add_column(0, "why", pa.array([why] * len(net), pa.string()))
@@ -141,7 +141,7 @@ def merge_rows_in_driver(
         dataset = open_parquet(folder)
         net = read_within(dataset, dataset.schema)
     except (OSError, pa.ArrowException) as err:
-        log.info("table=%s isn't merged here: %s", table_name, err)
+        log.info("table=%s can't be merged on the driver: %s", table_name, err)
         return False
     if net is None:
         return False

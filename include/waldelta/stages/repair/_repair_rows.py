@@ -152,9 +152,11 @@ def _spark_bounds(
         return {leaf.oid: f"{quote(RELID)} = {leaf.oid:d}" for leaf in table.leaves}
     found = connection.execute(_BOUNDS, (drifted.partition or table.oid,)).fetchall()
     if drifted.detached and any(is_default for *_, is_default in found):
-        raise NeedsSync("partitions went, and the default partition's bounds are theirs now")
+        raise NeedsSync(
+            "partitions were detached or dropped, and its default partition takes over their bounds"
+        )
     if {oid for oid, is_leaf, *_ in found if is_leaf} != {leaf.oid for leaf in table.leaves}:
-        raise NeedsSync("its partitions changed once more meanwhile")
+        raise NeedsSync("its partitions changed again during the repair")
     names: dict[str, str] | None = None if with_metadata else {}
     return {
         oid: spark_condition(published_filter(text), state.columns, names)
@@ -181,8 +183,8 @@ def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
     size = _estimate(connection, rows.whole.statement(rows.copy))
     if is_dear(entering_rows, size):
         raise NeedsSync(
-            f"about {entering_rows:,.0f} of {size:,.0f} rows enter, so that a whole copy costs no"
-            " more"
+            f"the target lacks about {entering_rows:,.0f} of {size:,.0f} rows, so a full copy"
+            " costs no more"
         )
     return size
 
@@ -203,8 +205,8 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
     types, held = dict(rows.copy.columns), [json.loads(key) for key in sorted(keys)]
     if any(column not in key for key in held for column, _ in rows.key):
         raise NeedsSync(
-            f"its key was renamed while {len(keys)} of its rows are in quarantine, or were told by"
-            " their keys"
+            f"its key was renamed while {len(keys)} of its rows are in quarantine, or were named"
+            " by their keys"
         )
     texts = [[key[column] for key in held] for column, _ in rows.key]
     table = pa.table({f"t{k}": pa.array(values, pa.string()) for k, values in enumerate(texts)})

@@ -137,7 +137,7 @@ def compare_all(work: Reconciling) -> None:
     for name in sorted(
         (work.order.tables or frozenset()) - {found.table_name for found in standings}
     ):
-        work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
+        work.put(name, NOT_COMPARED, "it is no longer replicated: status lists the tables")
     for standing in chosen:
         if standing.action != RequiredAction.APPLY:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
@@ -162,11 +162,11 @@ def compare_all(work: Reconciling) -> None:
 def _why_other_rows(state: TableState) -> str | None:
     """Returns why a target differs from its source on purpose, or None."""
     if state.copy_skipped:
-        return "it was taken without a copy (copy: false), so that it lacks rows on purpose"
+        return "its existing rows were not copied (copy: false), so it lacks rows by design"
     return (
         None
         if state.kept_as == MIRROR
-        else f"its target keeps more than the source has (mode {state.kept_as})"
+        else f"its target keeps rows that the source no longer has (mode {state.kept_as})"
     )
 
 
@@ -191,7 +191,7 @@ def _chosen(
     asked = order.tables or frozenset()
     unknown = sorted(asked - known.keys())
     if unknown and len(unknown) == len(asked):
-        raise ConfigError(f"not known: {', '.join(unknown)}: status says which tables there are")
+        raise ConfigError(f"unknown table: {', '.join(unknown)}: status lists the tables")
     for name, found in sorted(known.items()):
         # Tables that are not published any more, or were never copied, are compared only if
         # requested by name.
@@ -347,7 +347,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     row, job, order = work.found[name], work.job, work.order
     if (why := _obstacle(found)) is not None:
         work.found[name] = replace(
-            row, reason=f"not repaired: {why}: sync --tables {name} copies it anew"
+            row, reason=f"not repaired: {why}: sync --tables {name} copies it again"
         )
         return
     reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
@@ -363,7 +363,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         )
     except NeedsSync as err:
         work.found[name] = replace(
-            row, reason=f"not repaired: {err}: sync --tables {name} copies it anew"
+            row, reason=f"not repaired: {err}: sync --tables {name} copies it again"
         )
         return
     except Exception as err:
@@ -381,7 +381,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         row,
         status=REPAIRED,
         repaired=mended,
-        reason=f"the target's version {cut.version} holds them",
+        reason=f"the target's version {cut.version} has the repaired rows",
     )
     record_current(job, [name])  # The repair also wrote quarantined rows.
 
@@ -391,7 +391,7 @@ def _obstacle(found: Found) -> str | None:
     if not found.row.is_complete:
         return (
             f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to"
-            " look at each row"
+            " compare each row"
         )
     if found.row.doubled:
         return "its target has rows with the same key"
@@ -425,11 +425,12 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
         elif row.status == DIFFERENT and row.reason:
             result.warnings.append(f"{row.table_name}: {row.reason}")
         if row.left_out:
-            result.warnings.append(f"{row.table_name}: left out: columns {', '.join(row.left_out)}")
+            result.warnings.append(
+                f"{row.table_name}: columns not compared: {', '.join(row.left_out)}"
+            )
         if row.lacking:
             result.warnings.append(
-                f"{row.table_name}: {counted(row.lacking, 'row')} that it is known to lack left out"
-                " (quarantine)"
+                f"{row.table_name}: {counted(row.lacking, 'row')} in quarantine not compared"
             )
     result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
     compared = [row for row in found if row.compared]
@@ -438,8 +439,8 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
     )
     stage.detail = (
         f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')},"
-        f" {differing:,} with differences, {sum(row.in_flight for row in compared):,} in flight,"
-        f" {sum(row.repaired for row in compared):,} repaired"
+        f" {differing:,} with differences, {sum(row.in_flight for row in compared):,} skipped"
+        f" (changing), {sum(row.repaired for row in compared):,} repaired"
     )
 
 
@@ -447,16 +448,19 @@ def describe_different(different: Sequence[Reconciliation], *, repair: bool) -> 
     """Returns the targets that differ, a line each, for the error that ends the run."""
     lines = "".join(
         f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing,"
-        f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with a key twice"
+        f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with duplicate keys"
         for row in different
     )
     remedy = (
         ""
         if repair
-        else "; reconcile --repair (in Airflow: the param repair) reads these rows again"
+        else (
+            "; reconcile --repair (in Airflow: the param repair) reads these rows from the source"
+            " again"
+        )
     )
     failed = counted(len(different), "target doesn't", "targets don't")
     return (
-        f"{failed} hold what the source does, which their pages in the report and"
-        f" _waldelta/reconciliations show{remedy}:{lines}"
+        f"{failed} match the source; the report and _waldelta/reconciliations show the"
+        f" rows{remedy}:{lines}"
     )

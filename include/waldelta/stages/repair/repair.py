@@ -149,8 +149,8 @@ class Again:
         """
         if lost := self.accepted - {row.id for row in watched.values()}:
             raise ConfigError(
-                f"not open in quarantine: {', '.join(sorted(lost))}: quarantine says which rows"
-                " there are"
+                f"not open in quarantine: {', '.join(sorted(lost))}: the command quarantine lists"
+                " the open rows"
             )
         return frozenset(
             key for key, row in watched.items() if self.accepts_all or row.id in self.accepted
@@ -252,7 +252,8 @@ def _repair(
             touched = sum(counted.values())
             if is_dear(touched, size):
                 raise NeedsSync(
-                    f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more"
+                    f"{touched:,} of its rows changed during the repair, so a full copy costs no"
+                    " more"
                 )
             folders = [folder for folder, count in counted.items() if count]
             stage_rows(spark, job, rows, holder, staged, folders)
@@ -267,8 +268,8 @@ def _repair(
             waiting = f"{staged}/touched" if counted[f"{staged}/touched"] else None
             if waiting and left_out != held.discarded.keys():
                 raise StateError(
-                    f"{name}: changes wait of rows that were discarded, which would come along: let"
-                    " a run apply them first"
+                    f"{name}: changes of discarded rows wait in the change log, and this would"
+                    " write them: let a CDC run apply them first"
                 )
             still = _judge(spark, job, drifted.state, rows, staged, held=held, waiting=waiting)
             if still:
@@ -331,10 +332,10 @@ def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
     """
     if kept_out := sum(row.is_kept_out for row in watched):
         raise StateError(
-            f"{name}: {counted(kept_out, 'row is', 'rows are')} kept out of it on purpose, set"
-            " aside by a gate or discarded, and would come along: decide on them first (quarantine"
-            " --retry judges them again, --accept takes them as the source has them, --discard"
-            " leaves out those that it lacks)"
+            f"{name}: {counted(kept_out, 'row is', 'rows are')} quarantined by a gate or"
+            " discarded, and this would write them to the target: decide on them first"
+            " (quarantine --retry checks them again, --accept writes them as the source has them,"
+            " --discard leaves them out)"
         )
 
 
@@ -406,7 +407,7 @@ def _decided(
 def _check_marked(job: Job, state: TableState) -> None:
     present = job.table_states().get(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, NEEDS_SYNC):
-        raise LateWriter(f"{state.table_name} was synced again meanwhile")
+        raise LateWriter(f"{state.table_name} was synced again during its repair")
 
 
 def _as_seen(
@@ -425,11 +426,11 @@ def _as_seen(
         drifted.where,
     ) or was_interrupted(then.entries, table.entries)
     if altered or leaves != {leaf.oid for leaf in then.leaves}:
-        raise NeedsSync("what is published of it changed once more meanwhile")
+        raise NeedsSync("what is published of it changed again during the repair")
     if told := unsent_changes(state, storage):
         raise NeedsSync("; ".join(told))
     if _leaves(drifted.storage) != _leaves(storage):
-        raise NeedsSync("a partition was written anew, or emptied, once more meanwhile")
+        raise NeedsSync("a partition was rewritten or truncated again during the repair")
     present = column_states(
         table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
     )
@@ -546,7 +547,7 @@ def _end(spark: SparkSession, job: Job, begun: TableState, check: Callable[[], N
         end_repair(spark, job, begun)
     except Exception as err:
         log.warning(
-            "table=%s the next run finds out what became of its repair: %s",
+            "table=%s its repair may or may not be committed, the next run finds out: %s",
             begun.table_name,
             first_line(err),
         )

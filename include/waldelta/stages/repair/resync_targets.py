@@ -101,8 +101,8 @@ def _repair(
     result.add_repair(done.cut)
     result.warnings.append(
         f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
-        f" entered, {done.exited:,} left, {done.read_again:,} that changed meanwhile were read"
-        " again"
+        f" added, {done.exited:,} removed, {done.read_again:,} that changed during the repair were"
+        " read again"
     )
     record_current(job, [copy.table_name])
     return True
@@ -114,10 +114,10 @@ def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
     result.not_applied.append(name)
     if copy.failed:
         raise StateError(
-            f"{name} gets no changes since its last copy {copy.failed}: {dag} is to copy it again"
+            f"{name} gets no changes because its last copy {copy.failed}: {dag} must copy it again"
         )
     result.warnings.append(
-        f"{_warning(copy)}: {dag} is to copy it again, and its changes wait until then"
+        f"{_warning(copy)}: {dag} must copy it again, and its changes wait until then"
     )
 
 
@@ -128,8 +128,8 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle
     if not done:
         result.not_applied.append(copy.table_name)
         result.warnings.append(
-            f"{_warning(copy)}: another run has copied it meanwhile, and the next one applies what"
-            " changed since"
+            f"{_warning(copy)}: another run has already copied it, and the next run applies the"
+            " changes since then"
         )
         return
     (copied,) = done

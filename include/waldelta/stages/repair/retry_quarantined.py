@@ -50,8 +50,8 @@ def read_quarantined_again(
         result.add_repair(cut)
     if unknown := sorted(set(tables or ()) - replicated.keys()):
         raise ConfigError(
-            f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables"
-            " there are"
+            f"unknown table, or one that gets no changes: {', '.join(unknown)}: status lists the"
+            " tables"
         )
     mended, kept = 0, 0
     for name, again in sorted(wanted(replicated).items()):
@@ -67,7 +67,7 @@ def read_quarantined_again(
             log.error("table=%s %s", name, err)
             failures[name] = of_table(err, name)
     result.not_applied = sorted(failures)
-    stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} put right"
+    stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} corrected"
     if kept:
         still = counted(
             kept,
@@ -102,7 +102,7 @@ def _read_again(
         done = repair_rows(spark, job, as_copied, again)
     except NeedsSync as err:
         raise NeedsSync(
-            f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew"
+            f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it again"
         ) from err
     result.changes += done.drained.changes
     result.source.add(done.drained.bill)

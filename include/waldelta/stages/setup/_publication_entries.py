@@ -86,5 +86,5 @@ def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozens
         return {str(target.id): target.table.entries for target in targets if not target.is_unread}
     except SourceError as err:
         # These publications can't be read together, and setup is about to correct that.
-        log.info("what publishes the tables can't be read: %s", err)
+        log.info("the tables' publications can't be read: %s", err)
         return {}

@@ -52,10 +52,10 @@ def judge_newer(
         return
     for name in sorted(p.name for p in managed if p.name not in facts.actual):
         yield problem(
-            f"publication {name!r} would be younger than slot {slot.name!r}: before PostgreSQL 18"
-            " changes that wait in the slot could not be decoded any more; take it out and add its"
-            " tables to a publication that this slot reads already, or run teardown, setup and"
-            " resync"
+            f"publication {name!r} would be newer than changes pending in slot {slot.name!r},"
+            " which PostgreSQL could not decode then (before PostgreSQL 18): take it out and add"
+            " its tables to a publication that this slot reads already, or run teardown, setup"
+            " and resync"
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
     if is_readable and not slot.invalidation_reason:
@@ -81,9 +81,9 @@ def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator
             return
     for row in fetch(primary, _OLDER, {"publications": names}):
         yield warning(
-            f"publication {row.name!r} is younger than transactions that are still open"
-            f" ({', '.join(row.older)}): what they wrote before couldn't be decoded; wait until"
-            " they have ended and a run without it has consumed them"
+            f"publication {row.name!r} is newer than open transactions ({', '.join(row.older)}):"
+            " PostgreSQL couldn't decode what they wrote before; wait until they have ended and a"
+            " run without this publication has consumed them"
         )
 
 
@@ -101,11 +101,11 @@ def _try(job: Job, names: Sequence[str]) -> Finding | None:
     except PublicationGone as err:
         return problem(str(err))
     except (psycopg.Error, SourceUnreachable) as err:
-        log.info("slot=%s can't be tried: %s", source.slot, err)
+        log.info("slot=%s no trial read is possible: %s", source.slot, err)
         return warning(
-            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in"
-            f" slot {source.slot!r}, which couldn't be tried ({str(err).splitlines()[0]}): if a run"
-            " stops with PublicationGone, its message says the way out"
+            f"publication {', '.join(map(repr, names))} may be newer than changes pending in slot"
+            f" {source.slot!r}, and the trial read failed ({str(err).splitlines()[0]}): if a run"
+            " stops with PublicationGone, follow its message"
         )
     return None
 

@@ -82,8 +82,8 @@ def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
         raise SourceChanged(
             f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now"
             f" leads to system {found}; nothing was dropped: point the connection back; if that"
-            " server is gone for good, run resync first, which moves the pipeline here, or drop by"
-            " hand what nobody here needs"
+            " server is gone for good, run resync first, which moves the pipeline to this server,"
+            " or drop by hand what no program needs here"
         )
 
 
@@ -120,13 +120,13 @@ def slot_that_stays(
         return []
     if furthest is not None:
         why = (
-            f"it stands beyond {furthest}, the furthest this pipeline ever moved it, so it may be"
-            " somebody else's"
+            f"it is at a position beyond {furthest}, the furthest this pipeline ever moved it, so"
+            " another program may use it"
         )
     elif moves and not was_created_by_pipeline(moves):
         why = (
-            "it existed before setup, or the lake's bookkeeping was lost and setup took it for"
-            " another's"
+            "it existed before setup, or the lake's bookkeeping was lost and setup found the slot"
+            " there"
         )
     else:
         why = (
@@ -134,8 +134,9 @@ def slot_that_stays(
             " removed?)"
         )
     line = (
-        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why};"
-        f" unless somebody else reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
+        f"slot {slot.name} stays and keeps {size(slot.retained_bytes)} of WAL, growing: {why};"
+        " unless another program reads it, drop it: select"
+        f" pg_drop_replication_slot('{slot.name}')"
     )
     return [line]
 
@@ -146,9 +147,9 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
     if kept is None:
         return []
     line = (
-        f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch"
-        " (docs/how-to/recover-a-slot.md#consumemismatch); once that was looked at, drop it: select"
-        f" pg_drop_replication_slot('{kept}')"
+        f"slot {kept} stays and keeps WAL, growing: it is the evidence of a mismatch"
+        " (docs/how-to/recover-a-slot.md#consumemismatch); after you have examined it, drop it:"
+        f" select pg_drop_replication_slot('{kept}')"
     )
     return [line]
 
@@ -159,9 +160,9 @@ def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
     alive = bool(moves) and moves[-1].event in ("created", "adopted")
     if alive and slot is None:
         yield problem(
-            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes"
-            " since then are lost to the lake; run resync, which makes the slot anew and mends the"
-            " targets"
+            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and no longer exists:"
+            " the lake lost the changes since then; run resync, which creates the slot again and"
+            " repairs the targets"
         )
     if alive and slot is not None and slot.system_identifier != moves[-1].system_identifier:
         yield problem(
@@ -172,14 +173,15 @@ def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
         return
     if slot.decoded and not job.pipeline.source.adopt_slot and not _was_ours(job, slot):
         yield problem(
-            f"slot {name!r} existed before, and somebody has read it: whoever reads it now and then"
-            " would lose what this pipeline consumes; name another slot, or, when nobody else"
-            " needs it, write source.adopt_slot: true or drop it: select"
+            f"slot {name!r} existed before setup, and another program has read it: that program"
+            " would miss the changes that this pipeline consumes; name another slot, or, when no"
+            " other program needs it, write source.adopt_slot: true or drop it: select"
             f" pg_drop_replication_slot('{name}')"
         )
         return
     yield warning(
-        f"slot {name!r} existed before: it is read from where it stands, and teardown will leave it"
+        f"slot {name!r} existed before setup: runs read it from its current position, and teardown"
+        " won't drop it"
     )
 
 
@@ -239,7 +241,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
     if slot is not None:
         if not slot.confirmed_flush_lsn.value:
             raise SlotForeign(
-                f"slot {name!r} is being created by somebody else at this moment: run setup again"
+                f"slot {name!r} is being created by another session at this moment: run setup again"
             )
         is_ours = scripted or _is_half_made(moves, slot)
         _record(job, replace(slot, timeline=timeline), "created" if is_ours else "adopted", last)
@@ -262,7 +264,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         if isinstance(err, WaldeltaError):
             raise
         raise SlotForeign(
-            f"slot {name!r} was created by somebody else at this moment: run setup again"
+            f"slot {name!r} was created by another session at this moment: run setup again"
         ) from err
     fault_point("setup.created")
     _record(job, replace(slot, timeline=timeline), "created", creating)

@@ -74,7 +74,7 @@ def renew_slot(
         for text in plan.warnings:
             log.warning("%s", text)
         log.info(
-            "slot=%s made anew behind the gap %s",
+            "slot=%s recreated after the gap %s",
             job.pipeline.source.slot,
             describe(gap) if gap else "",
         )
@@ -90,8 +90,8 @@ def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | 
     found = f"{server.system_identifier}/{server.timeline}"
     if accepted != found:
         raise SourceChanged(
-            f"{err}. A resync makes the targets what this server holds: only if it is the one that"
-            f" is meant, run it with --accept-server {found} (in Airflow: the param accept_server)"
+            f"{err}. A resync makes the targets equal to this server: only if this is the intended"
+            f" server, run it with --accept-server {found} (in Airflow: the param accept_server)"
         ) from err
 
 
@@ -121,14 +121,14 @@ def _check_droppable(connection: Connection, job: Job) -> None:
     check_ours(slot)
     if not was_created_by_pipeline(moves) or slot.system_identifier != moves[-1].system_identifier:
         raise SlotForeign(
-            f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once"
-            f" nobody else needs it, drop it (select pg_drop_replication_slot('{name}')) and run"
+            f"slot {name!r} can't be used any more, but this pipeline did not create it: once no"
+            f" other program needs it, drop it (select pg_drop_replication_slot('{name}')) and run"
             " resync again"
         )
     if (furthest := beyond(job, slot)) is not None:
         raise SlotForeign(
-            f"slot {name!r} stands at {slot.confirmed_flush_lsn}, beyond {furthest}, the furthest"
-            " this pipeline ever moved it, so it may be somebody else's, made under the name of"
-            " one that was dropped: find out who made or moved it; once nobody else needs it, drop"
-            f" it (select pg_drop_replication_slot('{name}')) and run resync again"
+            f"slot {name!r} is at {slot.confirmed_flush_lsn}, beyond {furthest}, the furthest this"
+            " pipeline ever moved it, so another program may have moved it, or dropped and"
+            " recreated it: find out which; once no other program needs it, drop it (select"
+            f" pg_drop_replication_slot('{name}')) and run resync again"
         )

@@ -155,12 +155,12 @@ class SetupPlan:
                 where = _on_one_line(repr(self.read_from))
                 lines += [
                     (
-                        "-- after the publications, once they are replayed there: on the standby"
-                        f" of connection {where}, which waits"
+                        "-- after the publications, once the standby has replayed them: run this"
+                        f" on the standby of connection {where}; it waits"
                     ),
                     (
-                        "-- for what is to be run on the primary meanwhile, again if need be:"
-                        " select pg_log_standby_snapshot()"
+                        "-- until the primary has run this (if need be, again): select"
+                        " pg_log_standby_snapshot()"
                     ),
                     # A slot created on a primary by mistake would never be read, and keep its WAL.
                     f"{create} where pg_is_in_recovery();",
@@ -177,10 +177,7 @@ class SetupPlan:
     def describe(self) -> str:
         """Returns findings and plan as readable text."""
         found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
-        script = (
-            self.as_sql()
-            or "nothing to do: publications and slot are as the pipeline file wants them"
-        )
+        script = self.as_sql() or "nothing to do: publications and slot match the pipeline file"
         fed = ["targets:", *(f"  - {line}" for line in self.sources)] if self.sources else []
         return "\n".join(
             [

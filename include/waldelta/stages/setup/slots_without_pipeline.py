@@ -42,7 +42,7 @@ class SlotWithoutPipeline:
             else ""
         )
         where = " on the standby" if slot.in_recovery else ""
-        held = f"slot {slot.name}{where} holds back {size(slot.retained_bytes)} of WAL{since}"
+        held = f"slot {slot.name}{where} keeps {size(slot.retained_bytes)} of WAL{since}"
         if slot.active:
             return f"{held}: in use by pid {slot.active_pid} ({slot.active_by or 'no name'})"
         if self.pipeline is None:
@@ -53,9 +53,9 @@ class SlotWithoutPipeline:
             )
         with_it = ", ".join(publication.name for publication in self.publications)
         return (
-            f"{held}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop {slot.name}"
-            f" drops it and publication {with_it}, and its lake needs a new initial sync should it"
-            " come back"
+            f"{held}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop"
+            f" {slot.name} drops it and publication {with_it}; to use the pipeline again later,"
+            " run its initial sync again"
         )
 
 
@@ -106,15 +106,15 @@ def drop_slots_without_pipeline(
     for name in chosen:
         if sum(orphan.slot.name == name for orphan in every) > 1:
             raise ConfigError(
-                f"the primary and the standby both have a slot {name!r}, and which of them is"
-                " wanted isn't known here: nothing was dropped; run select"
-                f" pg_drop_replication_slot('{name}') on the one where nobody reads it, then this"
-                " again for the other"
+                f"the primary and the standby both have a slot {name!r}, and teardown can't know"
+                " which one to drop: nothing was dropped; run select"
+                f" pg_drop_replication_slot('{name}') on the server where no program reads it,"
+                " then run this again for the other"
             )
         if name not in known or known[name].pipeline is None:
             raise ConfigError(
-                f"slot {name!r} is none that waldelta made and no pipeline file names: nothing was"
-                " dropped; teardown --orphans lists them"
+                f"slot {name!r} wasn't made by waldelta, or a pipeline file names it: nothing was"
+                " dropped; teardown --orphans lists the slots that can be dropped"
             )
         if foreign := [p.name for p in known[name].publications if not p.owned]:
             raise PrivilegeMissing(

@@ -99,9 +99,9 @@ def obstacle(
     if not key:
         return "it has no key"
     if sorted(former.state.key_columns) != sorted(key):
-        return "its key is another one than when it was copied"
+        return "its key has changed since it was copied"
     if dict(held) != dict(wanted):
-        return "its columns, or their types, are others than its target's"
+        return "its columns, or their types, differ from its target's"
     return None
 
 

@@ -58,7 +58,7 @@ _WRITTEN = pa.schema(
 _ATTEMPTS = 10
 # With this type, delta-rs lists a table's features without the one of a NOT NULL.
 _NTZ = "timestamp_ntz"
-_LATE = "{uri} was changed by somebody else while it was replaced: run the sync again"
+_LATE = "{uri} was changed by another writer while it was replaced: run the sync again"
 
 # Reads the rows of the task with this number.
 ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
@@ -98,7 +98,7 @@ def open_target(
         table = _opened(uri, wanted, storage_options)
         return CopyTarget(uri, storage_options, table) if _fits(table, wanted) else None
     except (DeltaError, OSError) as err:
-        log.info("%s is left to Spark: %s", uri, first_line(err))
+        log.info("Spark writes %s, since the driver can't: %s", uri, first_line(err))
         return None
 
 

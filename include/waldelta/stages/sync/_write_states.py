@@ -187,8 +187,8 @@ def _add(
         counts = count_actions(spark, folder)
         if TWICE in counts:
             raise ModeRefused(
-                f"{table} has a key twice in its target, which keeps rows: move its folder away and"
-                " sync it again"
+                f"the target of {table} has rows with the same key, and its mode keeps rows: move"
+                " its folder away and sync it again"
             )
         if not counts:
             done = commit_equal(
@@ -272,9 +272,9 @@ def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> 
     newest = max((position for position in row if position is not None), default=0)
     if newest > lsn.value:
         raise ModeRefused(
-            f"the source's positions begin anew: {table} is kept as {mode} and holds {Lsn(newest)},"
-            f" and the source is at {lsn} only (another server, or restored): nothing was changed:"
-            " move its folder away and sync it"
+            f"the source's WAL positions restarted: the target of {table} (mode {mode}) has"
+            f" changes up to {Lsn(newest)}, but the source is only at {lsn} (another server, or"
+            " restored); nothing was changed: move its folder away and sync it"
         )
 
 
@@ -284,7 +284,7 @@ def _check_comparable(
     """Raise ModeRefused when old and new rows can't be in one table as they are."""
     if not copy.key_columns:
         raise ModeRefused(
-            f"{table} has no key, so a second copy can't be told from its changelog: move its"
+            f"{table} has no key, so a new copy can't be compared with its changelog: move its"
             " folder away and sync it again"
         )
     if dict(held) != dict(wanted):

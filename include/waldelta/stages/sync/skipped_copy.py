@@ -41,12 +41,12 @@ class SkippedCopy:
     def __str__(self) -> str:
         if self.former is None:
             return (
-                f"taken without a copy: it gets the changes since {self.lsn}, and lacks all other"
-                " rows"
+                f"replicated without a copy: it gets the changes since {self.lsn}, and lacks all"
+                " other rows"
             )
         return (
-            f"taken without a copy: it is continued at {self.lsn}, and lacks earlier changes that"
-            " weren't applied"
+            f"replicated without a copy: it continues at {self.lsn}, and lacks earlier changes"
+            " that weren't applied"
         )
 
 
@@ -78,17 +78,17 @@ def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
         if job.ledger.table_rows(name) or is_empty(job, name):
             return
         raise ConfigError(
-            f"{name} has copy: false, but its target {uri_of(job, name)} holds rows that no sync of"
-            " this lake brought: move the folder away, or write copy: true, which replaces them"
+            f"{name} has copy: false, but its target {uri_of(job, name)} has rows that no sync of"
+            " this lake wrote: move the folder away, or write copy: true, which replaces them"
         )
     if not _is_same_table(former, target):
         raise ConfigError(
-            f"{name} has copy: false, but the source's table is another one than its target was"
+            f"{name} has copy: false, but its source table isn't the one that its target was"
             f" filled from: {_remedy(name)}"
         )
     if present is not None and present.status == SYNCED:
         raise ConfigError(
-            f"{name} has copy: false and gets its changes, so that there is nothing to sync:"
+            f"{name} has copy: false and gets its changes, so there is nothing to sync:"
             f" {_remedy(name)}"
         )
 

@@ -380,7 +380,7 @@ def _sync_locked(
         rows = job.ledger.table_rows(name)
         last = next(reversed(rows), None)
         if order.is_done(last, life):
-            log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
+            log.info("table=%s was already copied by another run, nothing to do", name)
             return None
         reason = (
             last.reason
@@ -477,7 +477,8 @@ def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:
     with job.connect("sync") as connection:
         if check_source(connection, job).timeline != identity.timeline:
             raise LateWriter(
-                f"{name} was copied from the server of before a failover: sync it again"
+                f"{name} was copied from the server that was the primary before a failover: sync"
+                " it again"
             )
 
 
@@ -614,7 +615,7 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
     if not same:
         raise SnapshotLost(
-            f"{copied.id} was published in another way while it was copied: its copy starts again"
+            f"what is published of {copied.id} changed while it was copied: its copy starts again"
         )
 
 

@@ -137,19 +137,19 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
     if verb == _REPAIR:
         cut = replace(read_commit(job, begun, tag), skipped=0)
         record_repaired(spark, job, begun, cut)
-        log.warning("table=%s its repair had been committed when it broke off: it is done", name)
+        log.warning("table=%s its interrupted repair was committed, nothing to do", name)
         return cut
     if verb != _VOID:
         raise StateError(
-            f"{name}: its Delta log doesn't tell whether its repair was committed: it is to be"
-            " copied"
+            f"{name}: its Delta log doesn't show whether its repair was committed: it needs a new"
+            " copy"
         )
     before = _before(job, begun)
     # The generation was never a target's, and pruning would keep discarded rows of it for ever.
     carry_over(job, begun, [])
     job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
     log.warning(
-        "table=%s its repair hadn't been committed when it broke off: it is as it was before", name
+        "table=%s its interrupted repair was not committed, so its target is unchanged", name
     )
     return None
 
@@ -181,7 +181,7 @@ def end_killed_repairs(
         except (ConfigError, SparkUnreachable):
             raise
         except Exception as err:  # Spark's errors too: a copy repairs the table.
-            log.warning("table=%s is to be copied: %s", begun.table_name, first_line(err))
+            log.warning("table=%s needs a new copy: %s", begun.table_name, first_line(err))
     return (read_lifecycles(job, published) if ended else standings), cuts
 
 
@@ -224,7 +224,7 @@ def _before(job: Job, begun: TableState) -> TableState:
     rows = [row for row in job.table_rows(begun.table_name) if row.at < begun.at]
     if not rows:
         raise StateError(
-            f"{begun.table_name}: the ledger doesn't tell what it was before its repair: it is to"
-            " be copied"
+            f"{begun.table_name}: the ledger doesn't show its state before its repair: it needs a"
+            " new copy"
         )
     return rows[-1]

@@ -122,6 +122,6 @@ def test_a_step_ends_with_what_is_left(caplog):
     assert caplog.messages == []
     assert list(reported_batches({1: 40, 2: 50, 3: 20, 4: 500}, [2, 3, 4])) == [2, 3, 4]
     assert [message.partition(", about")[0] for message in caplog.messages] == [
-        "step 1 of 3 applied, up to batch 2: 520 messages left",
-        "step 2 of 3 applied, up to batch 3: 500 messages left",
+        "apply batch 1 of 3 done, up to batch 2: 520 messages left",
+        "apply batch 2 of 3 done, up to batch 3: 500 messages left",
     ]

@@ -125,7 +125,7 @@ def test_an_apply_that_fails_holds_up_no_landing(caplog):
         overlap.landed(batch(2))
         overlap.landed(batch(3))
     assert calls == [1]
-    assert "nothing more is applied before all has landed: no way" in caplog.text
+    assert "no more apply batches run until landing ends: no way" in caplog.text
 
 
 def test_a_landing_that_fails_waits_for_the_step_under_way():
@@ -157,7 +157,7 @@ def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
         assert applying.begun.wait(WAIT_S)
         applying.goes_on()
     assert applying.ended == []
-    assert "it is left, and the apply that follows begins there" in caplog.text
+    assert "the apply stage continues without it" in caplog.text
     with pytest.raises(LateWriter):
         applying.goes_on()
     applying.may_end.set()
@@ -177,7 +177,7 @@ def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
         overlap.landed(batch(1))
         assert interrupted.wait(WAIT_S)
     assert ended == [1]
-    assert "it is interrupted" in caplog.text
+    assert "the run interrupts it" in caplog.text
     assert "doesn't end" not in caplog.text
 
 

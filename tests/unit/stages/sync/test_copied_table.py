@@ -83,7 +83,8 @@ CASES = [
         {
             "copy_skipped": True,
             "reason": (
-                "taken without a copy: it gets the changes since 0/10, and lacks all other rows"
+                "replicated without a copy: it gets the changes since 0/10, and lacks all other"
+                " rows"
             ),
             "key_columns": ["id"],
         },
@@ -98,7 +99,7 @@ CASES = [
             "key_columns": ["a"],
             "columns": FORMER.columns,
             "reason": (
-                "taken without a copy: it is continued at 0/10, and lacks earlier changes that"
+                "replicated without a copy: it continues at 0/10, and lacks earlier changes that"
                 " weren't applied"
             ),
         },

@@ -25,24 +25,24 @@ TYPES = {"a": "int", "b": "int", "v": "string"}
         (COPIED, ("b", "a"), dict(reversed(TYPES.items())), None),
         (Former(None), ("a", "b"), TYPES, "it was never copied completely"),
         (COPIED, (), TYPES, "it has no key"),
-        (COPIED, ("a",), TYPES, "its key is another one than when it was copied"),
+        (COPIED, ("a",), TYPES, "its key has changed since it was copied"),
         (
             COPIED,
             ("a", "b"),
             {**TYPES, "b": "bigint"},
-            "its columns, or their types, are others than its target's",
+            "its columns, or their types, differ from its target's",
         ),
         (
             COPIED,
             ("a", "b"),
             {"a": "int", "b": "int"},
-            "its columns, or their types, are others than its target's",
+            "its columns, or their types, differ from its target's",
         ),
         (
             COPIED,
             ("a", "b"),
             {**TYPES, "w": "int"},
-            "its columns, or their types, are others than its target's",
+            "its columns, or their types, differ from its target's",
         ),
     ],
 )

@@ -64,9 +64,9 @@ def _key(row: Any) -> ForeignKey:
     if row.is_temporal:
         obstacle = "it is a temporal key"
     elif not row.is_builtin:
-        obstacle = "it compares by an operator that isn't one of PostgreSQL's own"
+        obstacle = "it compares by an operator that isn't built into PostgreSQL"
     elif row.is_loose:
-        obstacle = "a column's collation finds different texts equal"
+        obstacle = "a column's collation treats different texts as equal"
     return ForeignKey(
         row.name,
         row.table_id,

@@ -161,8 +161,8 @@ def judge(
         )
     if plan.decode.unfolding is not None:
         raise ConfigError(
-            f"{gate.table}: its changes wait, since its target keeps more than a mirror does, and"
-            " no gate judges states: make its expectations warn"
+            f"{gate.table}: its changes wait, since it has expectations with a gate, which only a"
+            " target of mode mirror supports: set gate: warn"
         )
     columns = _columns_of(plan)
     verdicts = _verdicts(job, gate, columns)
@@ -188,10 +188,10 @@ def judge(
             ):
                 raise QualityFailed(
                     f"{gate.table}: not merged, since its changes fail expectations with gate:"
-                    f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot moves on,"
-                    " and the table stays as it is. Correct the expectation or the data, which the"
-                    " next run judges again (as far as one step of apply reaches:"
-                    " docs/how-to/release-a-gate.md), or let what has landed pass: quarantine"
+                    f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot advances,"
+                    " and the target stays unchanged. Correct the expectation or the data: the"
+                    " next run checks them again (as many as one apply batch takes:"
+                    " docs/how-to/release-a-gate.md). Or release the landed changes: quarantine"
                     f" --release --tables {gate.table} --reason WHY"
                 )
     finally:
@@ -264,10 +264,10 @@ def judge_complete_rows(
     if failed:
         raise QualityFailed(
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
-            f" fail expectations with a gate:\n{_listed(failed)}\nLet a run apply the changes that"
-            " wait first, which sets aside what is to be set aside; what stops it waits until the"
-            " expectation or the data is corrected, or until it is let pass: quarantine --release"
-            f" --tables {gate.table} --reason WHY"
+            f" fail expectations with a gate:\n{_listed(failed)}\nFirst let a run apply the"
+            " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
+            " stops it, correct the expectation or the data, or release the changes: quarantine"
+            f" --release --tables {gate.table} --reason WHY"
         )
     return still
 
@@ -334,19 +334,19 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
             continue
         if not columns.has_key:
             problems.append(
-                f"{verdict.gated.place}: gate: quarantine needs a key, which the table hasn't: use"
+                f"{verdict.gated.place}: gate: quarantine needs a key, and the table has none: use"
                 " stop"
             )
         elif verdict.condition is None:
             known = ", ".join(ROW_EXPECTATIONS)
             problems.append(
-                f"{verdict.gated.place}: gate: quarantine needs an expectation that tells which"
-                f" rows fail, with its plain arguments only: one of {known}; {item.type} can be"
+                f"{verdict.gated.place}: gate: quarantine needs an expectation that identifies the"
+                f" failing rows, with its basic arguments only: one of {known}; {item.type} can be"
                 " stop or warn"
             )
         elif verdict.condition.mostly < 1:
             problems.append(
-                f"{verdict.gated.place}: gate: quarantine judges each row: leave out mostly, or use"
+                f"{verdict.gated.place}: gate: quarantine checks each row: remove mostly, or use"
                 " stop"
             )
     if problems:
@@ -400,16 +400,15 @@ def _set_aside(
     if count > MOST_SET_ASIDE:
         raise QualityFailed(
             f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate:"
-            f" quarantine, and no more than {MOST_SET_ASIDE:,} at once are set"
-            f" aside:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the"
-            " expectation, which the next run then judges by, or make it warn until they are"
-            " merged"
+            f" quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
+            f" once:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the"
+            " expectation, which the next run uses, or make it warn until they are merged"
         )
     found, of_rows = _failing_rows(frame.where(anything), failing)
     reasons = [_reason(verdicts, of_row) for of_row in of_rows]
     judged = set_aside(spark, plan, staged, as_net(found, plan), reasons)
     log.warning(
-        "table=%s gate: set aside %s, %d in all",
+        "table=%s gate: quarantined %s, %d in all",
         gate.table,
         counted(len(judged.aside), "row"),
         judged.staged.counts.get(QUARANTINED_ROWS, 0),
@@ -477,7 +476,7 @@ def _count(
         raise QualityFailed(
             f"{gate.table}: not merged, since its gate can't be"
             f" evaluated:\n{_listed([v for v in verdicts if v.why])}\nCorrect the expectation: the"
-            " next run judges by it"
+            " next run uses it"
         ) from err
     for number in failing:
         verdict = verdicts[number]

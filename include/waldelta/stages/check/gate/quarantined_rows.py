@@ -73,13 +73,12 @@ def discard_quarantined(
     """
     if not rows and not tables:
         raise ConfigError(
-            "name the rows that are to be discarded (--row), or tables whose rows all are"
+            "name the rows to discard (--row), or tables to discard all quarantined rows of"
             " (--tables)"
         )
     if not (reason or "").strip():
         raise ConfigError(
-            "rows that are left out for good need a reason, which the quarantine keeps: say why"
-            " (--reason)"
+            "discarding rows needs a reason, which the quarantine keeps: say why (--reason)"
         )
     by = by or current_user()
     messages = messages_to_acknowledge(job, rows)
@@ -155,7 +154,7 @@ def record_current(job: Job, tables: Collection[str]) -> None:
     no rows any more. The work itself is done by then: if recording fails, the log has a warning,
     and the tables' next check records the result.
     """
-    with record_or_warn("what lacks values now", tables):
+    with record_or_warn("the quarantine's current rows", tables):
         _record_unknown(job, tables)
     record_let_in(job, tables)
 
@@ -216,9 +215,7 @@ def current_user() -> str:
 def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
     states = job.table_states()
     if unknown := sorted(set(tables or ()) - states.keys()):
-        raise ConfigError(
-            f"no target is fed by {', '.join(unknown)}: status says which tables there are"
-        )
+        raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")
     return {name: state for name, state in states.items() if tables is None or name in tables}
 
 
@@ -234,7 +231,8 @@ def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
     tables = {row.id: row.table_name for row in found}
     if unknown := sorted(set(rows) - tables.keys()):
         raise ConfigError(
-            f"not open in quarantine: {', '.join(unknown)}: quarantine says which rows there are"
+            f"not open in quarantine: {', '.join(unknown)}: the command quarantine lists the open"
+            " rows"
         )
     return sorted({tables[row] for row in rows or tables})
 
@@ -247,8 +245,8 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteR
     applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
         raise StateError(
-            f"{', '.join(early)}: the run that quarantined these rows broke off: let another one"
-            " end first"
+            f"{', '.join(early)}: the run that quarantined these rows did not finish: let another"
+            " run finish first"
         )
 
 

@@ -26,16 +26,14 @@ def release_tables(
     Raises ConfigError for a table that isn't a target, StateError when nothing has landed.
     """
     if not tables:
-        raise ConfigError("name the tables whose changes are to pass (--tables)")
+        raise ConfigError("name the tables whose changes to release (--tables)")
     states = job.table_states()
     if unknown := sorted(set(tables) - states.keys()):
-        raise ConfigError(
-            f"no target is fed by {', '.join(unknown)}: status says which tables there are"
-        )
+        raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")
     identity = job.slot_identity()
     upto, by = landed_upto(job, identity), by or current_user()
     if not upto:
-        raise StateError("nothing has landed, so that nothing is held back")
+        raise StateError("no changes have landed, so there is nothing to release")
     at = now()
     rows = [
         Release(

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # The meanings of gate results begin with these.
 STOP, QUARANTINE = "gate stop: ", "gate quarantine: "
-_KEPT_BACK = "what no gate holds back any more"
+_KEPT_BACK = "the end of a gate's stop"
 
 
 def record_passed(job: Job, table: str) -> None:
@@ -110,7 +110,7 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
             at=at,
             run_id=job.run_id,
             success=True,
-            observed="nothing waits for it any more",
+            observed="no changes wait at this gate any more",
             unexpected_count=0,
         )
         for row in over
@@ -127,5 +127,8 @@ def record_or_warn(what: str, tables: Collection[str]) -> Iterator[None]:
         yield
     except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
         log.warning(
-            "%s isn't told of %s before the next check: %s", what, ", ".join(sorted(tables)), err
+            "%s can't be recorded for %s before the next check: %s",
+            what,
+            ", ".join(sorted(tables)),
+            err,
         )

@@ -133,7 +133,7 @@ class ExpectTargetRowsToSatisfy(_TargetExpectation):
     condition: str = pydantic.Field(description="a condition in Spark SQL")
     meaning: str = pydantic.Field(description="the same in words, for the report")
     mostly: float = pydantic.Field(
-        1.0, ge=0, le=1, description="the least share of rows that has to"
+        1.0, ge=0, le=1, description="smallest share of rows that must meet it"
     )
 
     metric_dependencies: ClassVar[tuple[str, ...]] = (
@@ -212,7 +212,7 @@ class _MeasuredEarly(_TargetExpectation):
     ``DuplicateKeyRows`` returns the measured counts.
     """
 
-    columns: list[str] = pydantic.Field(description="what the answer is asked for by")
+    columns: list[str] = pydantic.Field(description="columns that identify the measured counts")
     meaning: str = pydantic.Field(description="what is expected, in words")
 
     success_keys: ClassVar[tuple[str, ...]] = ("columns",)
@@ -248,7 +248,7 @@ class ExpectTargetRowsToReferToRows(_MeasuredEarly):
     )
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return _none_found(metrics, "row refers to none", "rows refer to none")
+        return _none_found(metrics, "row has no parent row", "rows have no parent row")
 
 
 def _none_found(metrics: dict[str, Any], one: str, more: str) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class ExpectTargetToBeAsBefore(_TargetExpectation):
 
     @classmethod
     def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        note = "" if kwargs["bounds"] else " (nothing is said before enough runs have measured it)"
+        note = "" if kwargs["bounds"] else " (not judged until enough runs have measured it)"
         return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:

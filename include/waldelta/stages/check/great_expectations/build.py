@@ -72,7 +72,8 @@ def _build(
         raise ValueError(f"no expectation is called {planned.type!r}{hint}")
     if reserved := sorted({"id", "meta", "severity", "notes"} & set(planned.kwargs)):
         raise ValueError(
-            f"kwargs.{reserved[0]} doesn't belong there: severity and notes stand beside kwargs"
+            f"kwargs.{reserved[0]} isn't allowed: write severity and notes next to kwargs, not in"
+            " it"
         )
     meta = {META: number, "origin": planned.origin}
     arguments: dict[str, Any] = {**planned.kwargs, "severity": planned.severity, "meta": meta}

@@ -200,7 +200,7 @@ class IntegerKey:
             return _all_differ((batch.column(0) for batch in scanner.to_batches()), low, high)
         except Exception as err:
             log.info(
-                "Spark looks for duplicate keys, since %s can't be read here: %s",
+                "Spark looks for duplicate keys, since %s can't be read on the driver: %s",
                 self._table.table_uri,
                 err,
             )

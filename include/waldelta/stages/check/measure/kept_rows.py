@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 # Takes the place of column names as the key of the prefetched result.
 KEPT_ROWS = "_wd_kept_rows"
 MEANINGS: dict[TargetMode, str] = {
-    HISTORY: "states of a key don't overlap, end behind their begin, and only the last one is open",
-    SOFT_DELETE: (
-        "each key has one row, and rows are marked as deleted exactly when they have a time of it"
+    HISTORY: (
+        "row versions of a key don't overlap, end after they begin, and only the last one is open"
     ),
-    CHANGELOG: "changes have a known operation, and no two the same place in the stream",
+    SOFT_DELETE: (
+        "each key has one row, and a row is marked as deleted exactly when it has a deletion time"
+    ),
+    CHANGELOG: "each change has a known operation and its own position in the stream",
 }
 _OPERATIONS = ("insert", "update", "delete", TRUNCATE, SNAPSHOT)
 

@@ -226,13 +226,13 @@ def _referenced(
 
 def _why_partial(state: TableState, key: ForeignKey) -> str | None:
     if state.copy_skipped:
-        return "it was taken without a copy"
+        return "its existing rows were not copied (copy: false)"
     if state.row_filter not in (None, EVERYTHING) or any(
         f != EVERYTHING for f in state.later_filters
     ):
         return "its publication has a row filter"
     if state.target_filter is not None:
-        return "it has a filter of its own"
+        return "the target has a filter"
     if state.root_id is not None and not key.leaves <= set(state.relation_ids):
         return "not all partitions are published"
     if state.root_id is None and list(state.relation_ids) != [key.referenced_id]:
@@ -281,18 +281,18 @@ def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> st
 def _of_states(referring: TableState, other: TableState) -> str | None:
     if referring.later_filters:
         return (
-            f"the row filter of {referring.table_name} has changed since its copy, and rows stay"
-            " that it let in"
+            f"the row filter of {referring.table_name} has changed since its copy, so the target"
+            " may keep rows that no longer pass it"
         )
     if referring.kept_as == CHANGELOG and not referring.key_columns:
-        return (
-            f"{referring.table_name} keeps rows that were deleted, and has no key to tell them by"
-        )
+        return f"{referring.table_name} keeps deleted rows, and has no key to find them by"
     for state in (referring, other):
         if missing := sorted(_OPERATIONS - _published(state)):
-            return f"{state.table_name} isn't told of every {', '.join(missing)}"
+            return (
+                f"the publications of {state.table_name} don't publish every {', '.join(missing)}"
+            )
         if state.unmended_leaves:
-            return f"partitions of {state.table_name} came or went since its copy"
+            return f"partitions of {state.table_name} were added or removed since its copy"
     return None
 
 
@@ -305,7 +305,7 @@ def _published(state: TableState) -> frozenset[str]:
 
 def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
     """Returns why two targets can't be compared at their current versions."""
-    apart = "the two targets stand at different positions"
+    apart = "the two targets are at different positions"
     if lake.cut is None:
         return f"{apart}: no batch has been applied to all targets yet"
     held = {(target.table_name, target.generation): target for target in lake.cut.targets}
@@ -320,7 +320,7 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
         if (
             is_ahead or state.table_name in lake.beyond_cut
         ):  # The cut's version would be taken for the current result.
-            return f"{apart}: {state.table_name} has got a batch that not all targets have got"
+            return f"{apart}: {state.table_name} has a batch that other targets lack"
         if target.reread or state.table_name in lake.read_again:
             return f"{apart}: rows of {state.table_name} were read from the source"
         if state.table_name in lake.lacking:

@@ -98,7 +98,9 @@ def count_rows_without_parent(
             return DuplicateKeys(0)
         reference = reference if found is None else replace(reference, since=None)
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
-        log.info("foreign key %s isn't judged here: %s", reference.name, type(err).__name__)
+        log.info(
+            "foreign key %s can't be checked on the driver: %s", reference.name, type(err).__name__
+        )
     return find_rows_without_parent(spark, reference)
 
 

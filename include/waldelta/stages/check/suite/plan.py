@@ -147,7 +147,7 @@ def _columns_match(state: TableState) -> PlannedExpectation:
 
 def _key_unique(state: TableState, omitted: list[str]) -> Iterator[PlannedExpectation]:
     if not state.key_columns:
-        omitted.append("unique key: the table has none, its rows are a multiset")
+        omitted.append("unique key: the table has none, so duplicate rows are allowed")
         return
     yield PlannedExpectation(
         KEY_UNIQUE,
@@ -449,8 +449,7 @@ def _own(
         kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
         if kind == item.type and (column := asks_for_nulls(kind, kwargs, raw)) is not None:
             told = (
-                f"values of {column} that stand in {RAW} alone, which count as null with other"
-                " arguments than mostly"
+                f"values of {column} that only {RAW} has count as null: use no argument but mostly"
             )
             omitted.append(f"{meaning}: {told}")
         yield PlannedExpectation(kind, kwargs, item.severity, "own", meaning, own.place(number))

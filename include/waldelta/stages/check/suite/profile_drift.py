@@ -110,7 +110,7 @@ def find_departures(
         return (
             []
             if low <= rows <= high
-            else [f"{counted(rows, 'row')}, before {max(0.0, low):,.0f} to {high:,.0f}"]
+            else [f"{counted(rows, 'row')}, in earlier runs {max(0.0, low):,.0f} to {high:,.0f}"]
         )
     if rows < _FEWEST_ROWS:
         return []
@@ -126,8 +126,8 @@ def find_departures(
 
 
 _WORDS = {
-    "nulls": "another share of nulls",
-    "mean": "another mean",
-    "least": "another least value",
-    "most": "another greatest value",
+    "nulls": "different share of nulls",
+    "mean": "different mean",
+    "least": "different minimum",
+    "most": "different maximum",
 }

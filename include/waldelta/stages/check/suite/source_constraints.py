@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # older version don't have it.
 _MOST_RUNS = 20
 _NOT_LANDED = (
-    "CHECK constraint {name}: not checked, since what came before it may not have landed; the next"
-    " run that lands checks it"
+    "CHECK constraint {name}: not checked, since changes from before it was created may not have"
+    " landed; the next run that lands checks it"
 )
 # The verbs that check targets while other runs may land changes.
 _CONCURRENT_JOBS = ("validate", "maintain", "quarantine")
@@ -78,14 +78,14 @@ def read_rules(
     except (SourceError, psycopg.Error) as err:
         result.warnings.append(
             "constraints, enum labels, declared types and foreign keys weren't checked, since the"
-            f" source couldn't be asked: {err}"
+            f" source couldn't be read: {err}"
         )
         return {}
     if checks.unread:
         result.warnings.append(
-            f"CHECK constraints weren't checked of {', '.join(sorted(checks.unread))}, since"
-            " somebody keeps what feeds it locked; the next run that changes it checks them. Locks"
-            f" that stand in the way:\n{locked.holders}"
+            f"CHECK constraints of {', '.join(sorted(checks.unread))} weren't checked, since other"
+            " sessions keep their source tables locked; the next run that changes them checks"
+            f" them. Locks that stand in the way:\n{locked.holders}"
         )
     rules = {
         s.table_name: SourceRules(
@@ -174,7 +174,10 @@ def _with_freshness(
     if lag.common.seconds is None:
         limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
     if limits and name in result.not_applied:
-        limits, told = (), ["freshness: not judged, since the target stays behind with this run"]
+        limits, told = (
+            (),
+            ["freshness: not judged, since this run didn't apply all changes of the target"],
+        )
     return replace(rules, freshness=limits, omitted=(*rules.omitted, *told))
 
 
@@ -218,7 +221,7 @@ def _with_references(
     ahead = _beyond_cut(job, related, cut) if result.verb in _CONCURRENT_JOBS else ()
     lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
     if job.pipeline.source.options.origin == "none":
-        hidden = "changes that came to the source from elsewhere aren't read (options.origin)"
+        hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
     planned = plan_references(keys, lake)
     since = _since(job) if quick and job.pipeline.target.metadata_columns else None

@@ -262,7 +262,7 @@ class SourceSide:
         ((text, found),) = connection.execute(query).fetchall()
         if found != int(hash_as(pa.array([text]), self.plan, self.plan.seed)[0]):
             raise ConfigError(
-                f"{describe(self.conninfo)} hashes texts in another way than this machine (another"
+                f"{describe(self.conninfo)} hashes texts differently from this machine (another"
                 " byte order?): its tables can't be reconciled"
             )
 
@@ -304,7 +304,7 @@ def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
         return PrivilegeMissing(f"{copy.table} can't be compared ({reason}): grant select on it")
     if isinstance(err, psycopg.errors.LockNotAvailable):
         return TableBusy(
-            f"{copy.table} can't be compared now, since somebody keeps it locked: run again"
+            f"{copy.table} can't be compared now, since another session keeps it locked: run again"
         )
     if isinstance(err, psycopg.OperationalError):
         return SourceUnreachable(

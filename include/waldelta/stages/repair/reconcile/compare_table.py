@@ -141,14 +141,15 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     if not table.publishes >= EVERY_CHANGE:
         left = ", ".join(sorted(EVERY_CHANGE - table.publishes))
         return (
-            f"its publications don't publish every {left}, so that its target rightly holds other"
-            " rows"
+            f"its publications don't publish every {left}, so its target differs from the source"
+            " by design"
         )
     if sorted(state.key_columns) != sorted(table.key_columns):
-        return "its key on the source isn't its target's: let a run follow that first"
+        return "its key on the source differs from its target's: let a CDC run apply that first"
     if gone := set(state.key_columns) & set(_uncompared_columns(state, _copy(job, feeding, None))):
         return (
-            f"its key column {min(gone)} isn't its target's any more: let a run follow that first"
+            f"its key column {min(gone)} differs between source and target: let a CDC run apply"
+            " that first"
         )
     return None
 
@@ -176,8 +177,8 @@ def compare(
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
-            f"{aside.in_flight:,} of its rows changed since its target's version {feeding.version}:"
-            " run again once a run has applied that"
+            f"{aside.in_flight:,} of its rows changed since its target's version"
+            f" {feeding.version}: run again after a CDC run has applied these changes"
         )
     taken = (
         source.hashes(aside.texts)
@@ -312,8 +313,8 @@ def _set_aside(
     if not plan.key:
         if waiting := sum(_waiting(job, seen, batches) for seen, batches in ranges):
             raise NeedsSync(
-                f"{waiting:,} of its changes are in flight, and rows without a key can't be told"
-                " apart: run again once a run has applied them"
+                f"{waiting:,} of its changes are not applied yet, and rows without a key can't be"
+                " told apart: run again after a CDC run has applied them"
             )
         nothing = np.zeros(0, np.int64)
         return _Aside(nothing, (), nothing, 0, 0)

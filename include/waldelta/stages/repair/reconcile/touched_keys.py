@@ -53,7 +53,7 @@ def stage_changed(
             partial(read_types, connection), batch_range, state, present, policy, options
         )
     if plan.truncated or plan.evolution is not None:
-        raise NeedsSync("it was truncated or altered meanwhile")
+        raise NeedsSync("it was truncated or altered during the repair")
     return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
 
 

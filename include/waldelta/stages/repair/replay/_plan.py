@@ -146,7 +146,7 @@ def _as_they_are(
             listed = ", ".join(column.name for column in relation.columns)
             raise SchemaChanged(
                 f"{state.table_name}: the range has rows with other columns ({listed}), which the"
-                " ledger can't place in the target's: copy it again (initial sync with its name in"
+                " ledger can't map to the target's: copy it again (initial sync with its name in"
                 " tables)"
             )
         positions.append(places)
@@ -168,9 +168,9 @@ def _check_leaves(
     relations = {version.relation for version in read_versions(stream, concerned)}
     named = ", ".join(sorted({f"{relation.schema}.{relation.name}" for relation in relations}))
     raise SchemaChanged(
-        f"{state.table_name} gathers leaves, and changes since the beginning of the range are of"
-        f" {named}, attached since its copy or feeding another target now, so that the log doesn't"
-        " tell which were its own: mend it from the source (_resync, or initial sync, with its"
+        f"{state.table_name} merges partitions, and the range has changes of {named}, attached"
+        " since its copy or part of another target now, so the change log doesn't show which"
+        " changes were its own: repair it from the source (_resync, or initial sync, with its"
         " name in tables)"
     )
 

@@ -193,8 +193,8 @@ def plan_span(kept: Sequence[ConsumedWal], reach: Reach) -> Span:
 def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | None) -> str:
     if chosen:
         return (
-            "its runs landed nothing, or belong to an earlier life of the slot, since when every"
-            " table was copied"
+            "its runs landed nothing, or used an earlier incarnation of the slot, and every table"
+            " was copied since"
         )
     if interval is None:
         return "this run landed nothing"

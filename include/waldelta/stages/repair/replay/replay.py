@@ -141,7 +141,7 @@ def replay(
             "a replay",
             name,
             job.pipeline.target.mode_of(name),
-            "sync it again: what differs becomes a change",
+            "sync it again, which adds what differs as changes",
         )
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -192,15 +192,15 @@ def _keeps(state: TableState, done: Replayed) -> bool:
     """
     if state.copy_skipped:
         done.warnings.append(
-            f"{state.table_name} isn't replayed: it was taken without a copy (copy: false), so that"
-            " the change log doesn't say which of the changed rows it had"
+            f"{state.table_name} isn't replayed: its existing rows were not copied (copy: false),"
+            " so the change log doesn't show which of the changed rows it had"
         )
         return True
     if state.kept_as == MIRROR:
         return False
     told = (
-        f"{state.table_name} isn't replayed: it is kept as {state.kept_as}, which stays as it is;"
-        " to mend it, sync it again"
+        f"{state.table_name} isn't replayed: its mode is {state.kept_as}, and a replay leaves such"
+        " a target unchanged; to repair it, sync it again"
     )
     done.warnings.append(told)
     return True
@@ -407,5 +407,5 @@ def _commit(
 def _skipped_warning(state: TableState, changes: Staged) -> list[str]:
     if not (skipped := changes.counts.get(ACTION_SKIP)):
         return []
-    why = "not in the target, and rightly so where what is published changed"
+    why = "missing in the target, as expected if what is published changed"
     return [f"{state.table_name}: {counted(skipped, 'row')} that the range changed {why}: left out"]

@@ -285,7 +285,9 @@ def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable
     if actual is not None and actual.all_tables != wanted.all_tables:
         # FOR ALL TABLES can't be altered; within one transaction the stream always sees the name.
         yield plan_drop(
-            name, f"publication {name} changes between all tables and a list: it is made anew"
+            name,
+            f"publication {name} changes between all tables and a list: it is dropped and"
+            " created again",
         )
         actual = None
     if actual is None:

@@ -23,8 +23,8 @@ TIMEOUTS = {
     ),
     "idle_session_timeout": "runs set it to 0 for the sessions that hold their locks",
     "idle_replication_slot_timeout": (
-        "a slot nobody reads for so long is invalidated: run the pipeline more often, or a "
-        "resync has to compare all tables"
+        "PostgreSQL invalidates a slot that no run reads for this long: run the pipeline more"
+        " often, or a resync has to compare all tables"
     ),
 }
 # These concern the slot, so they are read from the server that has it.

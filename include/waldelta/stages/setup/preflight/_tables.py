@@ -57,8 +57,8 @@ def judge_table(
     if is_overruled(state, found, facts):
         if not table.is_plain:
             yield warning(
-                f"{where}: its filter and column list count for nothing, since it is published as"
-                " its root's"
+                f"{where}: its filter and column list have no effect, since it is published via"
+                " its root"
             )
     elif state.publishes_old_rows:
         # PostgreSQL refuses no statement on leaves that are never published.
@@ -170,8 +170,7 @@ def _reading(
             f"{where}: row-level security hides rows from role {server.role!r}",
             Attribute(
                 "bypassrls",
-                f"row-level security hides rows of {relation.id} from copies, which are refused"
-                " then",
+                f"row-level security hides rows of {relation.id} from copies, which fail then",
             ),
         )
         return
@@ -181,8 +180,8 @@ def _reading(
     lost = [leaf for leaf in partitions if not leaf.readable]
     if relation.relkind == "p" and lost and not hidden:
         yield lacking(
-            f"{where}: role {server.role!r} may read columns of it, but not tableoid, by which"
-            " copies tell its partitions apart",
+            f"{where}: role {server.role!r} may read columns of it, but not tableoid, which copies"
+            " need to tell its partitions apart",
             Grant("select (tableoid) on", sql_name(relation.id.schema, relation.id.name), READING),
         )
     elif text := describe_unreadable(sql_name(server.role), partitions):
@@ -302,7 +301,7 @@ class _Identity:
             )
         if listed is not None and self.is_full:
             yield self.refused(
-                "a column list can't stand beside REPLICA IDENTITY FULL",
+                "a column list can't be combined with REPLICA IDENTITY FULL",
                 "remove the list, or use the primary key as replica identity",
             )
         elif listed is not None and (missing := sorted(key - set(listed))):
@@ -334,5 +333,5 @@ class _Identity:
             and root.replica_identity != "f"
             and set(root.identity_columns) <= self.key
         ):
-            return warning(f"{differs}: old rows are read by the root's")
+            return warning(f"{differs}: runs read old rows by the root's")
         return problem(f"{differs}, so old rows can't be read: give both the same")

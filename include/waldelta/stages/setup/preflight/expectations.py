@@ -28,8 +28,8 @@ def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Fin
         for number, item in enumerate(file.suite.expectations):
             if item.gate != "warn" and mode != MIRROR:
                 yield problem(
-                    f"{file.place(number)}: gate: {item.gate} judges rows before the merge, which a"
-                    f" target of mode {mode} hasn't: make it warn"
+                    f"{file.place(number)}: gate: {item.gate} needs a target of mode mirror, and"
+                    f" this one has mode {mode}: make it warn"
                 )
     for told in own.unused:
-        yield warning(f"expectations that judge nothing: {told}")
+        yield warning(f"unused expectations: {told}")

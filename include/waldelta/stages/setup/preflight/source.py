@@ -98,7 +98,7 @@ def privileges_needed(
         return
     if before is None and not server.can_create:
         yield owning(
-            f"publication {state.name!r} is to be made",
+            f"publication {state.name!r} must be created",
             Grant("create on database", sql_name(server.database)),
         )
     if before is not None and not before.owned:
@@ -174,7 +174,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             "pg_drop_replication_slot(name)",
         ]
         yield owning(
-            f"slot {pipeline.source.slot!r} is to be made: the role may not execute"
+            f"slot {pipeline.source.slot!r} must be created: the role may not execute"
             " pg_create_logical_replication_slot or pg_drop_replication_slot",
             *(Grant("execute on function", function) for function in functions),
         )
@@ -200,9 +200,7 @@ def _free_slots(
     needed, free = 2 * verifies + (not slot_exists), total - server.used_slots
     if free < needed:
         copies = (
-            ["a copy while a consumption is verified, one to keep after a mismatch"]
-            if verifies
-            else []
+            ["one for a copy during verification, one to keep after a mismatch"] if verifies else []
         )
         what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
         where = "" if pipeline.source.read_from is None else " of the standby of source.read_from"
@@ -253,8 +251,8 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
         )
     if not server.settings.get("synchronized_standby_slots"):
         yield warning(
-            "synchronized_standby_slots is empty: runs may land what no standby has received, and"
-            " after a failover the lake would then be ahead of the source, which asks for new"
+            "synchronized_standby_slots is empty: runs may land changes that no standby has"
+            " received, so after a failover the lake may be ahead of the source and need new"
             " copies; let it name the physical slot of the standby (docs/how-to/failover.md)"
         )
 
@@ -275,8 +273,8 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
             else ""
         )
         yield warning(
-            "max_slot_wal_keep_size is -1: while the pipeline pauses, its slot holds WAL until the"
-            f" disk is full; slots hold {size(server.retained_bytes)} now{speed}. To bound it:"
+            "max_slot_wal_keep_size is -1: while the pipeline pauses, its slot keeps WAL until"
+            f" the disk is full; slots keep {size(server.retained_bytes)} now{speed}. To bound it:"
             f" alter system set max_slot_wal_keep_size = '{limits.critical_mb}MB' and reload;"
             " beyond that the slot is lost, and a resync has to compare all tables"
         )
@@ -290,9 +288,9 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
             )
     if (limit := server.number("temp_file_limit")) >= 0 and "temp_file_limit" in server.settings:
         yield warning(
-            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole bite to a"
-            f" temporary file, and a bite reads up to {pipeline.batch.wal_window_mb} MB WAL; lower"
-            f" batch.wal_window_mb, or raise the limit for role {server.role}"
+            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole read"
+            f" window to a temporary file, and a window has up to {pipeline.batch.wal_window_mb}"
+            f" MB WAL; lower batch.wal_window_mb, or raise the limit for role {server.role}"
         )
 
 
@@ -329,8 +327,8 @@ def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iter
     if not entry.manage:
         if actual is None:
             yield problem(
-                f"publication {entry.name!r} does not exist, and manage: false means it is never"
-                " made: create it, or remove manage: false and say what it publishes"
+                f"publication {entry.name!r} does not exist, and with manage: false setup never"
+                " creates it: create it, or remove manage: false and say what it publishes"
             )
         return
     if actual is None:
@@ -355,7 +353,7 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         else:
             yield warning(
                 f"publication {state.name!r} publishes no operation: after the copy its tables get"
-                " no changes, as a subscription's"
+                " no changes, as with a subscription"
             )
     if state.publishes_generated and facts.server.version < 180000:
         yield problem(
@@ -376,8 +374,8 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         )
     if state.schemas and (listed := [str(t.id) for t in state.tables if t.columns is not None]):
         yield problem(
-            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't stand beside"
-            " schemas: publish the schemas in a publication of their own"
+            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't be combined"
+            " with schemas: publish the schemas in a publication of their own"
         )
     if whole and state.publishes_old_rows and not entry.accept_future_tables:
         text = (

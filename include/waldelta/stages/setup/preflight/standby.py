@@ -60,8 +60,8 @@ def judge_standby(
     if facts.slot is None and not facts.server.can_log_snapshots:
         yield warning(
             f"role {facts.server.role!r} may not execute pg_log_standby_snapshot() on the primary,"
-            " so the standby's slot is made when the primary happens to write down which"
-            " transactions run, and not while it is idle: grant execute on function"
+            " so setup can create the standby's slot only when the primary happens to log its"
+            " running transactions, and an idle primary never does: grant execute on function"
             f" pg_log_standby_snapshot() to {facts.server.role} (docs/reference/privileges.md)"
         )
     yield from (
@@ -78,8 +78,8 @@ def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
     if len(answers) > 1:
         met = ", ".join(f"{address} (started {started})" for address, started in sorted(answers))
         yield problem(
-            f"source.read_from leads to more than one server ({met}), and a slot is on one of them:"
-            " let it lead to that one, past load balancers and names of several standbys"
+            f"source.read_from leads to more than one server ({met}), and only one of them has the"
+            " slot: point it at that server, not at a load balancer or a name of several standbys"
             " (docs/how-to/read-from-a-standby.md)"
         )
 
@@ -101,8 +101,8 @@ def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
         )
     if (level := standby.settings["wal_level"]) != "logical":
         yield problem(
-            f"wal_level of source.read_from's server is {level!r}, which decoding asks for there"
-            " too: alter system set wal_level = 'logical', then restart that standby"
+            f"wal_level of source.read_from's server is {level!r}, but decoding needs logical"
+            " there too: alter system set wal_level = 'logical', then restart that standby"
         )
     lacking = [
         *(
@@ -114,10 +114,10 @@ def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
     ]
     if lacking:
         yield warning(
-            f"on the standby of source.read_from {' and '.join(lacking)}: vacuum on the primary may"
-            " remove rows of its catalogs that the slot needs, which makes the slot lost, and asks"
-            " for a resync of all tables; set hot_standby_feedback = on and a primary_slot_name"
-            " with a physical slot on the primary, and reload (docs/how-to/read-from-a-standby.md)"
+            f"on the standby of source.read_from {' and '.join(lacking)}: vacuum on the primary"
+            " may remove catalog rows that the slot needs, then the slot is lost and all tables"
+            " need a resync; set hot_standby_feedback = on and a primary_slot_name with a"
+            " physical slot on the primary, and reload (docs/how-to/read-from-a-standby.md)"
         )
 
 

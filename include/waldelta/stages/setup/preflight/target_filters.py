@@ -117,13 +117,14 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
     published = {planned.relation.oid: planned.relation for planned in planned.published.values()}
     if above := [published[a] for a in relation.ancestors if a in published]:
         return (
-            f"its changes are published as those of {above[0].id}: give that the filter, or write"
-            f" from: {above[0].id} here, for what this partition holds"
+            f"its changes are published as those of {above[0].id}: set the filter on"
+            f" {above[0].id}, or write from: {above[0].id} here to replicate only what this"
+            " partition holds"
         )
     if any(oid in below.ancestors for below in published.values()):
         return (
-            "its publication publishes its partitions, each a target of its own: give them the"
-            " filter, gather them with partition_root: true, or set publish_via_partition_root:"
+            "its publication publishes its partitions, each a target of its own: set the filter"
+            " on them, merge them with partition_root: true, or set publish_via_partition_root:"
             " true"
         )
     return "no publication of this pipeline publishes the table: check its name"

@@ -64,13 +64,15 @@ class PlannedTargets:
             through = f" where {mapping.where}".replace("\n", " ") if mapping.where else ""
             if mapping.root_id is not None:
                 leaves = sorted(str(planned.relation.id) for planned in self.relations_of(name))
-                lines.append(f"{name} gathers {', '.join(leaves)}{through}")
+                lines.append(f"{name} merges partitions {', '.join(leaves)}{through}")
             elif not mapping.is_plain(name):
-                lines.append(f"{name} is fed by {mapping.source}{through}")
+                lines.append(f"{name} gets the changes of {mapping.source}{through}")
         feeding = {str(feed.source) for feed in self.sources.values()}
         lines += [
-            f"{name} is no target itself: it only feeds others (to keep it as one, write {name}:"
-            " {} under target.tables)"
+            (
+                f"{name} is not a target itself: only other targets get its changes (to keep it as"
+                f" one, write {name}: {{}} under target.tables)"
+            )
             for name in sorted(feeding - self.sources.keys())
         ]
         return lines
@@ -121,9 +123,9 @@ def judge_replaced(states: Iterable[TableState], facts: Facts) -> Iterator[Findi
             continue
         if found.relation.relkind == "r" and found.relation.oid not in state.relation_ids:
             yield warning(
-                f"{found.relation.id} is another table now than the one its target was copied from,"
-                " which was dropped or renamed: setup publishes the new one, and the next run"
-                f" copies it into {state.table_name}"
+                f"{found.relation.id} isn't the table that its target was copied from, which was"
+                " dropped or renamed: setup publishes the new one, and the next run copies it"
+                f" into {state.table_name}"
             )
 
 
@@ -190,8 +192,9 @@ def _judge_merged(
         p.relation.oid in family or root.oid in p.relation.ancestors)]  # fmt: skip
     if whole:
         yield problem(
-            f"{where}: {whole[0].relation.id} is published via its root, so its partitions' changes"
-            " come as its own: remove partition_root, or set publish_via_partition_root: false"
+            f"{where}: {whole[0].relation.id} is published via its root, so its partitions'"
+            " changes arrive as changes of the root: remove partition_root, or set"
+            " publish_via_partition_root: false"
         )
         return
     if name not in planned.sources:
@@ -205,7 +208,11 @@ def _judge_merged(
 # What merged partitions must have in common.
 _COMMON: tuple[tuple[str, Callable[[PlannedRelation], frozenset[Any]], str], ...] = (
     ("column lists", lambda p: frozenset(p.columns), "give them the same"),
-    ("row filters", lambda p: frozenset(p.filters), "give them the same, or the target a where"),
+    (
+        "row filters",
+        lambda p: frozenset(p.filters),
+        "give them the same, or give the target a where",
+    ),
     (
         "keys",
         lambda p: p.key,
@@ -238,12 +245,12 @@ def _judge_leaves(
     ]
     if others:
         yield problem(
-            f"{where}: {', '.join(sorted(others))} gathers the same partitions: remove one of them"
+            f"{where}: {', '.join(sorted(others))} merges the same partitions: remove one of them"
         )
     if taken := [c.name for c in root.columns if c.name.lower() == RELID]:
         yield problem(
-            f"{where}: it has a column {taken[0]}, which is the target's own for each row's leaf:"
-            " rename it"
+            f"{where}: it has a column {taken[0]}, a name that the target needs for each row's"
+            " partition: rename it"
         )
 
 
@@ -268,8 +275,8 @@ def _judge_source(
     }
     if source in gathered or source in merged_roots(entries):
         yield problem(
-            f"{where}: {source} is gathered by partition_root: give the filter to a table that is"
-            " published"
+            f"{where}: partition_root merges the partitions of {source}: set the filter on a table"
+            " that is published"
         )
     elif found is None:
         yield problem(
@@ -278,8 +285,7 @@ def _judge_source(
         )
     elif name in planned.published:
         yield problem(
-            f"{where}: {name} is published itself, and there can be one target of a name: choose"
-            " another name"
+            f"{where}: {name} is published itself, and target names are unique: choose another name"
         )
     elif partition is not None and found.relation.oid not in partition.ancestors:
         yield problem(

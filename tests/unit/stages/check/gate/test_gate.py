@@ -16,7 +16,7 @@ def test_a_target_that_keeps_more_than_a_mirror_has_no_gate():
     part.
     """
     plan = SimpleNamespace(decode=SimpleNamespace(unfolding=object()))
-    with pytest.raises(ConfigError, match="no gate judges states"):
+    with pytest.raises(ConfigError, match="only a target of mode mirror supports"):
         judge(None, None, plan, TableGate("public.t"), None)
 
 

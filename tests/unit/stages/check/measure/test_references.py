@@ -75,7 +75,7 @@ def lake(child=None, parent=None, cut=None, changed=None, **known):
     )
 
 
-APART = "the two targets stand at different positions"
+APART = "the two targets are at different positions"
 REASONS = [
     (
         "a filter of the referenced table's publication",
@@ -93,7 +93,7 @@ REASONS = [
         "the referenced target's own filter",
         lake(parent={"target_filter": "{}"}),
         KEY,
-        "no target holds all rows of public.p (public.p doesn't: it has a filter of its own)",
+        "no target holds all rows of public.p (public.p doesn't: the target has a filter)",
     ),
     (
         "a partition of it alone",
@@ -111,25 +111,28 @@ REASONS = [
         "rows stay that an earlier filter let in",
         lake(child={"later_filters": ["true"]}),
         KEY,
-        "the row filter of public.c has changed since its copy, and rows stay that it let in",
+        (
+            "the row filter of public.c has changed since its copy, so the target may keep rows"
+            " that no longer pass it"
+        ),
     ),
     (
         "deletes that aren't published",
         lake(child={"publishes": ["insert", "update", "truncate"]}),
         KEY,
-        "public.c isn't told of every delete",
+        "the publications of public.c don't publish every delete",
     ),
     (
         "a changelog without a key",
         lake(child={"mode": "changelog"}),
         KEY,
-        "public.c keeps rows that were deleted, and has no key to tell them by",
+        "public.c keeps deleted rows, and has no key to find them by",
     ),
     (
         "partitions that came or went",
         lake(parent={"unmended_leaves": [5]}),
         KEY,
-        "partitions of public.p came or went since its copy",
+        "partitions of public.p were added or removed since its copy",
     ),
     (
         "no cut yet",
@@ -153,13 +156,13 @@ REASONS = [
         "a batch that not all have",
         lake(changed={CHILD: ChangedTarget(5)}),
         KEY,
-        f"{APART}: public.c has got a batch that not all targets have got",
+        f"{APART}: public.c has a batch that other targets lack",
     ),
     (
         "a cut left behind",
         lake(beyond_cut=[PARENT]),
         KEY,
-        f"{APART}: public.p has got a batch that not all targets have got",
+        f"{APART}: public.p has a batch that other targets lack",
     ),
     (
         "rows read from the source",

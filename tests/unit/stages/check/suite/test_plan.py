@@ -68,7 +68,7 @@ CASES = [
         "no key",
         state([NAME], keys=()),
         [],
-        ["unique key: the table has none, its rows are a multiset"],
+        ["unique key: the table has none, so duplicate rows are allowed"],
     ),
     (
         "dotted name",

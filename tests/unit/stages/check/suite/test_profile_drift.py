@@ -32,17 +32,22 @@ ROWS = [
     ("too few runs", [1000] * 9, 0, None),
     ("as always", [1000] * 20, 1000, None),
     ("a little more than never", [1000] * 20, 1400, None),
-    ("emptied", [1000] * 20, 0, "0 rows, before 490 to 1,510"),
-    ("doubled", [1000] * 20, 2000, "2,000 rows, before 490 to 1,510"),
+    ("emptied", [1000] * 20, 0, "0 rows, in earlier runs 490 to 1,510"),
+    ("doubled", [1000] * 20, 2000, "2,000 rows, in earlier runs 490 to 1,510"),
     ("grows steadily", [1000 * k for k in range(1, 21)], 21_000, None),
     (
         "grew steadily, and is emptied",
         [100_000 + 100 * k for k in range(20)],
         0,
-        "0 rows, before 50,465 to 151,435",
+        "0 rows, in earlier runs 50,465 to 151,435",
     ),
     ("comes and goes", [0, 9000] * 10, 9000, None),
-    ("one outlier among them", [1000] * 19 + [1_000_000], 3000, "3,000 rows, before 490 to 1,510"),
+    (
+        "one outlier among them",
+        [1000] * 19 + [1_000_000],
+        3000,
+        "3,000 rows, in earlier runs 490 to 1,510",
+    ),
     ("only the latest count", [5] * 30 + [1000] * 20, 1000, None),
     ("a handful", [3] * 20, 9, None),
 ]
@@ -65,14 +70,14 @@ USUAL = {"nulls": 0.1, "mean": 50.0, "deviation": 10.0, "least": 0.0, "most": 10
 COLUMNS = [
     ("as always", USUAL, []),
     ("a few more nulls", USUAL | {"nulls": 0.19}, []),
-    ("nearly all null", USUAL | {"nulls": 0.9}, ["v: another share of nulls"]),
+    ("nearly all null", USUAL | {"nulls": 0.9}, ["v: different share of nulls"]),
     ("half a deviation", USUAL | {"mean": 54.9}, []),
     (
         "in cents, no longer in euros",
         {"nulls": 0.1, "mean": 5000.0, "deviation": 1000.0, "least": 0.0, "most": 10000.0},
-        ["v: another mean", "v: another greatest value"],
+        ["v: different mean", "v: different maximum"],
     ),
-    ("a value below all others", USUAL | {"least": -101.0}, ["v: another least value"]),
+    ("a value below all others", USUAL | {"least": -101.0}, ["v: different minimum"]),
     ("nothing measured", {}, []),
     ("infinite", USUAL | {"mean": float("inf")}, []),
 ]
@@ -129,7 +134,7 @@ def test_what_only_full_checks_measure_goes_back_farther():
     full, quick = column(**USUAL), column(nulls=0.1)
     before = bounds_of([profile(1000, full if n % 4 == 0 else quick) for n in range(60)], WANTED)
     found = find_departures((1000, [column(**USUAL | {"mean": 70.0})]), "columns", before.columns)
-    assert found == ["v: another mean"]
+    assert found == ["v: different mean"]
 
 
 def test_many_values_are_measured_batch_by_batch(tmp_path, monkeypatch):

@@ -185,7 +185,7 @@ NOTHING = {
     ),
     "an earlier life's": (
         [run("other", 10, interval=(0, 1), at=-10)],
-        "an earlier life of the slot",
+        "an earlier incarnation of the slot",
     ),
     "idle ones": ([run("other", interval=(0, 1))], "landed nothing"),
 }
