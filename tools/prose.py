@@ -24,7 +24,7 @@ MOST_IN_A_SENTENCE = 32
 BUDGETS = {"README.md": 900, "docs": 20_000, "CHANGELOG.md": 600}
 # What says less than the field's own word, and that word.
 REPLACED = {
-    r"tells?|told|telling": "reports, records, says",
+    r"(?:tells?|told|telling)(?!(?: \w+)* apart)": "reports, records, says",
     r"fed|(?<!data )feeds?": "source mapping, replicated",
     r"bites?": "read window",
     r"stretch(es)?": "range",
@@ -42,7 +42,7 @@ REPLACED = {
     r"in vain": "without effect",
     r"is to be|are to be": "must",
 }
-_REPLACED = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): by for words, by in REPLACED.items()}
+PATTERNS = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): by for words, by in REPLACED.items()}
 _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -89,7 +89,7 @@ def problems(page: Path) -> Iterator[str]:
                 if (count := len(words(cell))) > MOST_IN_A_CELL:
                     yield f"{name}:{number}: {count} words in a cell; at most {MOST_IN_A_CELL}"
     plain = prose(text)
-    for pattern, better in _REPLACED.items():
+    for pattern, better in PATTERNS.items():
         for found in pattern.finditer(plain):
             where = " ".join(plain[max(0, found.start() - 30) : found.end() + 30].split())
             yield f"{name}: {found[0]!r} ({better}): … {where} …"

@@ -318,7 +318,9 @@ class SlotLimits(StrictModel):
     warn_hours: float = Field(
         4,
         ge=0,
-        description="warn when the slot reaches its limit sooner unless a run reads it",
+        description=(
+            "warn when the slot would reach its limit within so many hours, at the current WAL rate"
+        ),
     )
     critical_hours: float = Field(1, ge=0, description="the same as a problem")
 

@@ -177,8 +177,8 @@ def check_health(
         raise StandbyAway(
             f"slot {name!r} is a failover slot, and PostgreSQL returns its changes only after the"
             " standbys of synchronized_standby_slots have received them;"
-            f" {', '.join(slot.standbys_away)} isn't connected: start that standby, or remove its"
-            " slot from the setting and reload"
+            f" {', '.join(slot.standbys_away)} has no standby connected: start it, or remove"
+            " the slot from the setting and reload"
         )
     if slot.active and slot.active_by != reader_name(name)[:63]:
         raise SlotInUse(

@@ -16,17 +16,17 @@ from waldelta.decision_options import DECISIONS
 
 # What a form must name for a decision that isn't about whole tables.
 _OF_ROWS = {
-    "accept": "the rows that are to be accepted",
-    "discard": "the rows that are to be discarded",
-    "skip": "the messages that are to be skipped",
+    "accept": "the rows to accept",
+    "discard": "the rows to discard",
+    "skip": "the messages to skip",
 }
-_GATE = "what passes a gate by decision is recorded with its reason"
+_GATE = "a decision against a gate is recorded with its reason"
 # Why a decision needs a reason, for the error message.
 _WHY = {
     "accept": _GATE,
     "release": _GATE,
-    "discard": "the quarantine keeps why targets lack rows for good",
-    "skip": "the tables of messages that are skipped lack what these said",
+    "discard": "the quarantine keeps the reason",
+    "skip": "tables miss the changes of skipped messages",
 }
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")

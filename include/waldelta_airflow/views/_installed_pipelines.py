@@ -115,7 +115,7 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
             }
     except SQLAlchemyError as err:
         # The pages are useful without it.
-        log.warning("Airflow's database doesn't tell of DAG runs: %s", type(err).__name__)
+        log.warning("Airflow's database can't be queried for DAG runs: %s", type(err).__name__)
         return {}
 
 

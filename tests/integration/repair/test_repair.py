@@ -198,12 +198,12 @@ def test_what_only_a_copy_mends(spark, database, job):
     database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
     result = run(spark, job)
     assert (
-        "public.t is to be copied as a whole: it was truncated or altered during the repair"
+        "public.t needs a whole copy: it was truncated or altered during the repair"
         in result.warnings
     )
     assert difference(spark, job).rows == 0
     publish(database, job, "hashint4(a) > 5")
-    assert any("is to be copied as a whole" in text for text in run(spark, job).warnings)
+    assert any("needs a whole copy" in text for text in run(spark, job).warnings)
     assert difference(spark, job).rows == 0
 
 

@@ -214,7 +214,7 @@ def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.Recor
                 read = list(events)
         except (OSError, pa.ArrowException) as err:
             raise StagedLost(
-                f"staged events can't be read again: {path}: {first_line(err)}: run again"
+                f"a staged file can't be read: {path}: {first_line(err)}: run again"
             ) from None
         if (found := sum(map(len, read))) != rows:
             raise StagedLost(

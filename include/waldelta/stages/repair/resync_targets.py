@@ -91,8 +91,8 @@ def _repair(
     try:
         done = repair(spark, job, drift)
     except WaldeltaError as err:
-        log.warning("table=%s is to be copied as a whole: %s", copy.table_name, err)
-        result.warnings.append(f"{copy.table_name} is to be copied as a whole: {err}")
+        log.warning("table=%s needs a whole copy: %s", copy.table_name, err)
+        result.warnings.append(f"{copy.table_name} needs a whole copy: {err}")
         return False
     result.changes += done.drained.changes
     result.source.add(done.drained.bill)

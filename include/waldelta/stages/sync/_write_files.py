@@ -109,7 +109,7 @@ def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) ->
     except TableNotFoundError:
         if _NTZ in wanted.to_json():
             raise DeltaError(
-                f"Spark wouldn't read a table that delta-rs made with {_NTZ} and a NOT NULL"
+                f"Spark can't read a table with {_NTZ} columns that delta-rs created"
             ) from None
         if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
             raise FileExistsError(f"{uri} has files and no Delta log") from None

@@ -180,7 +180,7 @@ def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Itera
             yield problem(
                 f"target.tables.{name}.where uses {', '.join(outside)}, which the replica identity"
                 f" ({', '.join(leaf.identity_columns) or 'none'}) doesn't cover, so an UPDATE"
-                f" doesn't tell whether the old row was in the target: alter table {leaf.id}"
+                f" doesn't show whether the old row was in the target: alter table {leaf.id}"
                 " replica identity full, add the column to the key, or publish no updates"
             )
             return
