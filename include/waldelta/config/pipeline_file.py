@@ -105,7 +105,7 @@ class Target(StrictModel):
     root: str = Field(
         description=(
             "URI of the lake's folder, such as file:///…, s3a://… or abfss://…; ${WALDELTA_NAME} is"
-            " replaced by that environment variable"
+            " replaced by the environment variable of that name"
         )
     )
     accept_unsafe_store: bool = Field(
@@ -118,8 +118,8 @@ class Target(StrictModel):
     schema_changes: SchemaPolicy = Field(
         "evolve",
         description=(
-            "changed source columns: evolve alters the target, or copies it again where only"
-            " that is exact; fail stops the table; ignore keeps the target's columns"
+            "changed source columns: evolve alters the target, or copies the table again if"
+            " altering can't give its rows; fail stops the table; ignore keeps the target's columns"
         ),
     )
     copy_within_run_mb: int = Field(

@@ -105,8 +105,8 @@ class _Translation:
         if self.raw is None:
             raise self.refused(
                 typed,
-                f"column {name!r} may hold values that only metadata columns keep (metadata_columns"
-                " is off)",
+                f"column {name!r} may have values that its Delta type can't hold; only _wd_raw has"
+                " them, and metadata_columns: false leaves it out",
             )
         return Sql(value, f"try_element_at({self.raw}, {string(name)})")
 

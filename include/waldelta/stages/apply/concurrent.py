@@ -101,7 +101,7 @@ class Overlap:
 
     @contextmanager
     def limited(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Interrupt an apply batch that takes too long, and start no more."""
+        """Limit the time of the apply batch inside; after an interrupt none begins until landing ends."""
 
         def end() -> None:
             self._is_over = True

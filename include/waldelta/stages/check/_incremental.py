@@ -142,7 +142,7 @@ def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
 
 
 def _is_of_rows(planned: PlannedExpectation) -> bool:
-    """Returns whether the expectation's result depends on the rows alone.
+    """Returns whether an unchanged target keeps this result, apart from rest_of().
 
     Own expectations may also depend on the current date or on other tables.
     """

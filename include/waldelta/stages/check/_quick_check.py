@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 # After few changes a foreign key is judged only when both of its targets together have at most this
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
-_NOT_MEASURED = "drift: left to the next full check, since the target's Delta log has no row counts"
+_NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
 _OF_VALUES = frozenset({_IN_SET, LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX})

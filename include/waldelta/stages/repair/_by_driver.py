@@ -61,7 +61,7 @@ def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:
 
 
 def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Write rows as the files of a folder, a few in memory at once; no rows make an empty file."""
+    """Replace a folder's files by these rows, with one file's rows in memory. The first file is empty."""
     write_parquet(folder, schema.empty_table())
     for number, part in enumerate(grouped(batches), 1):
         write_parquet(folder, part.cast(schema), number)

@@ -186,7 +186,7 @@ def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
 
 
 def _is_half_made(moves: Sequence[SlotMove], slot: SlotState) -> bool:
-    """Returns whether a setup that died before recording the slot created it.
+    """Returns whether the slot was created by a setup that died before recording it.
 
     Such a slot has not been read since.
     """

@@ -1,4 +1,4 @@
-"""A copied table: its size, the snapshot that the stream continues from, and the ledger's row. Part
+"""What sync knows of a copied table (size, snapshot), and the ledger's row for it. Part
 of sync.
 """
 

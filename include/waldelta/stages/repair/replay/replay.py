@@ -193,7 +193,7 @@ def _keeps(state: TableState, done: Replayed) -> bool:
     if state.copy_skipped:
         done.warnings.append(
             f"{state.table_name} isn't replayed: its existing rows were not copied (copy: false),"
-            " so the change log doesn't show which of the changed rows it had"
+            " so the change log doesn't show which of the changed rows the target had"
         )
         return True
     if state.kept_as == MIRROR:
