@@ -101,7 +101,7 @@ class Overlap:
 
     @contextmanager
     def limited(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Limit the time of the apply batch inside; after an interrupt none begins until landing ends."""
+        """Limit the time of the apply batch inside; after an interrupt no other begins."""
 
         def end() -> None:
             self._is_over = True

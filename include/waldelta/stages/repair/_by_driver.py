@@ -61,7 +61,7 @@ def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:
 
 
 def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Replace a folder's files by these rows, with one file's rows in memory. The first file is empty."""
+    """Replace a folder's files by these rows, with one file's rows in memory."""
     write_parquet(folder, schema.empty_table())
     for number, part in enumerate(grouped(batches), 1):
         write_parquet(folder, part.cast(schema), number)
