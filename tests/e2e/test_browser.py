@@ -295,7 +295,7 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     press(browser, "Unpause")
     wait(browser).until(lambda b: "is paused" not in text_of(b))
     assert not browser.find_elements(By.CSS_SELECTOR, disabled)
-    press(browser, "Read all rows again")
+    press(browser, "Retry all rows")
     status = wait(browser).until(
         presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
     )

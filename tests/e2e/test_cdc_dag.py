@@ -423,7 +423,7 @@ def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
         (mail,) = told(mails, "PreflightFailed")
         assert mail["to"] == "dba@example.org"
         assert "public.customers" in (text := mail.get_body().get_content())
-        assert "mend every finding" in text
+        assert "correct every listed finding" in text
     finally:
         shop.source.execute("alter table clients rename to customers")
 
