@@ -301,7 +301,7 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     )
     run_id = status.text
     assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
-    assert "reads rows again" in text_of(browser)
+    assert "is retrying rows" in text_of(browser)
     screenshot(browser, PICTURES, "quarantine-under-way")
     assert browsed.client.wait("browsed_quarantine", run_id).state == "success"
     # The page reloads by itself.
