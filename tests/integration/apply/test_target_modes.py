@@ -258,7 +258,7 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
         (r["_wd_op"], r["id"], r["_wd_before"]) for r in held(job, "w3")
     ]
     before = held(job, "w2")
-    with pytest.raises(ModeRefused, match="kept as soft_delete"):
+    with pytest.raises(ModeRefused, match="has mode soft_delete in the lake"):
         sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
     assert held(job, "w2") == before
     assert job.table_states()["public.w2"].status == "synced"

@@ -352,7 +352,7 @@ def test_a_retry_judges_again(gated, database):
     done = run_retry(made.spark, replace(made.job, run_id="again"), ["public.t"], "ben")
     assert (
         done.stages["retry"].detail
-        == "2 rows of 1 table put right; 2 rows still fail a gate and stay in quarantine"
+        == "2 rows of 1 table corrected; 2 rows still fail a gate and stay in quarantine"
     )
     assert made.rows() == [(1, 1), (2, 2), (4, 4)]
     assert {key: sent for key, (sent, _) in listed(made).items()} == {"1": "-1", "3": "-30"}
@@ -734,7 +734,7 @@ def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     made.run("first")
     told = made.told()
     database.execute("insert into t select g, -g from generate_series(1, 4) g")
-    assert "no more than 3 at once" in made.fails("second").error["message"]
+    assert "at most 3 at once" in made.fails("second").error["message"]
     assert (made.rows(), made.told()) == ([], told)
     discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
     assert made.failed() == 1

@@ -35,7 +35,7 @@ def mended(spark, pipeline, server, lake, number: int) -> None:
     if ask(
         server, "select 1 from pg_replication_slots"
     ):  # made by pg_upgrade, as far as anybody can tell
-        with pytest.raises(RunFailed, match="wasn't made by this pipeline"):
+        with pytest.raises(RunFailed, match="this pipeline did not create it"):
             accepted_resync(spark, pipeline)
         ask(server, "select pg_drop_replication_slot(slot_name) from pg_replication_slots")
     accepted_resync(spark, pipeline)

@@ -432,7 +432,7 @@ def test_a_slot_that_differs_in_two_phase_is_never_called(spark, database, lake)
     job = make_job(database, lake, {})
     other = pipeline_file(lake, job.pipeline.source.slot, TABLES, PREPARED)
     with pytest.raises(
-        ConfigError, match="created with two_phase off, the pipeline file says otherwise"
+        ConfigError, match="created with two_phase off, but the pipeline file says otherwise"
     ):
         check_idle(replace(job, pipeline=other))
     assert database.execute(

@@ -143,7 +143,7 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     database.execute(changes.format(1))
     with monkeypatch.context() as patched:
         patched.setattr(repair_module, "land_through", write_then_land)
-        assert "rows entered" in told(run(spark, job))
+        assert "rows added" in told(run(spark, job))
     assert difference(spark, job).rows > 0  # what was written since the snapshot is the next run's
     assert run(spark, job).warnings == []
     assert difference(spark, job).rows == 0

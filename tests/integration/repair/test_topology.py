@@ -44,21 +44,21 @@ CASES = {
     "nothing": ([], {}),
     "a partition is truncated": (
         ["truncate r_1"],
-        {"r_1": "public.r_1 was truncated", "r": "public.r_1 was truncated"},
+        {"r_1": "public.r_1 was probably truncated", "r": "public.r_1 was probably truncated"},
     ),
     "one of a partition's own": (
         ["truncate r_2b"],
-        {"r_2": "public.r_2b was truncated", "r": "public.r_2b was truncated"},
+        {"r_2": "public.r_2b was probably truncated", "r": "public.r_2b was probably truncated"},
     ),
-    "one that no target takes": (["truncate r_3"], {"r": "public.r_3 was truncated"}),
-    "one goes": (["alter table r detach partition r_3"], {"r": "1 partition went"}),
+    "one that no target takes": (["truncate r_3"], {"r": "public.r_3 was probably truncated"}),
+    "one goes": (["alter table r detach partition r_3"], {"r": "1 partition left the table"}),
     "one of a partition's own goes": (
         ["alter table r_2 detach partition r_2a"],
-        {"r_2": "1 partition went", "r": "1 partition went"},
+        {"r_2": "1 partition left the table", "r": "1 partition left the table"},
     ),
     "one comes": (
         ["alter table r attach partition other for values from (40) to (50)"],
-        {"r": "other came"},
+        {"r": "other was added"},
     ),
     "it goes and comes": (
         [
@@ -103,7 +103,7 @@ CASES = {
             "alter table r_2 detach partition r_2a",
             "create table r_2c partition of r_2 for values from (10) to (20)",
         ],
-        {"r_2": "1 partition went", "r": "1 partition went"},
+        {"r_2": "1 partition left the table", "r": "1 partition left the table"},
     ),
 }
 
@@ -256,7 +256,7 @@ def test_a_leaf_that_an_earlier_version_kept_on_record_comes_anew(database, file
         whole = read_catalog_state(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])[
             "public.r"
         ].storage
-        assert "r_2b came" in told(conn, file, [replace(state, storage=whole)])["r"]
+        assert "r_2b was added" in told(conn, file, [replace(state, storage=whole)])["r"]
 
 
 def test_a_partition_that_somebody_has_locked_is_not_waited_for(database, file):

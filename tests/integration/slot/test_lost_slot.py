@@ -345,7 +345,7 @@ def test_what_is_not_ours_stays(conn, job):
     create_slot(conn, slot)
     apply_setup(conn, job)
     advanced(conn, job)
-    with pytest.raises(SlotForeign, match="wasn't made by this pipeline"):
+    with pytest.raises(SlotForeign, match="this pipeline did not create it"):
         renew_slot(job)
     assert read_slot(conn, slot) is not None
     teardown(conn, job)

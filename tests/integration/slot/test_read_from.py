@@ -200,7 +200,7 @@ def orphans(primary, standby) -> list[str]:
     with connect(primary.conninfo(), "test") as one, connect(standby.conninfo(), "test") as other:
         found = find_slots_without_pipeline(one, (), other)
         lines = [
-            (orphan.slot.in_recovery, " on the standby holds" in orphan.describe())
+            (orphan.slot.in_recovery, " on the standby keeps" in orphan.describe())
             for orphan in found
         ]
         assert lines in ([(False, False), (True, True)], [(True, True)]), lines

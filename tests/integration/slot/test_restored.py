@@ -80,7 +80,7 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
             unverified = pipeline_file(lake, "restored", options={"acknowledge": "advance"})
             for verb in (check_idle, lambda job: drain(spark, job)):
                 for asked in (job, replace(job, pipeline=unverified)):
-                    with pytest.raises(ConsumeMismatch, match="nothing was consumed"):
+                    with pytest.raises(ConsumeMismatch, match="nothing of that was consumed"):
                         verb(asked)
             assert confirmed_lsn(database.connection, "restored") == before
         server.stop()

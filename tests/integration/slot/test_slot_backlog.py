@@ -53,7 +53,7 @@ def test_figures_and_limits(database, job):
     (text,) = warnings(database, job)
     # Figures are rounded to the nearest MB, not down.
     assert text.startswith(
-        f"slot {slot!r} holds back {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost"
+        f"slot {slot!r} keeps {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost"
         " after "
     )
     assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
@@ -70,7 +70,7 @@ def test_a_look_and_status_tell(database, job, caplog):
     hold_back(database, 4)
     with caplog.at_level(logging.WARNING):
         check_idle(job)
-    assert "holds back" in caplog.text
+    assert "of WAL, and is lost after" in caplog.text
     assert "slot_limits." in read_status(job)["slot"]["warnings"][0]
 
 
@@ -81,7 +81,7 @@ def test_a_run_says_it_in_its_summary(spark, database, job):
     result = RunResult("consume", "r")
     land_stage(spark, job, result, StageResult("running", 0.0))
     (warning,) = result.warnings
-    assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} holds back ")
+    assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} keeps ")
     report_stage(spark, job, result, StageResult("running", 0.0))
     before, after = result.slot_before, result.slot_after
     assert (before.wal_status, after.wal_status) == ("reserved", "reserved")

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import messages as catalog  # noqa: E402
-import prose  # noqa: E402
+from tools import messages as catalog
+from tools import prose
 
 MESSAGES = catalog.messages()
 # Names of columns, options and files among the words.

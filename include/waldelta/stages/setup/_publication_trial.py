@@ -53,8 +53,8 @@ def judge_newer(
     for name in sorted(p.name for p in managed if p.name not in facts.actual):
         yield problem(
             f"publication {name!r} would be newer than changes pending in slot {slot.name!r},"
-            " which PostgreSQL could not decode then (before PostgreSQL 18): take it out and add"
-            " its tables to a publication that this slot reads already, or run teardown, setup"
+            " which PostgreSQL could not decode then (before PostgreSQL 18): remove it from the"
+            " file and add its tables to a publication that this slot already reads, or run teardown, setup"
             " and resync"
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
