@@ -78,7 +78,7 @@ CASES = {
             "insert into m values (61)",
             "alter table r attach partition m for values from (60) to (90)",
         ],
-        {"r": "partition public.m_1 came"},
+        {"r": "partition public.m_1 was added"},
     ),
     "one comes, and partitions of its own are made then": (
         [

@@ -208,14 +208,14 @@ def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
         pipeline("a <= 10000").consume(spark).warnings, key=lambda text: "drifted" in text
     )
     assert told.startswith(
-        "public.t drifted from its source: its publications' filter is (a < 3), its copy was made by"
-        " (a > 5); the target stays as it is"
+        "public.t drifted from its source: its publications' filter is (a < 3), but its copy was"
+        " made with (a > 5); the target stays as it is"
     )
-    assert "2 rows would be added and 5 removed" in told
+    assert "a repair would add 2 rows and remove 5: " in told
     assert told.endswith("python -m spark_jobs sync FILE --tables public.t")
     assert re.fullmatch(
-        r"public\.u: target\.tables\.public\.u\.where is a <= 10000, its copy was made by a > 30000: it"
-        r" was repaired as of 0/[0-9A-F]+: 10,000 rows added, 10,000 removed, 3 that changed during the"
-        r" repair were read again",
+        r"public\.u: target\.tables\.public\.u\.where is a <= 10000, but its copy was made with"
+        r" a > 30000: it was repaired as of 0/[0-9A-F]+: 10,000 rows added, 10,000 removed, 3 that"
+        r" changed during the repair were read again",
         repaired,
     )

@@ -281,8 +281,8 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
     assert result.never_copied == ["public.late", "public.later"]
     (told,) = result.warnings
     assert (
-        "can apply changes: public.late (it was never copied), public.later (it was never copied); run the"
-        " initial" in told
+        "can apply changes: public.late (it was never copied), public.later (it was never copied);"
+        " run the initial" in told
     )
     assert f"{job.pipeline.pipeline}_initial_sync" in told
     targets = read_status(job)["targets"]

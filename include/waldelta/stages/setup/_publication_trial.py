@@ -54,7 +54,8 @@ def judge_newer(
         yield problem(
             f"publication {name!r} would be newer than changes pending in slot {slot.name!r},"
             " which PostgreSQL could not decode then (before PostgreSQL 18): remove it from the"
-            " file and add its tables to a publication that this slot already reads, or run teardown, setup"
+            " file and add its tables to a publication that this slot already reads"
+            ", or run teardown, setup"
             " and resync"
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
