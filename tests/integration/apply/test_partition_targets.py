@@ -495,7 +495,7 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     assert not check_idle(made.job("look")).has_work
     database.execute("alter table p attach partition late for values from (20) to (30)")
     assert check_idle(made.job("look")).reason == "publication drift: public.p"
-    assert any("late came" in text for text in made.consume(spark, "one").warnings)
+    assert any("late was added" in text for text in made.consume(spark, "one").warnings)
     assert not check_idle(made.job("look")).has_work
     changed = pipeline(
         database,
