@@ -70,9 +70,7 @@ def test_links_resolve(page):
     assert dead == []
 
 
-@pytest.mark.parametrize(
-    "page", SITE, ids=[str(page.relative_to(ROOT / "docs")) for page in SITE]
-)
+@pytest.mark.parametrize("page", SITE, ids=[str(page.relative_to(ROOT / "docs")) for page in SITE])
 def test_the_site_shows_lists_and_blocks_as_such(page):
     """GitHub accepts more than Python-Markdown, which renders the site: there a list needs a blank
     line before it, and what belongs to a list's item an indentation of four spaces.
