@@ -46,6 +46,7 @@ PATTERNS = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): by for words, by in 
 _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _WORD = re.compile(r"\S*\w\S*")
 # A single link, or a word, that is too long by itself can't be broken.
 _UNBREAKABLE = re.compile(r"\s*(?:[-*] |\d+\. )?\S+")
@@ -65,8 +66,20 @@ def words(text: str) -> list[str]:
 def prose(text: str) -> str:
     """A page without code blocks, comments and addresses; inline code becomes the word ``code``."""
     text = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
-    text = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    text = "\n".join(_without_indented_code(text.splitlines()))
     return _CODE.sub("code", _LINK.sub(r"\1", text))
+
+
+def _without_indented_code(lines: Sequence[str]) -> Iterator[str]:
+    """The lines that aren't code; those of a list's items lose their indentation."""
+    in_list = False
+    for line in lines:
+        if line and not line.startswith(" "):
+            in_list = _ITEM.match(line) is not None
+        if in_list:
+            yield line.strip()
+        elif not line.startswith("    "):
+            yield line
 
 
 def sentences(text: str) -> Iterator[str]:

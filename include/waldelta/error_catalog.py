@@ -227,7 +227,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The slot or its copy keeps the changes.",
             "compare the kept slot with the change log (docs/how-to/recover-a-slot.md)",
             "slot 'shop_cdc': consumed 41 changes but landed 42 changes in batch 17; the"
-            " slot 'shop_cdc_kept' still holds …",
+            " slot 'shop_cdc_mismatch' still holds …",
         ),
         "DecodeError": ErrorEntry(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
@@ -272,10 +272,12 @@ ERROR_CATALOG: Final = MappingProxyType(
             "staged net changes are gone: file:///lake/_waldelta/staging/17 has 0 rows of 42: …",
         ),
         "SchemaChanged": ErrorEntry(
-            "The columns of a source table changed and the pipeline file says fail, or the table"
-            " was renamed.",
+            "The columns of a source table changed and the pipeline file says fail; the table or a"
+            " column of its filter was renamed; a target with `copy: false` needs a copy; or a"
+            " replay can't place the table's columns or partitions.",
             "The table's changes wait.",
-            "sync that table again: initial sync with tables (docs/how-to/migrate-a-schema.md)",
+            "follow the message, then sync the table: initial sync with tables"
+            " (docs/how-to/migrate-a-schema.md)",
             "public.orders is called public.sales on the source now, …",
         ),
         "NeedsSync": ErrorEntry(

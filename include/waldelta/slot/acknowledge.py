@@ -128,7 +128,7 @@ def _get_verified(
             ) from err
         raise ConsumeMismatch(
             f"{differs}; the slot {kept!r} still holds these changes: compare them with the change"
-            " log, then drop one of the two slots"
+            f" log, then drop the slot copy {kept!r}"
         )
     # If its session was lost while another one consumed, the copy is gone already, and the result
     # is valid.

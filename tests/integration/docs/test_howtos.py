@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,8 +28,9 @@ FILE = "include/pipelines/shop.yml"
 
 
 def blocks(page, kind):
-    """The page's blocks of one kind."""
-    return re.findall(rf"```{kind}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    """The page's blocks of one kind, without the indentation that list items give them."""
+    found = re.findall(rf"```{kind}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ TABLES = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])["ta
 BEFORE, FIRST, SECOND = re.findall(
     r"```sql\n((?:create|insert|update|delete).*?)```", PAGE, re.DOTALL
 )
-QUERIES = re.findall(r"```sql\n(select.*?)```\n```\n(.*?)```", PAGE, re.DOTALL)
+QUERIES = re.findall(r"```sql\n(select.*?)```\n+```\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.soak

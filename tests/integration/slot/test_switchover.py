@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ SECTION = re.search(r"## Planned switchover\n(.*?)\n## ", PAGE, re.DOTALL)[1]
 
 def steps() -> list[tuple[str, list[str]]]:
     """The section's blocks in order: their language, and their statements or commands."""
-    blocks = re.findall(r"```(\w+)\n(.*?)```", SECTION, re.DOTALL)
+    found = re.findall(r"```(\w+)\n(.*?)```", SECTION, re.DOTALL)
+    blocks = [(kind, textwrap.dedent(text)) for kind, text in found]
     split = {"sql": ";", "sh": "\n"}
     return [
         (

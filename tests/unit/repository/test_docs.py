@@ -8,6 +8,7 @@ import ast
 import re
 from pathlib import Path
 
+import markdown
 import pytest
 import yaml
 
@@ -18,14 +19,16 @@ from waldelta.config.pipeline_file import Target
 from waldelta.config.source import Options
 from waldelta.error_catalog import REMEDIES
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger import BatchCut, ColumnState, TableState, TargetCut
-from waldelta.lake.ledger.records import Gap, Run, SlotMove
+from waldelta.lake.ledger import BatchCut, ColumnState, IncompleteRow, TableState, TargetCut
+from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.ledger.records import Gap, KeptWindow, Release, Run, SlotMove
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SITE = sorted(ROOT.glob("docs/**/*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *SITE]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 
 
@@ -65,6 +68,25 @@ def test_links_resolve(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             dead.append(link)
     assert dead == []
+
+
+@pytest.mark.parametrize("page", SITE, ids=[str(page.relative_to(ROOT / "docs")) for page in SITE])
+def test_the_site_shows_lists_and_blocks_as_such(page):
+    """GitHub accepts more than Python-Markdown, which renders the site: there a list needs a blank
+    line before it, and what belongs to a list's item an indentation of four spaces.
+    """
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)
+    extensions = [one for one in config["markdown_extensions"] if isinstance(one, str)]
+    text = page.read_text()
+    html = markdown.markdown(text, extensions=extensions)
+    lines = [
+        line
+        for paragraph in re.findall(r"<p>(.*?)</p>", html, re.DOTALL)
+        for line in paragraph.splitlines()
+    ]
+    assert [line for line in lines if re.match(r"(?:[-*]|\d+\.) |```|<div", line)] == []
+    # A list that is interrupted begins again with 1.
+    assert html.count("<ol>") == len(re.findall(r"^ *1\. ", FENCE.sub("", text), re.MULTILINE))
 
 
 @each_page
@@ -195,7 +217,19 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
 
 @pytest.mark.parametrize(
     "row",
-    [SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut],
+    [
+        SlotMove,
+        TableState,
+        BatchCut,
+        Run,
+        Gap,
+        ColumnState,
+        TargetCut,
+        KeptWindow,
+        Release,
+        IncompleteRow,
+        Reconciliation,
+    ],
     ids=lambda r: r.__name__,
 )
 def test_every_ledger_column_is_explained(row):

@@ -27,6 +27,8 @@ OWN = {
     "tools",
     "benchmarks",
     "bootstrap",
+    "messages",
+    "prose",
 }
 # Parts of a pinned package that are distributions of their own.
 PART_OF = {
@@ -34,6 +36,7 @@ PART_OF = {
     "apache-airflow-task-sdk": "apache-airflow",
     "pyspark-client": "pyspark",
     "grpcio": "pyspark",
+    "markdown": "zensical",
 }
 # Imported only where somebody has installed it (and by its own test, in a folder of its own).
 OPTIONAL = {"include/waldelta_airflow/reporting/lineage.py"}
