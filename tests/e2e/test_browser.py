@@ -295,19 +295,19 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     press(browser, "Unpause")
     wait(browser).until(lambda b: "is paused" not in text_of(b))
     assert not browser.find_elements(By.CSS_SELECTOR, disabled)
-    press(browser, "Read all rows again")
+    press(browser, "Retry all rows")
     status = wait(browser).until(
         presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
     )
     run_id = status.text
     assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
-    assert "reads rows again" in text_of(browser)
+    assert "is retrying rows" in text_of(browser)
     screenshot(browser, PICTURES, "quarantine-under-way")
     assert browsed.client.wait("browsed_quarantine", run_id).state == "success"
     # The page reloads by itself.
     wait(browser).until(lambda b: "succeeded" in text_of(b))
     seen = text_of(browser)
-    assert "read again, still fails" in seen
+    assert "retried, still fails" in seen
     screenshot(browser, PICTURES, "quarantine-judged")
 
 
@@ -317,7 +317,7 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     """
     quarantine = address(browsed, "quarantine")
     browser.get(quarantine)
-    follow(browser, "as sent")
+    follow(browser, "messages")
     assert "bad customer" in text_of(browser)
     browser.get(quarantine)
     browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()
