@@ -30,7 +30,8 @@ class WaldeltaPlugin(AirflowPlugin):
     """Adds the pipelines' pages to the UI's navigation, and to the pages of DAGs and their runs."""
 
     name = "waldelta"
-    fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]  # it declares them per instance
+    # AirflowPlugin declares these lists per instance.
+    fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         {"app": DeferredApp(), "url_prefix": URL_PREFIX, "name": "waldelta"}
     ]
     # Each page is in the plugin's own frame, which links to DAGs and logs can leave. The tabs are

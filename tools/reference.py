@@ -76,7 +76,7 @@ def errors_page() -> str:
     ]
     for name, entry in sorted(ERROR_CATALOG.items()):
         message = "\n".join(
-            wrap(line, re.match(r"[ -]*", line)[0].replace("-", " "), "", WIDTH - 4)  # type: ignore[index]
+            wrap(line, " " * (len(line) - len(line.lstrip(" -"))), "", WIDTH - 4)
             for line in entry.example.split("\n")
         )
         retried = entry.retried or ("Retried." if ERRORS[name].retryable else "")

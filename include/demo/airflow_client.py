@@ -310,10 +310,10 @@ class AirflowClient:
 
     def _failure_logs(self, run: DagRun) -> str:
         failed = [task for task in run.tasks if task.state in ("failed", "up_for_retry")]
-        parts = (
-            f"--- {task.task_id}\n{self.log(run.dag_id, run.run_id, task.task_id, max(1, task.try_number))[-4000:]}"  # noqa: E501
-            for task in failed
-        )
+        parts = []
+        for task in failed:
+            log = self.log(run.dag_id, run.run_id, task.task_id, max(1, task.try_number))
+            parts.append(f"--- {task.task_id}\n{log[-4000:]}")
         return "\n".join(parts)
 
     @staticmethod

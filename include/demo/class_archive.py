@@ -27,16 +27,20 @@ from waldelta.spark.settings import driver_settings, jars, local_settings
 
 folder, flags = sys.argv[1:]
 builder = SparkSession.builder.master("local[2]").config("spark.jars", ",".join(map(str, jars())))
-for key, value in (driver_settings() | local_settings() | {"spark.driver.extraJavaOptions": flags}).items():
+options = driver_settings() | local_settings() | {"spark.driver.extraJavaOptions": flags}
+for key, value in options.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
 table, staged = f"delta.`{Path(folder).as_uri()}/t`", f"{folder}/staged"
 spark.sql(f"create table {table} (id bigint not null, v string) using delta")
-rows = spark.range(0, 1000, 1, 1).mapInArrow(lambda parts: parts, "id bigint").selectExpr("id", "cast(id as string) v")
-rows.write.format("delta").mode("append").option("txnAppId", "a").option("txnVersion", 1).save(f"{folder}/t")
+rows = spark.range(0, 1000, 1, 1).mapInArrow(lambda parts: parts, "id bigint")
+rows = rows.selectExpr("id", "cast(id as string) v")
+appended = rows.write.format("delta").mode("append")
+appended.option("txnAppId", "a").option("txnVersion", 1).save(f"{folder}/t")
 rows.write.parquet(staged)
 spark.sql(
-    f"merge into {table} t using parquet.`{staged}` s on t.id = s.id when matched and s.id < 5 then delete "
+    f"merge into {table} t using parquet.`{staged}` s on t.id = s.id "
+    "when matched and s.id < 5 then delete "
     "when matched then update set v = s.v when not matched then insert *"
 ).collect()
 spark.sql(f"select count(*), count(distinct id), max(v) from {table} where v is not null").collect()
@@ -46,7 +50,7 @@ gateway = SparkContext._gateway
 gateway.shutdown()
 gateway.proc.stdin.close()
 gateway.proc.wait()
-"""  # noqa: E501
+"""
 
 
 def make(archive: Path | None = None) -> Path | None:

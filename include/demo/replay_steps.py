@@ -117,9 +117,10 @@ select p.year, p.to_month, p.to_day, f.sched_dep_time, f.sched_arr_time, p.carri
        f.hour, f.minute, p.time_hour
 from replay.plan as p
 join replay.flights as f
-  on (f.year, f.month, f.day, f.carrier, f.flight, f.origin) = (p.year, p.month, p.day, p.carrier, p.flight, p.origin)
+  on (f.year, f.month, f.day, f.carrier, f.flight, f.origin)
+   = (p.year, p.month, p.day, p.carrier, p.flight, p.origin)
 where p.cancel_hour = %s and p.again
-"""  # noqa: E501
+"""
 DEPART = """
 update public.flights as f
 set dep_time = p.dep_time, dep_delay = p.dep_delay

@@ -201,17 +201,13 @@ class PeekTimeout(SlotError):
 
 
 class PeekTooLarge(SlotError):
-    """The server may not, or can't, hold the answer of a call that reads the slot: temp_file_limit,
-    or memory.
-    """
+    """A read of the slot exceeds the server's temp_file_limit or memory."""
 
     retryable = True
 
 
 class SourceDiskFull(SlotError):
-    """A disk of the server's is full, which reading the slot takes room of; nothing was
-    consumed.
-    """
+    """The server has no disk space left for reading the slot; nothing was consumed."""
 
     retryable = True
 
@@ -247,9 +243,10 @@ class SlotCritical(SlotError):
 
 
 class StandbyAway(SlotError):
-    """A standby is needed that isn't there now, or hasn't got that far: it is to receive the
-    changes of a failover slot before that gives them away, or has the slot (source.read_from).
-    Nothing was read.
+    """A standby that the run needs is unreachable or too far behind; nothing was read.
+
+    It is the standby of source.read_from, or one that must receive changes before a failover slot
+    returns them.
     """
 
     retryable = True
@@ -328,8 +325,8 @@ class LakeError(WaldeltaError):
 class TargetNotWritable(LakeError):
     """The target folder can't be written, or what lies there can't be removed.
 
-    Who raises it says where trying again can help: else a copy would read its table from the source
-    anew for a full disk.
+    ``retryable`` is set on an instance where another attempt can help. By default it is False, so
+    that a full disk doesn't make a copy read its whole table again.
     """
 
 

@@ -307,7 +307,7 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     # The page reloads by itself.
     wait(browser).until(lambda b: "succeeded" in text_of(b))
     seen = text_of(browser)
-    assert "read again, still fails" in seen
+    assert "retried, still fails" in seen
     screenshot(browser, PICTURES, "quarantine-judged")
 
 
@@ -317,7 +317,7 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     """
     quarantine = address(browsed, "quarantine")
     browser.get(quarantine)
-    follow(browser, "as sent")
+    follow(browser, "messages")
     assert "bad customer" in text_of(browser)
     browser.get(quarantine)
     browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()

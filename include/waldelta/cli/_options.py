@@ -60,14 +60,19 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
         },
     }
 )
+_INTERVAL = ("--interval-start", "--interval-end")
 _NAMES = {"type": _listed, "metavar": "NAME,NAME"}
-_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages, such as land or apply"}}
+
+
+def _stages(*names: str) -> _Options:
+    return {"--stage": _NAMES | {"help": f"run only some of the stages {', '.join(names)}"}}
+
+
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
-_COPY: _Options = {
-    **_STAGE,
-    **_TABLES,
-    "--reason": {"metavar": "TEXT", "help": "why you run it; the ledger keeps the text"},
+_REASON: _Options = {
+    "--reason": {"metavar": "TEXT", "help": "why you run it; the ledger keeps the text"}
 }
+_CDC_STAGES = _stages("land", "apply", "check", "report")
 _BY: _Options = {
     "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
 }
@@ -96,7 +101,9 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         ),
         "sync": (
             "copy tables that were never copied (initial snapshot)",
-            _COPY
+            _stages("sync", "check", "report")
+            | _TABLES
+            | _REASON
             | {
                 "--due": (
                     _FLAG
@@ -109,8 +116,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             },
         ),
         "resync": (
-            "create a lost slot again and repair the targets",
-            _COPY
+            "recreate a lost slot and repair the tables",
+            _stages("resync", "check", "report")
+            | _TABLES
+            | _REASON
             | {
                 "--accept-server": {
                     "metavar": "SYSTEM/TIMELINE",
@@ -123,7 +132,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         ),
         "consume": (
             "land the changes that the slot holds, apply them to the targets and check these",
-            _STAGE
+            _CDC_STAGES
             | {
                 "--hand-over": (
                     _FLAG | {"help": "leave large tables that need a new copy to a later sync"}
@@ -132,19 +141,22 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     _FLAG
                     | {
                         "help": (
-                            "run these stages again: replay what a run that succeeded has applied"
+                            "run the stages of a run that succeeded again, which replays what it"
+                            " applied; needs its --run-id"
                         )
                     }
                 ),
             },
         ),
         REPLAY: (
-            "derive rows that the runs of an interval changed again from the change log",
-            _STAGE | _TABLES,
+            "recompute, from the change log, the rows that the runs of an interval changed",
+            _CDC_STAGES | _TABLES,
         ),
         "reconcile": (
             "compare targets with the source",
-            _COPY
+            _stages("reconcile", "report")
+            | _TABLES
+            | _REASON
             | _BY
             | {
                 "--repair": (
@@ -164,7 +176,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             {"--json": _FLAG | {"help": "print JSON instead of a table"}},
         ),
         "quarantine": (
-            "list rows and messages that the targets lack, or decide on them",
+            (
+                "list, retry, accept or discard quarantined rows; release stopped tables; skip"
+                " unreadable messages"
+            ),
             _TABLES
             | {
                 "--retry": (
@@ -254,10 +269,14 @@ def build_parser() -> argparse.ArgumentParser:
         # An abbreviation that is unique today may match another option later.
         known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
         known.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
+        # An operator who replays by hand must choose the interval.
+        interval = known.add_argument_group("interval to replay") if verb == REPLAY else None
         of_run = known.add_argument_group("options that Airflow passes")
-        for group, named in ((known, own), (of_run, _RUN)):
-            for name, details in named.items():
-                group.add_argument(name, **details)
+        for name, details in own.items():
+            known.add_argument(name, **details)
+        for name, details in _RUN.items():
+            group = interval if interval is not None and name in _INTERVAL else of_run
+            group.add_argument(name, **details)
         known.set_defaults(
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )

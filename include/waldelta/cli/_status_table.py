@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from rich import box
@@ -11,9 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from waldelta.errors import SlotError, SlotLost, SlotMissing
+from waldelta.lake.ledger.quarantine import SKIPPED
+from waldelta.monitoring.attention import SLOT_WORDS
+from waldelta.pipeline.targets import RequiredAction
 from waldelta.quantities import counted, size
 
 _WIDTH = 100
+_NEXT = {
+    RequiredAction.FIRST: "initial sync",
+    RequiredAction.COPY: "copied by the next run",
+    RequiredAction.WAIT: "wait for the running copy",
+    RequiredAction.REMOVED: "none: not published",
+    RequiredAction.BROKEN: "sync it",
+}
 
 
 def slot_error(status: Mapping[str, Any]) -> SlotError | None:
@@ -49,17 +60,22 @@ def _facts(status: Mapping[str, Any]) -> Table:
     run, cut = status["last_run"], status["last_cut"]
     table.add_row(
         "Last run",
-        f"{run['run_id']} ({run['verb']}): {run['status']}, {run['at']}" if run else "none yet",
+        f"{run['run_id']} ({run['verb']}): {run['status']}, {_time(run['at'])}"
+        if run
+        else "none yet",
     )
     table.add_row("Last cut", _cut(cut))
     return table
 
 
 def _slot(slot: Mapping[str, Any]) -> str:
+    state = slot["wal_status"]
+    if state in SLOT_WORDS:
+        state = f"{SLOT_WORDS[state]} ({state})"
     if "lag_bytes" not in slot:
-        return f"{slot['name']}: {slot['wal_status']}"
+        return f"{slot['name']}: {state}"
     parts = [
-        f"{slot['name']}: {slot['wal_status']}",
+        f"{slot['name']}: {state}",
         f"unread WAL {size(slot['lag_bytes'])}",
         f"keeps {size(slot['retained_bytes'] or 0)} of WAL",
     ]
@@ -71,7 +87,14 @@ def _slot(slot: Mapping[str, Any]) -> str:
 def _cut(cut: Mapping[str, Any] | None) -> str:
     if cut is None:
         return "none yet"
-    return cut.get("problem") or f"batch {cut['batch']}, {cut['at']}"
+    return cut.get("problem") or f"batch {cut['batch']}, {_time(cut['at'])}"
+
+
+def _time(text: str) -> str:
+    """An ISO time as the pages show it; UTC unless it has an offset."""
+    at = datetime.fromisoformat(text)
+    at = at.astimezone(UTC) if at.tzinfo else at
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -83,10 +106,27 @@ def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
     table.add_column("reason", overflow="fold")
     for name, target in sorted(targets.items()):
         table.add_row(
-            name, target["status"] or "not copied", target["action"], target["mode"] or "",
+            name, _state(target), _NEXT.get(target["action"], target["action"]),
+            target["mode"] or "",
             f"{target['rows_copied']:,}", f"{target['quarantined']:,}", target["reason"] or "",
         )  # fmt: skip
     return table
+
+
+def _state(target: Mapping[str, Any]) -> str:
+    state = str(target["status"] or "not copied")
+    return f"{state}, no initial copy" if target["copy_skipped"] else state
+
+
+def _message(message: Mapping[str, Any]) -> str:
+    """An unreadable message, and the command for the operator's next decision on it."""
+    command = f"--row {message['id']} --reason TEXT"
+    if message["status"] == SKIPPED:
+        return (
+            f"{message['id']}: skipped. Reconcile its tables, then: quarantine FILE --discard"
+            f" {command}"
+        )
+    return f"{message['id']}: to continue without it: quarantine FILE --skip {command}"
 
 
 def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -100,7 +140,7 @@ def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         "Slot": list(status["slot"]["warnings"]),
         "In the pipeline file, but not published": list(status["unpublished"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
-        "Unreadable messages": [str(one["id"]) for one in status["unread_messages"]],
+        "Unreadable messages": list(map(_message, status["unread_messages"])),
         "Commits of other programs": [
             f"{name}: {commit}" for name, one in targets for commit in one["external_commits"]
         ],

@@ -158,7 +158,8 @@ class Target(StrictModel):
     @classmethod
     def _as_written(cls, data: Any, validate: Callable[[Any], Self]) -> Self:
         target = validate(data)
-        target._written_root = str(data["root"]) if isinstance(data, dict) else target.root  # noqa: SLF001 - its own
+        written = str(data["root"]) if isinstance(data, dict) else target.root
+        target._written_root = written  # noqa: SLF001 - its own
         return target
 
     @property

@@ -36,7 +36,8 @@ _WORDS = {os.strerror(number): number for numbers in _REMEDIES for number in num
 _REFUSED = re.compile(
     r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary"
     r" privileges|valid authentication credentials"
-    r"|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed|AuthorizationPermissionMismatch"
+    r"|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed"
+    r"|AuthorizationPermissionMismatch"
 )
 _ABSENT = re.compile(r"NoSuchBucket|ContainerNotFound|\b404 Not Found")
 _NO_ANSWER = re.compile(
@@ -45,7 +46,8 @@ _NO_ANSWER = re.compile(
     r"|Connection refused|Connection reset"
     # These are from Hadoop's file systems, and from Spark Connect.
     r"|Status Code:"
-    r" 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException|\bUNAVAILABLE\b|ExecutorLostFailure",  # noqa: E501
+    r" 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException"
+    r"|\bUNAVAILABLE\b|ExecutorLostFailure",
 )
 _ANSWERS = (
     (
@@ -108,7 +110,8 @@ _STORAGE_REFUSES = re.compile(
     r" system"
     r"|Mkdirs failed|ParentNotDirectory|Not a directory|not a"
     r" directory|FileAlreadyExistsException|No space left on device"
-    r"|DELTA_CANNOT_CREATE_LOG_PATH|DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|NoSuchBucket|UnknownHostException"
+    r"|DELTA_CANNOT_CREATE_LOG_PATH|DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|NoSuchBucket"
+    r"|UnknownHostException"
 )
 
 

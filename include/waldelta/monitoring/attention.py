@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 from waldelta.quantities import first_of
 
 AttentionLevel = Literal["failed", "warning"]
 
+# PostgreSQL's ``wal_status`` in words; other states are shown as they are.
+SLOT_WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"reserved": "healthy", "extended": "healthy", "unreserved": "about to be lost"}
+)
 _MOST_NAMED = 3
 _MOST_SHOWN = 600
 

@@ -24,11 +24,11 @@ from waldelta.monitoring.lake_tables import Bookkeeping
 
 _WHAT = {
     DISCARDED: "discarded",
-    RESOLVED: "read again",
+    RESOLVED: "retried",
     ACCEPTED: "accepted",
-    QUARANTINED: "read again, still fails",
+    QUARANTINED: "retried, still fails",
 }
-_OF_MESSAGES = {SKIPPED: "skipped", RESOLVED: "settled"}
+_OF_MESSAGES = {SKIPPED: "skipped", RESOLVED: "resolved"}
 _OF_ONE = ("run_id", "table_name", "status", "by", "reason")
 
 

@@ -179,7 +179,7 @@ def _attention(
         what = (
             "lost changes"
             if gap.cause != SlotUnreadable.__name__
-            else "gives nothing behind what can't be decoded"
+            else "can't be decoded past a transaction"
         )
         yield Attention("failed", f"the slot {what}: {gap.cause}: {gap.remedy}", page)
     # The open gap already explains such a run's failure.
@@ -323,11 +323,15 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
     limits, held = pipeline.slot_limits, latest.retained_bytes or 0
     if held > limits.critical_mb << 20:
         yield Attention(
-            "failed", f"the slot keeps {size(held)} of WAL (critical_mb {limits.critical_mb:,})"
+            "failed",
+            f"the slot keeps {size(held)} of WAL (limit slot_limits.critical_mb:"
+            f" {limits.critical_mb:,} MB)",
         )
     elif held > limits.warn_mb << 20:
         yield Attention(
-            "warning", f"the slot keeps {size(held)} of WAL (warn_mb {limits.warn_mb:,})"
+            "warning",
+            f"the slot keeps {size(held)} of WAL (limit slot_limits.warn_mb:"
+            f" {limits.warn_mb:,} MB)",
         )
 
 

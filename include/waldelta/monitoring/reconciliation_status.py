@@ -77,8 +77,8 @@ class Compared:
         counts = (
             (self.different, "different"),
             (self.copied, "copied since it differed"),
-            (self.partly, "equal but for columns left out"),
-            (self.unanswered, "without an answer"),
+            (self.partly, "equal, some columns not compared"),
+            (self.unanswered, "no result"),
             (self.never, "never compared"),
         )
         return tuple(f"{len(found):,} {what}" for found, what in counts if found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -121,7 +122,7 @@ def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> R
     return next(line for line in lines if line.verb == verb)
 
 
-def _line(row: dict[str, object]) -> RunLine:
+def _line(row: dict[str, Any]) -> RunLine:
     began, applied = row.pop("began_first"), row.pop("applied")
     # A run that landed nothing (stage apply alone, or landing marked as done) doesn't move the
     # time.
@@ -130,7 +131,7 @@ def _line(row: dict[str, object]) -> RunLine:
     came_to_apply = applied is not None or row["status"] == "succeeded"
     if applied is None:
         applied = row["status"] == "succeeded"
-    return RunLine(applied=bool(applied), came_to_apply=came_to_apply, **row)  # type: ignore[arg-type]
+    return RunLine(applied=bool(applied), came_to_apply=came_to_apply, **row)
 
 
 def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:

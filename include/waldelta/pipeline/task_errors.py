@@ -29,7 +29,8 @@ _JVM_ENDED = (
 # Java has a ConcurrentModificationException, too; that one is a defect, not a conflict.
 _CONFLICT = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
-    r"|Concurrent(?:Transaction|Append|Write|DeleteRead|DeleteDelete)Exception|(?:Metadata|Protocol)ChangedException"
+    r"|Concurrent(?:Transaction|Append|Write|DeleteRead|DeleteDelete)Exception"
+    r"|(?:Metadata|Protocol)ChangedException"
 )
 
 

@@ -418,7 +418,8 @@ def _start_workers(context: SparkContext) -> None:
     """
     # The thread only calls the JVM: imports in two threads can meet modules that the other has half
     # imported.
-    job = context.parallelize([0], 1).mapPartitions(_unchanged)._jrdd  # noqa: SLF001 - what Python makes of it, for the JVM
+    # The JVM runs what Python made of the partitions.
+    job = context.parallelize([0], 1).mapPartitions(_unchanged)._jrdd  # noqa: SLF001
 
     def run() -> None:
         with suppress(

@@ -83,7 +83,8 @@ class ForkedJob:
         it).
         """
         log.info("the job is process %s", self._pid)
-        with open(self._output, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a file descriptor
+        # The output is a file descriptor.
+        with open(self._output, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
             for line in lines:
                 log.info("%s", line.rstrip())
         with self._server:

@@ -9,6 +9,7 @@ from datetime import datetime
 from markupsafe import Markup
 
 from waldelta.lsn import Lsn
+from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.quantities import counted, size
 from waldelta_airflow.settings import REPOSITORY, pipelines_folder
 
@@ -57,12 +58,7 @@ _RUN_KINDS = {
     "maintain": "maintenance",
     "validate": "validation",
 }
-_SLOT_STATES = {
-    "reserved": ("ok", "healthy"),
-    "extended": ("ok", "healthy"),
-    "unreserved": ("warning", "about to be lost"),
-    "lost": ("failed", "lost"),
-}
+_SLOT_MARKS = {"reserved": "ok", "extended": "ok", "unreserved": "warning", "lost": "failed"}
 
 
 def duration(seconds: float | None) -> str:
@@ -127,8 +123,7 @@ def slot_state(wal_status: str | None) -> Markup:
     """Returns what PostgreSQL's ``wal_status`` means for readers of the lake."""
     if wal_status is None:
         return Markup('<span class="dim">not recorded</span>')
-    said, word = _SLOT_STATES.get(wal_status, ("unknown", wal_status))
-    return mark(said, word)
+    return mark(_SLOT_MARKS.get(wal_status, "unknown"), SLOT_WORDS.get(wal_status, wal_status))
 
 
 def mark(said: str, word: str | None = None) -> Markup:

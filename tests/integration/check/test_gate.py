@@ -365,8 +365,8 @@ def test_a_retry_judges_again(gated, database):
     ]
     assert sorted(found) == [
         ("discarded", "ann", 2),
-        ("read again", "ben", 2),
-        ("read again, still fails", "ben", 2),
+        ("retried", "ben", 2),
+        ("retried, still fails", "ben", 2),
     ]
     # The stream goes on from there: what is fine enters as a whole, of what was discarded too.
     database.execute("update t set v = 30 where id = 3; update t set v = 2 where id = 2")

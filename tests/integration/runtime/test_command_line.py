@@ -162,7 +162,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
         0,
     )
     assert main(["status", str(path)]) == 0
-    assert f"{job.pipeline.source.slot}: reserved" in capsys.readouterr().out
+    assert f"{job.pipeline.source.slot}: healthy (reserved)" in capsys.readouterr().out
 
 
 @pytest.mark.pg

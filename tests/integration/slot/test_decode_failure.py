@@ -131,7 +131,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
         stuck,
     )
     glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
-    assert "gives nothing behind what can't be decoded" in glance.attention[0].text
+    assert "can't be decoded past a transaction" in glance.attention[0].text
     assert {line.table_name: line.status for line in glance.tables} == {
         "public.f": "behind",
         "public.g": "behind",

@@ -34,10 +34,7 @@ from waldelta.stages.sync.sync import sync
 pytestmark = pytest.mark.pg
 
 RETYPE = "alter table t alter v type text using upper(v)"
-REASON = (
-    "public.t: an ALTER TABLE rewrote its rows, perhaps with other values, and PostgreSQL doesn't"
-    " send a rewrite (v)"
-)
+REASON = "public.t: ALTER TABLE rewrote column v, and PostgreSQL doesn't replicate rewrites"
 
 
 @pytest.fixture

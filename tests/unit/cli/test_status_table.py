@@ -39,18 +39,23 @@ def status(**changed):
         "unreadable_partitions": [],
         "unread_messages": [],
         "targets": {"public.orders": TARGET},
-        "last_cut": {"batch": 7, "at": "2026-01-01T00:00:00+00:00", "end_lsn": 1},
-        "last_run": {"run_id": "r1", "verb": "consume", "status": "succeeded", "at": "2026-01-01"},
+        "last_cut": {"batch": 7, "at": "2026-01-01T00:00:00.5+00:00", "end_lsn": 1},
+        "last_run": {
+            "run_id": "r1",
+            "verb": "consume",
+            "status": "succeeded",
+            "at": "2026-01-01T02:03:04+02:00",
+        },
     } | changed
 
 
 def test_a_healthy_pipeline_is_a_few_lines():
     """Slot, last run, last cut and one line for each target; no findings."""
     text = status_table(status(), width=120)
-    assert "shop_cdc: reserved, unread WAL 66 kB, keeps 24 MB of WAL" in text
+    assert "shop_cdc: healthy (reserved), unread WAL 66 kB, keeps 24 MB of WAL" in text
     assert "8 GB left before PostgreSQL may drop it" in text
-    assert "r1 (consume): succeeded" in text
-    assert "batch 7, 2026-01-01" in text
+    assert "r1 (consume): succeeded, 2026-01-01 00:03:04 UTC" in text
+    assert "batch 7, 2026-01-01 00:00:00 UTC" in text
     (line,) = [line for line in text.splitlines() if "public.orders" in line]
     assert [word for word in line.split() if word[0].isalnum()] == [
         "public.orders", "synced", "apply", "mirror", "1,200", "0"
@@ -76,8 +81,30 @@ FINDINGS = {
         "In the pipeline file, but not published\n  public.b",
     ),
     "a message that can't be read": (
-        {"unread_messages": [{"id": "0123456789abcdef"}]},
-        "Unreadable messages\n  0123456789abcdef",
+        {"unread_messages": [{"id": "0123456789abcdef", "status": "unreadable"}]},
+        (
+            "Unreadable messages\n  0123456789abcdef: to continue without it: quarantine FILE"
+            " --skip --row 0123456789abcdef --reason TEXT"
+        ),
+    ),
+    "a message that was skipped": (
+        {"unread_messages": [{"id": "0123456789abcdef", "status": "skipped"}]},
+        (
+            "0123456789abcdef: skipped. Reconcile its tables, then: quarantine FILE --discard"
+            " --row 0123456789abcdef --reason TEXT"
+        ),
+    ),
+    "a target without an initial copy": (
+        {"targets": {"public.orders": TARGET | {"copy_skipped": True}}},
+        "synced, no initial copy",
+    ),
+    "a table that isn't copied": (
+        {"targets": {"public.orders": TARGET | {"action": "broken", "status": "failed"}}},
+        "failed   sync it",
+    ),
+    "a table that left the publication": (
+        {"targets": {"public.orders": TARGET | {"action": "removed", "status": "removed"}}},
+        "removed   none: not published",
     ),
     "another program's commit": (
         {"targets": {"public.orders": TARGET | {"external_commits": ["version 3: DELETE"]}}},
@@ -101,16 +128,21 @@ def test_what_needs_attention_has_a_heading(changed, shown):
 
 MISSING = {"name": "shop_cdc", "wal_status": "missing", "warnings": []}
 SLOTS = {
-    "missing": (MISSING, SlotMissing),
-    "lost": (SLOT | {"wal_status": "lost"}, SlotLost),
-    "reserved": (SLOT, None),
-    "unreserved": (SLOT | {"wal_status": "unreserved"}, None),
+    "missing": (MISSING, SlotMissing, "missing"),
+    "lost": (SLOT | {"wal_status": "lost"}, SlotLost, "lost"),
+    "reserved": (SLOT, None, "healthy (reserved)"),
+    "extended": (SLOT | {"wal_status": "extended"}, None, "healthy (extended)"),
+    "unreserved": (
+        SLOT | {"wal_status": "unreserved"},
+        None,
+        "about to be lost (unreserved)",
+    ),
 }
 
 
-@pytest.mark.parametrize("slot, kind", SLOTS.values(), ids=SLOTS)
-def test_status_fails_for_a_slot_that_is_missing_or_lost(slot, kind):
+@pytest.mark.parametrize("slot, kind, shown", SLOTS.values(), ids=SLOTS)
+def test_status_fails_for_a_slot_that_is_missing_or_lost(slot, kind, shown):
     """The table is printed all the same."""
     error = slot_error(status(slot=slot))
     assert type(error) is (kind or type(None))
-    assert f"shop_cdc: {slot['wal_status']}" in status_table(status(slot=slot), width=120)
+    assert f"shop_cdc: {shown}" in status_table(status(slot=slot), width=120)

@@ -165,7 +165,7 @@ COMPARED = [
         [("a", "not compared"), ("b", "failed")],
         "ab",
         "unknown",
-        ("2 without an answer",),
+        ("2 no result",),
         None,
     ),
     ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
@@ -183,7 +183,7 @@ COMPARED = [
         [("a", "equal", "v"), ("b", "equal")],
         "ab",
         "unknown",
-        ("1 equal but for columns left out",),
+        ("1 equal, some columns not compared",),
         0,
     ),
     (
@@ -191,7 +191,7 @@ COMPARED = [
         [("a", "repaired", "v")],
         "a",
         "unknown",
-        ("1 equal but for columns left out",),
+        ("1 equal, some columns not compared",),
         0,
     ),
     (

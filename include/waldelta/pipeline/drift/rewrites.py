@@ -19,6 +19,7 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from waldelta.lake.ledger import TableState
@@ -58,23 +59,24 @@ def relabelled(then: StorageState | None, now: StorageState | None) -> frozenset
 
 def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
     """Describe what happened to a target's columns that may no longer hold what the source has."""
-    told = [
+    changes = [
         (
             rewritten(state.storage, now),
-            (
-                "an ALTER TABLE rewrote its rows, perhaps with other values, and PostgreSQL doesn't"
-                " send a rewrite"
-            ),
+            "ALTER TABLE rewrote {columns}, and PostgreSQL doesn't replicate rewrites",
         ),
         (
             relabelled(state.storage, now),
-            "an ALTER TYPE changed what its rows show, and PostgreSQL doesn't send that change",
+            "ALTER TYPE changed the values of {columns}, and PostgreSQL doesn't replicate that",
         ),
     ]
     named = [
-        ([c.name for c in state.columns if c.attnum in numbers], what) for numbers, what in told
+        ([c.name for c in state.columns if c.attnum in numbers], text) for numbers, text in changes
     ]
-    return [f"{what} ({', '.join(names)})" for names, what in named if names]
+    return [text.format(columns=_columns(names)) for names, text in named if names]
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def to_record(

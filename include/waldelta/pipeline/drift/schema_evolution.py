@@ -310,7 +310,7 @@ def _check_types(
             if had and not keeps_values(had[-1], pair):
                 raise NeedsSync(
                     f"{state.table_name}: column {column.name!r} changed its type, which rewrote"
-                    " the rows, and PostgreSQL doesn't send a rewrite"
+                    " the rows, and PostgreSQL doesn't replicate rewrites"
                 )
             had.append(pair)
 

@@ -269,7 +269,8 @@ def _add_interval(sign: int) -> Callable[[Typed], str]:
         months, days, microseconds = (
             sign * part for part in interval_parts(typed.arguments[1].value or "") or (0, 0, 0)
         )
-        seconds = f"{'-' if microseconds < 0 else ''}{abs(microseconds) // 10**6}.{abs(microseconds) % 10**6:06d}"  # noqa: E501
+        whole, fraction = divmod(abs(microseconds), 10**6)
+        seconds = f"{'-' if microseconds < 0 else ''}{whole}.{fraction:06d}"
         interval = (
             f"make_interval(0, {months}, 0, {days}, 0, 0, cast('{seconds}' as decimal(18,6)))"
         )

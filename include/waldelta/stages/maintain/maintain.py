@@ -135,7 +135,7 @@ def _has_work(table: DeltaTable) -> bool:
     return bool(small > 1)
 
 
-def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResult) -> None:
     """Remove what killed runs staged, if it is old enough and not in use.
 
     A Spark server may continue for a while after a run was killed.
@@ -156,7 +156,7 @@ def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: St
     stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
 
 
-def prune_change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+def prune_change_log(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Delete batches that every target has applied and that are older than the retention."""
     identity = job.slot_identity()
     change_log = job.change_log(identity)
@@ -221,7 +221,7 @@ def _is_needed(prepared: Prepared, expired: int) -> bool:
     )
 
 
-def prune_ledger_rows(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+def prune_ledger_rows(_: SparkSession, job: Job, __: RunResult, stage: StageResult) -> None:
     """Prune the ledger after the change log: cuts must outlive the batches whose age they
     record.
     """
@@ -233,7 +233,7 @@ def prune_ledger_rows(spark: SparkSession, job: Job, result: RunResult, stage: S
     stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"
 
 
-def prune_reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+def prune_reports(_: SparkSession, job: Job, __: RunResult, stage: StageResult) -> None:
     """Delete the reports that are older than the newest ``quality.keep_reports`` of each table."""
     from waldelta.stages.check.reports import prune_reports
 

@@ -390,8 +390,8 @@ def _obstacle(found: Found) -> str | None:
     """Returns why rows can't be repaired by their keys, or None."""
     if not found.row.is_complete:
         return (
-            f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to"
-            " compare each row"
+            f"{found.row.differing_buckets:,} of {found.row.buckets:,} groups of rows differ, too"
+            " many to compare each row"
         )
     if found.row.doubled:
         return "its target has rows with the same key"

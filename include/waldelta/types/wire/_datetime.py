@@ -83,7 +83,9 @@ def _infinite(number: int, least: int, most: int) -> str | None:
 def _far(day: int, us: int, kind: str) -> str:
     """Print a date, given in days from 2000, of any year as PostgreSQL does."""
     cycles = day // _CYCLE_DAYS
-    shifted = datetime(2000, 1, 1) + timedelta(days=day % _CYCLE_DAYS, microseconds=us)  # noqa: DTZ001 - a calendar, no clock
+    # Only the calendar is needed, so there is no time zone.
+    epoch = datetime(2000, 1, 1)  # noqa: DTZ001
+    shifted = epoch + timedelta(days=day % _CYCLE_DAYS, microseconds=us)
     year = shifted.year + cycles * _CYCLE_YEARS
     # There is no year 0: 1 BC comes before 1.
     text = f"{year if year > 0 else 1 - year:04d}-{shifted:%m-%d}"

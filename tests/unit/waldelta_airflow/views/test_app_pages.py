@@ -628,6 +628,9 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert "DAG is paused" in text
     assert "scheduled__early" in text
     assert re.search(r'title="[^"]+">0\.\d s ago', text)
+    assert re.search(
+        r"Last successful run</dt><dd><time[^>]*>0\.\d s ago", client.get("/p/shop").text
+    )
     schedules["shop"] = Schedule(next_run_at=at - timedelta(hours=1), failed="scheduled__early")
     text = client.get("/p/shop").text
     assert text.index("scheduled__early") < text.index(
@@ -714,8 +717,8 @@ def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
 
 EQUAL = [
     ("all", ["equal", "repaired"], "2 of 2 tables", "no differences"),
-    ("an attempt alone", ["equal", "not compared"], "1 without an answer", None),
-    ("one that failed", ["repaired", "failed"], "1 without an answer", None),
+    ("an attempt alone", ["equal", "not compared"], "1 no result", None),
+    ("one that failed", ["repaired", "failed"], "1 no result", None),
     ("one that nobody compared", ["equal"], "1 never compared", None),
     ("none", [], "never compared", None),
 ]
@@ -881,7 +884,7 @@ def test_who_may_decide(shop, open_pages, decided, role, headers, status):
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
     """What stops runs, with its bytes and a button; skipped, who decided and which table lacks it,
-    until it is settled.
+    until it is resolved.
     """
     sent = json.dumps({"kind": "Insert", "error": "length at byte 0", "incarnation": ""})
     row = IncompleteRow(
@@ -901,7 +904,7 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     quarantine.add([replace(row, status="resolved", by="Ann", reason="compared")])
     page = client.get("/p/shop/quarantine").text
     assert "Unreadable messages" not in page
-    assert "settled" in page
+    assert ">resolved</td>" in page
 
 
 def quarantined(n, table="public.orders", reason="fails amount is positive", **more):
@@ -962,7 +965,7 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
         "<summary>3 values</summary>",
         "-1",
         '<span class="dim">null</span>',
-        "and 100 more letters",
+        "and 100 more characters",
     ):
         assert part in text, part
     text = client.get(page).text
@@ -1057,7 +1060,7 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
         "fine",
     ):
         assert part in decided, part
-    assert decided.count("read again</td>") == 2  # what, and why
+    assert (decided.count(">retried</td>"), decided.count("read again</td>")) == (1, 1)
     assert "a later change" not in decided
 
 

@@ -360,7 +360,8 @@ def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged
     struct.
     """
     written = ", ".join(f"'{action}'" for action in WRITTEN)
-    rows = spark.sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608 - our own actions and folder
+    # The SQL contains only waldelta's own actions and folder.
+    rows = spark.sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608
     net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(_NET)
     return rows.select(net, *_values(job, _columns_of(plan)))
 

@@ -127,7 +127,8 @@ def _by_spark(
     listed = ", ".join(f"s.{name}" for name in plan.decode.net_schema.names)
     # The SQL contains only numbered columns and waldelta's own folders, no names from the source.
     rest = spark.sql(
-        f"select {listed} from {staged.source} as s left anti join {parquet(f'{folder}-aside')} as a"  # noqa: E501, S608
+        f"select {listed} from {staged.source} as s"  # noqa: S608
+        f" left anti join {parquet(f'{folder}-aside')} as a"
         f" on s.action in ({written}) and {same}"
         f" union all select {names} from {parquet(f'{folder}-gone')}"
     )

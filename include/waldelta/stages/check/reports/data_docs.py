@@ -90,7 +90,8 @@ def open_context(folder: Path | None) -> EphemeralDataContext:
     config = DataContextConfig(
         config_version=4.0,
         analytics_enabled=False,
-        progress_bars={"globally": False},  # type: ignore[arg-type]  # it is read as a dict, as a file's would be
+        # Great Expectations reads a dict, as from a file.
+        progress_bars={"globally": False},  # type: ignore[arg-type]
         fluent_datasources={},
         expectations_store_name="expectations_store",
         validation_results_store_name="validation_results_store",

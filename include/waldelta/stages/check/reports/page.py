@@ -25,8 +25,8 @@ tbody.run{border-bottom:1px solid #8884}
 tbody.run tr:first-child td{padding-top:.8rem}
 tbody.run tr:last-child td{padding-bottom:.8rem}
 td.where{width:27rem;overflow-wrap:anywhere}
-.mark{display:inline-block;min-width:4.6rem;text-align:center;border-radius:.3rem;padding:0 .5rem;color:#fff;
-font-size:.85rem;font-weight:600}
+.mark{display:inline-block;min-width:4.6rem;text-align:center;border-radius:.3rem;
+padding:0 .5rem;color:#fff;font-size:.85rem;font-weight:600}
 .failed{background:#b3261e}.warning{background:#8a5300}.passed{background:#2e7031}
 .dim{opacity:.7}
 ul{margin:.1rem 0 0;padding-left:1.1rem}
@@ -35,7 +35,7 @@ h2{font-size:1.2rem;margin:1.5rem 0 .5rem}
 code,pre{font:.92em/1.5 ui-monospace,monospace;overflow-wrap:anywhere}
 td>div+div{margin-top:.3rem}
 td td,td th{padding:.1rem .8rem .1rem 0}
-nav a{margin-right:1.2rem}"""  # noqa: E501
+nav a{margin-right:1.2rem}"""
 # A page opened from a disk has no HTTP headers. The policy allows only the page's own style, by its
 # digest, and nothing else to load or run.
 POLICY = (

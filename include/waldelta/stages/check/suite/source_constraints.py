@@ -85,7 +85,7 @@ def read_rules(
         result.warnings.append(
             f"CHECK constraints of {', '.join(sorted(checks.unread))} weren't checked, since other"
             " sessions keep their source tables locked; the next run that changes them checks"
-            f" them. Locks that stand in the way:\n{locked.holders}"
+            f" them. Sessions that hold the locks:\n{locked.holders}"
         )
     rules = {
         s.table_name: SourceRules(

@@ -167,10 +167,10 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds)
         )
     if not slot_exists and not server.can_make_slots:
+        is_17 = server.version >= 170000
+        arguments = _SLOT_ARGUMENTS if is_17 else _SLOT_ARGUMENTS_BEFORE_17
         functions = [
-            (
-                f"pg_create_logical_replication_slot({_SLOT_ARGUMENTS if server.version >= 170000 else _SLOT_ARGUMENTS_BEFORE_17})"  # noqa: E501
-            ),
+            f"pg_create_logical_replication_slot({arguments})",
             "pg_drop_replication_slot(name)",
         ]
         yield owning(
