@@ -26,11 +26,9 @@ _WIDTH = 1340
 # name -> address, scheme, height
 PICTURES = {
     "ui-pipelines": ("/", "light", 1200),
-    "ui-pipeline": ("/p/orders", "dark", 900),
     "ui-run": (f"/p/orders/run/consume/{run_id(TALES[3].runs()[-1])}", "light", 900),
     "ui-expectations": ("/p/orders/expectations", "light", 900),
     "ui-reconciliation": ("/p/orders/reconciliation", "dark", 900),
-    "data-docs-index": ("/docs/", "light", 420),
 }
 _PIPELINE = """\
 pipeline: {name}
