@@ -37,9 +37,10 @@ notify:
 """
 NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 MAIL = """\
-from_email: airflow@example.org, smtp_conn_id: mail, subject: "{{ failure.pipeline }} {{ failure.error_class }}", \
+from_email: airflow@example.org, smtp_conn_id: mail, \
+subject: "{{ failure.pipeline }} {{ failure.error_class }}", \
 html_content: "{{ failure.message | e }} ({{ failure.remedy | e }})"\
-"""  # noqa: E501
+"""
 TABLES = """\
 create table customers (id int primary key, name text);
 create table orders (id int primary key, customer int, status text not null, note text);

@@ -461,7 +461,8 @@ def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
                 shown += shop.client.log(run.dag_id, run.run_id, task.task_id, task.try_number)
             shown += str(
                 shop.client.get(
-                    f"/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task.task_id}/xcomEntries"
+                    f"/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task.task_id}"
+                    "/xcomEntries"
                 )
             )
             assert not [s for s in secrets if s in shown], where

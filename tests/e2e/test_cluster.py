@@ -60,12 +60,13 @@ def found(parts):
     import spark_jobs, waldelta
     for part in parts:
         time.sleep(5)
-        yield pa.RecordBatch.from_pydict({"file": [os.path.abspath(of.__file__) for of in (spark_jobs, waldelta)]})
+        files = [os.path.abspath(of.__file__) for of in (spark_jobs, waldelta)]
+        yield pa.RecordBatch.from_pydict({"file": files})
 
 spark = SparkSession.builder.getOrCreate()
 rows = spark.range(0, 2, 1, 2).mapInArrow(found, "file string").collect()
 Path(sys.argv[1]).write_text(json.dumps([row["file"] for row in rows]))
-"""  # noqa: E501
+"""
 # A batch of which more than one task collapses, decoded into buckets; it is a step, and applied
 # while the next one lands.
 CHANGES = """

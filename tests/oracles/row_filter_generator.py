@@ -7,14 +7,15 @@ import re
 
 DDL = """
 create table public.t (
-    id int primary key, a int, b int, s smallint, l bigint, n numeric(12,2), m numeric(20,6), f real, d double precision,
+    id int primary key, a int, b int, s smallint, l bigint, n numeric(12,2),
+    m numeric(20,6), f real, d double precision,
     t text collate "C", u text collate "C", v varchar(8) collate "C", c char(5) collate "C",
       p boolean, q boolean,
     day date, day2 date, at timestamp, at2 timestamp, tz timestamptz, g uuid, y bytea, ia int[],
       ta text[] collate "C",
     j jsonb, x numeric
 )
-"""  # noqa: E501
+"""
 INT_COLUMNS = ["a", "b", "id"]
 _TEXTS = [
     "",

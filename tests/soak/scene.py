@@ -254,7 +254,8 @@ class Scene:
         (other,) = (text for text in FILTERS if text not in now)
         others = ", ".join([*KEYED[1:], COPIES])
         self.connection.execute(
-            f"alter publication {self.name}_pub set table {KEYED[0]} where ({other}), {others}".encode()  # noqa: E501
+            f"alter publication {self.name}_pub set table {KEYED[0]} where ({other}),"
+            f" {others}".encode()
         )
         self.write(4)
         self.workload.truncates = True
@@ -530,7 +531,9 @@ _OURS = (
     " and pid <> pg_backend_pid()"
 )
 # Beyond the numbers of random rows; more than logical_decoding_work_mem holds.
-_MANY = f"insert into {COPIES} select 1000 + g, repeat('x', 300) from generate_series(1, 400) g".encode()  # noqa: E501
+_MANY = (
+    f"insert into {COPIES} select 1000 + g, repeat('x', 300) from generate_series(1, 400) g"
+).encode()
 _MOST_OF_MANY = f"delete from {COPIES} where n > 1000 and n % 100 <> 0".encode()
 Fault = Callable[[Scene, int], None]
 

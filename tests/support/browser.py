@@ -69,25 +69,34 @@ def screenshot(browser: WebDriver, folder: Path, name: str) -> Path:
 # Texts whose contrast with what is behind them is below WCAG's 4.5 (3 for large ones), in the
 # browser's own colours.
 LOW_CONTRAST = """
-const parse = c => { const m = c.match(/[\\d.]+/g).map(Number); return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
+const parse = c => { const m = c.match(/[\\d.]+/g).map(Number);
+                     return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
 const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
-const light = c => { const f = v => { v /= 255; return v <= 0.03928 ? v / 12.92 : Math.pow((v + 0.055) / 1.055, 2.4); };
+const light = c => { const f = v => { v /= 255;
+                       return v <= 0.03928 ? v / 12.92 : Math.pow((v + 0.055) / 1.055, 2.4); };
                      return 0.2126 * f(c[0]) + 0.7152 * f(c[1]) + 0.0722 * f(c[2]); };
-const page = matchMedia('(prefers-color-scheme: dark)').matches ? [18, 18, 18, 1] : [255, 255, 255, 1];
-const ground = e => { const up = []; for (; e; e = e.parentElement) up.push(parse(getComputedStyle(e).backgroundColor));
+const page = matchMedia('(prefers-color-scheme: dark)').matches
+  ? [18, 18, 18, 1] : [255, 255, 255, 1];
+const ground = e => { const up = [];
+                      for (; e; e = e.parentElement)
+                        up.push(parse(getComputedStyle(e).backgroundColor));
                       return up.reverse().reduce((below, c) => over(c, below), page); };
 const found = [];
 const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walk.nextNode()) {
-  const e = walk.currentNode.parentElement, text = walk.currentNode.textContent.trim(), s = getComputedStyle(e);
-  if (!text || !e.getClientRects().length || s.visibility === 'hidden' || e.closest('.visually-hidden, .skip, svg')) continue;
+  const e = walk.currentNode.parentElement,
+    text = walk.currentNode.textContent.trim(), s = getComputedStyle(e);
+  if (!text || !e.getClientRects().length || s.visibility === 'hidden'
+      || e.closest('.visually-hidden, .skip, svg')) continue;
   const back = ground(e), a = light(over(parse(s.color), back)), b = light(back);
   const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  const large = parseFloat(s.fontSize) >= 24 || (parseFloat(s.fontSize) >= 18.66 && s.fontWeight >= 700);
-  if (ratio < (large ? 3 : 4.5)) found.push([text.slice(0, 60), ratio.toFixed(2), s.color, back.join(',')]);
+  const large = parseFloat(s.fontSize) >= 24
+    || (parseFloat(s.fontSize) >= 18.66 && s.fontWeight >= 700);
+  if (ratio < (large ? 3 : 4.5))
+    found.push([text.slice(0, 60), ratio.toFixed(2), s.color, back.join(',')]);
 }
 return found;
-"""  # noqa: E501
+"""
 # How far the page is wider than the window, in pixels: tables scroll by themselves, pages don't.
 WIDER = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # How much of each table is beyond the edge of what it scrolls in.

@@ -65,7 +65,7 @@ _NAMES = {"type": _listed, "metavar": "NAME,NAME"}
 
 
 def _stages(*names: str) -> _Options:
-    return {"--stage": _NAMES | {"help": f"run only some of the stages {', '.join(names)}"}}
+    return {"--stage": _NAMES | {"help": f"run only some of {', '.join(names)}"}}
 
 
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
@@ -139,12 +139,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
                 "--again": (
                     _FLAG
-                    | {
-                        "help": (
-                            "run the stages of a run that succeeded again, which replays what it"
-                            " applied; needs its --run-id"
-                        )
-                    }
+                    | {"help": ("replay what a run that succeeded has applied; needs its --run-id")}
                 ),
             },
         ),

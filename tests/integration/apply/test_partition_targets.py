@@ -272,14 +272,15 @@ create table l(id int, region text, at timestamptz, v text, primary key (id,
   region)) partition by list (region);
 create table l_1 partition of l for values in ('a', 'b');
 create table l_2 partition of l for values in ('c');
-alter table l replica identity full; alter table l_1 replica identity full; alter table l_2 replica identity full;
+alter table l replica identity full; alter table l_1 replica identity full;
+alter table l_2 replica identity full;
 insert into f select g, case g % 3 when 0 then 'LAX' when 1 then 'SFO' end, 'v', {BIG}
   from generate_series(1, 12) g;
 insert into r select g, 'v' from generate_series(1, 25) g;
 insert into l select g, (array['a', 'b', 'c'])[g % 3 + 1],
   '2026-01-01'::timestamptz + g * interval '1 day', 'v'
 from generate_series(1, 12) g;
-"""  # noqa: E501
+"""
 SPLIT_TARGETS = {
     "f": {},
     "f_lax": {"from": "public.f", "where": "origin = 'LAX'"},

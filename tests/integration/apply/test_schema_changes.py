@@ -377,8 +377,9 @@ IDENTITIES = {
           id = id + 1000"""
     ),
     "full for a while": (
-        """alter table t replica identity full; update t set id = id + 50 where id < 3; delete from t where id = 4;
-        alter table t replica identity default; update t set k = -k"""  # noqa: E501
+        """alter table t replica identity full; update t set id = id + 50 where id < 3;
+        delete from t where id = 4;
+        alter table t replica identity default; update t set k = -k"""
     ),
     "dropped under full": (
         """alter table t replica identity full; update t set v = 'x' where id = 2;

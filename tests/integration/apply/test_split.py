@@ -37,7 +37,8 @@ def write_mixed(database):
             for i in 1..20 loop
                 {
         "".join(
-            f"insert into {table} select 1000 * i + g, 'new' from generate_series(1, {70 if table == LARGE else 2}) g;"
+            f"insert into {table} select 1000 * i + g, 'new'"
+            f" from generate_series(1, {70 if table == LARGE else 2}) g;"
             f"update {table} set v = v || i where id = i; delete from {table} where id = 100 + i;"
             f"update {table} set id = -i where id = 200 + i;"
             for table in TABLES
@@ -45,7 +46,7 @@ def write_mixed(database):
     }
                 commit;
             end loop;
-        end $$""")  # noqa: E501
+        end $$""")
 
 
 def test_many_tables_mixed(spark, database, job, monkeypatch):

@@ -49,7 +49,8 @@ IDENTITIES = {
         create table by_root({COLUMNS}, primary key (a, c)) partition by range (a);
         create table by_root_1 partition of by_root for values from (minvalue) to (7);
         create table by_root_2 partition of by_root default;
-        alter table by_root_1 alter big set storage external; alter table by_root_2 alter big set storage external"""  # noqa: E501
+        alter table by_root_1 alter big set storage external;
+        alter table by_root_2 alter big set storage external"""
     ),
 }
 

@@ -186,9 +186,11 @@ def test_own_expectations(lake):
     lake.target()
     lake.own("""
         expectations:
-          - {type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 2}, severity: warning}
-          - {type: ExpectColumnValuesToBeInSet, kwargs: {column: id, value_set: [1, 3]}, severity: warning, notes: odd}
-        """)  # noqa: E501
+          - {type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 2},
+             severity: warning}
+          - {type: ExpectColumnValuesToBeInSet, kwargs: {column: id, value_set: [1, 3]},
+             severity: warning, notes: odd}
+        """)
     report = lake.check()
     report.raise_if_critical()
     assert len(report.warnings) == 2

@@ -245,23 +245,33 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
     database.execute("""
         insert into b select gen_random_uuid(), g, -g, g::int8 * g * g, g / 7.0, g / 3.0, g / 8.0,
           g ^ 5 / 1000.0, repeat('é', g * 20),
-               g, g, decode(repeat('0aff', g), 'hex'), date '2000-01-01' + g, timestamp '2000-01-01' + g * interval '1.5 hours',
-               timestamptz '2000-01-01+00' - g * interval '1.000001 hours', jsonb_build_object('a', g), 'ok', g % 2 = 0,
-               make_interval(months => g - 200, secs => g / 7.0), time '00:00' + g * interval '1.23 s', array[g, null, -g], array['a', null, '', repeat('"', g)],
-               array['sad', null]::mood[], array[g / 8.0, 'NaN'], array[g / 3.0, 'Infinity'], array[now()::timestamp, '-infinity'],
+               g, g, decode(repeat('0aff', g), 'hex'), date '2000-01-01' + g,
+               timestamp '2000-01-01' + g * interval '1.5 hours',
+               timestamptz '2000-01-01+00' - g * interval '1.000001 hours',
+               jsonb_build_object('a', g),
+               'ok', g % 2 = 0,
+               make_interval(months => g - 200, secs => g / 7.0),
+               time '00:00' + g * interval '1.23 s',
+               array[g, null, -g],
+               array['a', null, '', repeat('"', g)],
+               array['sad', null]::mood[], array[g / 8.0, 'NaN'], array[g / 3.0, 'Infinity'],
+               array[now()::timestamp, '-infinity'],
                tstzrange('2000-01-01+00', case when g % 3 > 0
                  then timestamptz '2000-01-01+00' + g * interval '1.5 s' end),
                  ('::' || g % 9999)::inet, point(g / 3.0, g),
                g * 1.01, repeat('10', g)::varbit
         from generate_series(1, 400) g
-    """)  # noqa: E501
+    """)
     database.execute("""
         insert into b(id, n, f, r, p, x, d, ts, tz) values
-            ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 1, 'NaN', '-Infinity', 'NaN', 'NaN', 'infinity', '-infinity', 'infinity'),
-            ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12', 2, '-0', 'Infinity', -0.05, '-Infinity', '0044-03-15 BC', '0044-03-15 01:02:03.5 BC',
+            ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 1, 'NaN', '-Infinity', 'NaN', 'NaN',
+             'infinity', '-infinity', 'infinity'),
+            ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12', 2, '-0', 'Infinity', -0.05, '-Infinity',
+             '0044-03-15 BC', '0044-03-15 01:02:03.5 BC',
              '0044-03-15 01:02:03.5+00 BC'),
-            ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a13', 3, 1e300, 1e30, 0, 1e-20, '12345-01-01', '12345-01-01 10:00', '12345-01-01 10:00+00')
-    """)  # noqa: E501
+            ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a13', 3, 1e300, 1e30, 0, 1e-20,
+             '12345-01-01', '12345-01-01 10:00', '12345-01-01 10:00+00')
+    """)
     database.execute(
         "update b set fa = array[[n, 1e-7], [1e15, 2]], a = '[0:1]={1,2}', w = '{{a},{NULL}}' where"
         " n between 1 and 3"

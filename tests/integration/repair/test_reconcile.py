@@ -444,8 +444,9 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, d
     waiting = database.connect(autocommit=True)
     try:
         waiting.pgconn.send_query(
-            b"""with gone as (delete from t where day = '2024-01-05'), added as (insert into t values ('new', '2030-01-01', 1))
-            update t set note = 'unseen' where day = '2024-01-06'"""  # noqa: E501
+            b"""with gone as (delete from t where day = '2024-01-05'),
+              added as (insert into t values ('new', '2030-01-01', 1))
+            update t set note = 'unseen' where day = '2024-01-06'"""
         )
         wait_until(
             database,
@@ -621,7 +622,7 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize("any_postgres", VERSIONS, indirect=True, ids="PostgreSQL {}".format)
-def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, values, lake):  # noqa: F811
+def test_every_type_is_equal_as_copied_and_as_streamed(spark, values, lake):  # noqa: F811
     """No type's text in a checksum depends on how its value came, nor on the server's version."""
     pipeline = make(values, lake)
     pipeline.setup()

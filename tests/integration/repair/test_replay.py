@@ -80,11 +80,12 @@ def job(spark, database, lake):
             insert into keyless values ('b'), ('c'); delete from keyless where v = 'c';
             update own set v = 10 where id = 1; update own set v = 0
               where id = 5; update own set v = 7 where id = 6""",
-        """update t set v = 'later' where id = 2; update t set id = 31 where id = 30; insert into t(id, v) values (3, 'again');
+        """update t set v = 'later' where id = 2; update t set id = 31 where id = 30;
+            insert into t(id, v) values (3, 'again');
             delete from t where id = 21;
             alter table t add column late int default 5; update t set late = 6 where id = 12;
             truncate emptied; insert into emptied values (1, 'after'), (7,
-              'seven'); update emptied set v = 'x' where id = 7""",  # noqa: E501
+              'seven'); update emptied set v = 'x' where id = 7""",
     ]
     for n, step in enumerate(steps):
         for statement in step.split(";"):

@@ -44,11 +44,12 @@ def work(parts):
             time.sleep(0.02)
         yield part
 
-with open_session("test", load_job(PipelineFile.model_validate(document)), "one run at a time") as spark:
+job = load_job(PipelineFile.model_validate(document))
+with open_session("test", job, "one run at a time") as spark:
     (folder / "session").write_text(spark.session_id)
     rows = spark.range(0, 1, 1, 1).mapInArrow(work, "id bigint").collect()
     print(f"done {len(rows)}", flush=True)
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +145,14 @@ from waldelta.spark.session import COMMIT_SETTINGS, open_session
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
-with open_session("test", load_job(PipelineFile.model_validate(json.loads(sys.argv[1]))), "columns") as spark:
+job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))
+with open_session("test", job, "columns") as spark:
     left = [key for key in COMMIT_SETTINGS if spark.conf.get(key, None) is not None]
     print(spark.read.format("delta").load(sys.argv[2]).columns, left, flush=True)
     for key in COMMIT_SETTINGS:
         spark.conf.set(key, "7")
     os._exit(0)
-"""  # noqa: E501
+"""
 
 
 def test_the_next_run_is_given_nothing_of_an_earlier_one(server, database, lake, tmp_path):
@@ -187,16 +189,18 @@ from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
 job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))
-with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo, autocommit=True) as source:
+connect = psycopg.connect
+with open_session("test", job, "resync") as spark, connect(job.conninfo, autocommit=True) as source:
     sync(spark, job)
     source.execute("alter table t add column w text, add column l text[]")
     sync(spark, job, ["public.t"])
-    source.execute("alter table t add column x text default 'd'; insert into t values (1, 'a', 'b', '{c}', 'e')")
+    source.execute("alter table t add column x text default 'd';"
+                   "insert into t values (1, 'a', 'b', '{c}', 'e')")
     source.execute("select pg_logical_emit_message(true, 'p', 'first')")
     consume(spark, job)
     source.execute("select pg_logical_emit_message(true, 'p', 'second')")
     consume(spark, job)
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.soak

@@ -135,7 +135,8 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     assert pipeline.sync(spark, reason=TEXTS[0], run_id=RUN_ID).status == "succeeded"
     insert(database, 100, TEXTS)
     database.execute(
-        f"update {NAME} set {quoted_name(KEY)} = 1000, n = 1 where {quoted_name(KEY)} = 100".encode()  # noqa: E501
+        f"update {NAME} set {quoted_name(KEY)} = 1000, n = 1"
+        f" where {quoted_name(KEY)} = 100".encode()
     )
     database.execute("select pg_logical_emit_message(true, %s, %s)", (TEXTS[0], TEXTS[1]))
     job = pipeline.job(RUN_ID, run_type="scheduled", interval_start=JANUARY, interval_end=FEBRUARY)

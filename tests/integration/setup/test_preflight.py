@@ -176,37 +176,49 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
     "ddl, entry, problem",
     [
         (PLAIN, {"tables": [{"name": "public.absent"}]}, "table public.absent: it does not exist"),
-        (PLAIN, {"tables": [{"name": "public.absent", "where": "id > 1"}]}, "public.absent: it does not exist"),  # noqa: E501
-        (PLAIN, {"tables": [T | {"columns": ["id", "nope"]}]}, "column nope does not exist; it has id, v"),  # noqa: E501
+        (PLAIN, {"tables": [{"name": "public.absent", "where": "id > 1"}]},
+         "public.absent: it does not exist"),
+        (PLAIN, {"tables": [T | {"columns": ["id", "nope"]}]},
+         "column nope does not exist; it has id, v"),
         (PLAIN, {"tables": [T | {"where": "nope = 1"}]}, 'column "nope" does not exist'),
         (PLAIN, {"tables": [T | {"where": "id ="}]}, "can't be read at line 1, column 4"),
         (PLAIN, {"tables": [T | {"where": "id > 1); drop table t; --"}]}, "can't be read at"),
-        (PLAIN, {"tables": [T | {"where": "id > random()"}]}, "PostgreSQL rejects the filter 'id > random()'"),  # noqa: E501
+        (PLAIN, {"tables": [T | {"where": "id > random()"}]},
+         "PostgreSQL rejects the filter 'id > random()'"),
         (PLAIN, {"tables": [T | {"where": "id"}]}, "must be type boolean"),
         (PLAIN, {"tables": [T | {"where": "ctid is not null"}]}, "PostgreSQL rejects the filter"),
         ("create view t as select 1 as id", {"tables": [T]}, "it is a view"),
-        ("create materialized view t as select 1 as id", {"tables": [T]}, "it is a materialized view"),  # noqa: E501
+        ("create materialized view t as select 1 as id", {"tables": [T]},
+         "it is a materialized view"),
         ("create unlogged table t (id int primary key)", {"tables": [T]}, "it is unlogged"),
-        (ROOT, {"tables": [T | {"where": "id > 1"}]}, "counts only when it is published via its root"),  # noqa: E501
+        (ROOT, {"tables": [T | {"where": "id > 1"}]},
+         "counts only when it is published via its root"),
         (
             ROOT + "alter table t1 replica identity full",
             {"tables": [T], "publish_via_partition_root": True},
             "partition public.t1: its replica identity (id, v) differs from the root's (id)",
         ),
-        ('create table t (id int primary key, v int, "V" int)', {"tables": [T]}, "can't keep column 'V' and column 'v' apart"),  # noqa: E501
-        ("create table t (id int primary key, _wd_LSN int)", {"tables": [T]}, "column '_wd_lsn' and a column of waldelta's own"),  # noqa: E501
+        ('create table t (id int primary key, v int, "V" int)', {"tables": [T]},
+         "can't keep column 'V' and column 'v' apart"),
+        ("create table t (id int primary key, _wd_LSN int)", {"tables": [T]},
+         "column '_wd_lsn' and a column of waldelta's own"),
         (PLAIN, {"all_tables": True}, "accept_future_tables: true"),
         (PLAIN, {"schemas": ["public"]}, "accept_future_tables: true"),
-        (NO_KEY, {"all_tables": True, "accept_future_tables": True}, "table public.t: it has no primary key"),  # noqa: E501
-        (NO_KEY, {"schemas": ["public"], "accept_future_tables": True}, "table public.t: it has no primary key"),  # noqa: E501
-        (PLAIN, {"schemas": ["nowhere"], "accept_future_tables": True}, "schema nowhere does not exist"),  # noqa: E501
+        (NO_KEY, {"all_tables": True, "accept_future_tables": True},
+         "table public.t: it has no primary key"),
+        (NO_KEY, {"schemas": ["public"], "accept_future_tables": True},
+         "table public.t: it has no primary key"),
+        (PLAIN, {"schemas": ["nowhere"], "accept_future_tables": True},
+         "schema nowhere does not exist"),
         (
             PLAIN,
-            {"tables": [T | {"columns": ["id"]}], "schemas": ["public"], "accept_future_tables": True},  # noqa: E501
+            {"tables": [T | {"columns": ["id"]}], "schemas": ["public"],
+             "accept_future_tables": True},
             "can't be combined with schemas",
         ),
         (PLAIN, {"manage": False}, "does not exist, and with manage: false"),
-        (PLAIN + "; create publication p for table t", {"tables": [T]}, "wasn't made by this pipeline"),  # noqa: E501
+        (PLAIN + "; create publication p for table t", {"tables": [T]},
+         "wasn't made by this pipeline"),
         (
             PLAIN + "; create publication p for table t;"
             "comment on publication p is 'waldelta pipeline other, definition 0123456789ab'",

@@ -24,7 +24,10 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 PAGE = (Path(__file__).parents[3] / "docs/reference/privileges.md").read_text()
 SETUP, READER, TEMPORARY, FUNCTIONS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 # What whoever hardens a server takes from everybody at once, whichever of it the page names.
-FAMILIES = "^pg_(control_|export_|terminate_|log_standby|xact_status|stat_force|.*(wal|slot|snapshot|advisory|filenode)|.*_size$)"  # noqa: E501
+FAMILIES = (
+    "^pg_(control_|export_|terminate_|log_standby|xact_status|stat_force|"
+    ".*(wal|slot|snapshot|advisory|filenode)|.*_size$)"
+)
 HARDENED = f"""
 do $$
 declare

@@ -30,9 +30,10 @@ create schema "order" authorization {owner};
 create table t (id int primary key, v int, m mood, at timestamptz);
 create table u (id int primary key);
 create table "order"."A" (id int primary key);
-alter table t owner to {owner}; alter table u owner to {owner}; alter table "order"."A" owner to {owner};
+alter table t owner to {owner}; alter table u owner to {owner};
+alter table "order"."A" owner to {owner};
 revoke temporary on database {database} from public
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture

@@ -161,10 +161,11 @@ class TestRows:
         """Quotes, dots, spaces, percent and braces in names are names."""
         table = copying(
             'create schema "sch""ema.%s"',
-            """create table "sch""ema.%s"."ta'ble {x} %(y)s" ("c o.l" int primary key, "c""1" int, "ctid;--" int,"""  # noqa: E501
-            """ "{}" int, "%" int)""",
+            """create table "sch""ema.%s"."ta'ble {x} %(y)s" ("c o.l" int primary key,"""
+            """ "c""1" int, "ctid;--" int, "{}" int, "%" int)""",
             """insert into "sch""ema.%s"."ta'ble {x} %(y)s" values (1, 2, 3, 4, 5)""",
-            """create publication p for table "sch""ema.%s"."ta'ble {x} %(y)s" where ("{}" > 0 and "%" > 0)""",  # noqa: E501
+            """create publication p for table "sch""ema.%s"."ta'ble {x} %(y)s" """
+            """where ("{}" > 0 and "%" > 0)""",
         )
         assert table.rows() == [(1, 2, 3, 4, 5)]
         assert table.read().column_names[:5] == ["c o.l", 'c"1', "ctid;--", "{}", "%"]

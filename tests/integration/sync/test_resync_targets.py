@@ -82,8 +82,8 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
         assert (result.needs_sync, result.not_applied) == (["public.t"], ["public.t"])
         assert result.warnings == [
             (
-                f"{REASON}: {job.pipeline.pipeline}_initial_sync must copy it again, and its changes"  # noqa: E501
-                " wait until then"
+                f"{REASON}: {job.pipeline.pipeline}_initial_sync must copy it again, and its"
+                " changes wait until then"
             )
         ]
         assert status(job) == ("needs_sync", 1)

@@ -63,7 +63,8 @@ def job(database, lake):
         key = "" if table == KEYLESS else "primary key"
         database.execute(f"create table {table} (id int {key}, v text)".encode())
         database.execute(
-            f"insert into {table} select g, repeat('x', 100) from generate_series(1, {ROWS}) g".encode()  # noqa: E501
+            f"insert into {table} select g, repeat('x', 100)"
+            f" from generate_series(1, {ROWS}) g".encode()
         )
     database.execute("create index on keyless (id)")
     database.execute("alter table keyless replica identity full")

@@ -226,7 +226,8 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
     job = bare_slot(database, with_types(database, lake, "double", "variant"))
     sync(spark, job)
     database.execute(
-        """insert into t select g / 4.0, '{"a": 1}' from generate_series(1, 4) g; insert into t select * from t"""  # noqa: E501
+        """insert into t select g / 4.0, '{"a": 1}' from generate_series(1, 4) g;
+        insert into t select * from t"""
     )
     database.execute("insert into t values ('NaN'), (1 / 3.0), (1 / 3.0)")
     consume(spark, job)

@@ -94,9 +94,8 @@ def test_a_store_that_does_not_answer_is_asked_again(reader, said):
 CONFLICTS = {
     "[DELTA_CONCURRENT_TRANSACTION] This error occurs when multiple streaming queries": True,
     "[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected": True,
-    "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of the Delta table has been changed": (  # noqa: E501
-        True
-    ),
+    "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of the Delta table has"
+    " been changed": True,
     "io.delta.exceptions.ConcurrentWriteException: A concurrent transaction has written new data": (
         True
     ),

@@ -14,9 +14,12 @@ from waldelta.quantities import counted
 REPOSITORY = Path(__file__).parents[3]
 # What messages count; a number in front of one of these in the plural goes through counted().
 NOUNS = (
-    "attempts|batches|calls|changes|columns|commits|conditions|copies|deletes|differences|errors|events|expectations|files|"
-    "findings|folders|inserts|keys|levels|messages|minutes|names|numbers|partitions|pipelines|places|positions|problems|"
-    "publications|records|relations|reports|rows|runs|sessions|slots|snapshots|statements|steps|tables|targets|tasks|times|"
+    "attempts|batches|calls|changes|columns|commits|conditions|copies|deletes|differences|errors|"
+    "events|expectations|files|"
+    "findings|folders|inserts|keys|levels|messages|minutes|"
+    "names|numbers|partitions|pipelines|places|positions|problems|"
+    "publications|records|relations|reports|rows|runs|sessions|slots|snapshots|statements|"
+    "steps|tables|targets|tasks|times|"
     "transactions|truncates|updates|values|versions"
 )
 _PLURAL = re.compile(

@@ -19,10 +19,11 @@ SLEEP = "import time; time.sleep(600)"
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+    start_new_session=True)
 print("ready", child.pid, flush=True)
 time.sleep(600)
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture

@@ -24,10 +24,12 @@ UTC = datetime.UTC
         (pa.array([datetime.date(2020, 1, 10)]), ["2020-01-10"]),
         (pa.array(["2020-01-10 10:00:10.5", "2020-01-01 10:00:00"]).cast(pa.timestamp("us")),
          ["2020-01-10 10:00:10.5", "2020-01-01 10:00:00"]),
-        (pa.array([datetime.datetime(2020, 1, 10, 10, 0, 10, tzinfo=UTC)], pa.timestamp("us", "UTC")),  # noqa: E501
+        (pa.array([datetime.datetime(2020, 1, 10, 10, 0, 10, tzinfo=UTC)],
+                  pa.timestamp("us", "UTC")),
          ["2020-01-10 10:00:10+00"]),
         (pa.array([["a", 'b"\\', None], None, []]), ['{"a","b\\"\\\\",NULL}', None, "{}"]),
-        (pa.array([[("k", None), ("l", "v")]], pa.map_(pa.string(), pa.string())), ['"k"=>NULL, "l"=>"v"']),  # noqa: E501
+        (pa.array([[("k", None), ("l", "v")]], pa.map_(pa.string(), pa.string())),
+         ['"k"=>NULL, "l"=>"v"']),
     ],
     ids=lambda v: str(v.type) if isinstance(v, pa.Array) else "",
 )  # fmt: skip

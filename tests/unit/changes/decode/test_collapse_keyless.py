@@ -55,19 +55,24 @@ def net_rows(events, **options) -> list[tuple]:
 @pytest.mark.parametrize(
     ("events", "net"),
     [
-        pytest.param([("I", None, A), ("I", None, A)], [("insert", None, A)] * 2, id="equal rows are rows of their own"),  # noqa: E501
-        pytest.param([("I", None, A), ("D", A, None)], [], id="a row inserted and deleted leaves no trace"),  # noqa: E501
+        pytest.param([("I", None, A), ("I", None, A)], [("insert", None, A)] * 2,
+                     id="equal rows are rows of their own"),
+        pytest.param([("I", None, A), ("D", A, None)], [],
+                     id="a row inserted and deleted leaves no trace"),
         pytest.param([("D", A, None), ("I", None, A)], [("delete", A, None), ("insert", None, A)],
                      id="a delete before the insert takes one of the target's"),
         pytest.param([("I", None, A), ("D", A, None), ("D", A, None)], [("delete", A, None)],
                      id="the second delete takes one of the target's"),
-        pytest.param([("U", A, B), ("U", B, C)], [("update", A, C)], id="updates of one row are one update"),  # noqa: E501
+        pytest.param([("U", A, B), ("U", B, C)], [("update", A, C)],
+                     id="updates of one row are one update"),
         pytest.param([("U", A, A)], [("update", A, A)], id="an update to an equal row"),
         pytest.param([("I", None, A), ("U", A, A), ("U", A, B)], [("insert", None, B)],
                      id="an inserted row is updated twice"),
-        pytest.param([("U", A, B), ("D", B, None), ("D", B, None)], [("delete", A, None), ("delete", B, None)],  # noqa: E501
+        pytest.param([("U", A, B), ("D", B, None), ("D", B, None)],
+                     [("delete", A, None), ("delete", B, None)],
                      id="a delete takes the row that the update left, the next the target's"),
-        pytest.param([("I", None, N), ("D", N, None), ("D", (b"", None), None)], [("delete", (b"", None), None)],  # noqa: E501
+        pytest.param([("I", None, N), ("D", N, None), ("D", (b"", None), None)],
+                     [("delete", (b"", None), None)],
                      id="nulls are equal, and not equal to the empty text"),
     ],
 )  # fmt: skip

@@ -173,7 +173,9 @@ def test_each_column_of_a_key_counts(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "keys", "expected"),
     [
-        (pa.int64(), pa.int16(), False), (pa.decimal128(12, 4), pa.decimal128(10, 2), False), (TEXT, pa.int64(), True),  # noqa: E501
+        (pa.int64(), pa.int16(), False),
+        (pa.decimal128(12, 4), pa.decimal128(10, 2), False),
+        (TEXT, pa.int64(), True),
         (MOMENT, LOCAL, True), (TEXT, pa.large_string(), False),
     ],
     ids=str,

@@ -135,7 +135,9 @@ def test_a_table_that_is_not_small(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "expected"), [(10_000, 1, True), (10_001, 1, False), (10_001, 100_009, False), (10_001, 100_010, True)]  # noqa: E501
+    ("changes", "rows", "expected"),
+    [(10_000, 1, True), (10_001, 1, False),
+     (10_001, 100_009, False), (10_001, 100_010, True)]
 )  # fmt: skip
 def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, expected):
     uri = str(tmp_path)

@@ -362,7 +362,10 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
     """
     for number in range(50):
         write_pipeline(f"p{number:02}")
-    heavy = "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,adbc_driver_postgresql"  # noqa: E501
+    heavy = (
+        "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,"
+        "adbc_driver_postgresql"
+    )
     taken, limit_s = [], 350 * 0.006
     while (
         len(taken) < 4 and min(taken, default=9) >= limit_s
@@ -389,10 +392,14 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
     ("params", "given"),
     [
         ({"action": "retry"}, ["--retry"]),
-        ({"action": "retry", "tables": ["public.a"], "reason": "it is back"}, ["--retry", "--tables=public.a", "--reason=it is back"]),  # noqa: E501
-        ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"}, ["--discard", "--row=0123456789abcdef", "--reason=noise"]),  # noqa: E501
-        ({"action": "accept", "rows": ["0123456789abcdef"], "reason": "known"}, ["--accept", "--row=0123456789abcdef", "--reason=known"]),  # noqa: E501
-        ({"action": "release", "tables": ["public.a", "public.b"], "reason": "known"}, ["--release", "--tables=public.a,public.b", "--reason=known"]),  # noqa: E501
+        ({"action": "retry", "tables": ["public.a"], "reason": "it is back"},
+         ["--retry", "--tables=public.a", "--reason=it is back"]),
+        ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"},
+         ["--discard", "--row=0123456789abcdef", "--reason=noise"]),
+        ({"action": "accept", "rows": ["0123456789abcdef"], "reason": "known"},
+         ["--accept", "--row=0123456789abcdef", "--reason=known"]),
+        ({"action": "release", "tables": ["public.a", "public.b"], "reason": "known"},
+         ["--release", "--tables=public.a,public.b", "--reason=known"]),
     ],
 )  # fmt: skip
 def test_the_quarantine_dag_hands_decisions_on(dags, params, given):

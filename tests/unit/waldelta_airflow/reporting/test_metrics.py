@@ -84,7 +84,8 @@ def test_the_page_lists_every_name():
 
 @pytest.mark.parametrize(
     ("change", "absent"),
-    [({"slot_after": None}, "lag_bytes"), ({"not_applied": ["public.t"]}, "lag_seconds"), ({"as_of": None}, "lag_seconds")],  # noqa: E501
+    [({"slot_after": None}, "lag_bytes"),
+     ({"not_applied": ["public.t"]}, "lag_seconds"), ({"as_of": None}, "lag_seconds")],
 )  # fmt: skip
 def test_what_isn_t_known_isn_t_told(change, absent):
     names = {metric.name for metric in metrics_of("shop", DOCUMENT | change, AT)}

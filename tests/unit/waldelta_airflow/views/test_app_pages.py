@@ -790,7 +790,8 @@ def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
 
 @pytest.mark.parametrize(
     "role, headers, status",
-    [("viewer", OWN, 403), (None, OWN, 404), ("op", {}, 403), ("op", {"sec-fetch-site": "cross-site"}, 403),  # noqa: E501
+    [("viewer", OWN, 403), (None, OWN, 404), ("op", {}, 403),
+     ("op", {"sec-fetch-site": "cross-site"}, 403),
      ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["repair", "repair/public.orders"])

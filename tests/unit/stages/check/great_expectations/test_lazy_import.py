@@ -14,11 +14,12 @@ import_great_expectations(sys.argv[1:])
 unused = ("sqlalchemy", "psycopg2", "pyspark.ml", "scipy.stats._stats_py", "altair.vegalite")
 print([name for name in unused if name in sys.modules])
 import altair, pyspark.ml.feature, scipy.stats, sqlalchemy
-print(sqlalchemy.__name__, altair.Chart.__name__, scipy.stats.norm.cdf(0), pyspark.ml.feature.Bucketizer.__name__)
+bucketizer = pyspark.ml.feature.Bucketizer.__name__
+print(sqlalchemy.__name__, altair.Chart.__name__, scipy.stats.norm.cdf(0), bucketizer)
 import great_expectations as gx
 from great_expectations.compatibility import pyspark as known
 print(gx.expectations.ExpectColumnValuesToBeUnique.__name__, isinstance(known.Bucketizer, type))
-"""  # noqa: E501
+"""
 
 
 def run(*kinds: str) -> list[str]:

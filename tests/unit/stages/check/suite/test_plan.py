@@ -157,8 +157,9 @@ CASES = [
         [],
         [
             (
-                'row filter: not checked, because of its part at line 1, column 2 (near "lower(name) ='  # noqa: E501
-                ' \'x\'::t"): upper and lower case, which depend on the collation (add COLLATE "C" if'  # noqa: E501
+                "row filter: not checked, because of its part at line 1, column 2 (near"
+                " \"lower(name) = 'x'::t\"): upper and lower case, which depend on the collation"
+                ' (add COLLATE "C" if'
                 " that is meant)"
             )
         ],
@@ -169,8 +170,8 @@ CASES = [
         [],
         [
             (
-                "row filter: not checked, because it computes with columns that may hold infinity or"  # noqa: E501
-                " years BC"
+                "row filter: not checked, because it computes with columns that may hold infinity"
+                " or years BC"
             )
         ],
     ),

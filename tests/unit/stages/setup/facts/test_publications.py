@@ -66,8 +66,8 @@ CASES = [
         publication(A, B, schemas=("s",)),
         [
             (
-                'alter publication "p" set table only "public"."B", table only "public"."a" where ((id'  # noqa: E501
-                ' > 5)), tables in schema "s"'
+                'alter publication "p" set table only "public"."B", table only "public"."a" where'
+                ' ((id > 5)), tables in schema "s"'
             )
         ],
     ),
