@@ -161,7 +161,7 @@ def test_other_names_for_columns():
 
 def test_values_kept_elsewhere_need_their_column():
     """Without _wd_raw a null may be NaN or infinity, which the filter may admit."""
-    with pytest.raises(FilterNotTranslatable, match="metadata_columns is off"):
+    with pytest.raises(FilterNotTranslatable, match="metadata_columns: false leaves it out"):
         spark_condition(published_filter("(amount > (10)::numeric)"), COLUMNS, {})
 
 
