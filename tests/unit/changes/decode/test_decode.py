@@ -4,6 +4,8 @@ described by which Relation.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
@@ -14,6 +16,7 @@ from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode
 from waldelta.changes.decode.relation_versions import read_versions
+from waldelta.changes.decode.route import Routing
 from waldelta.errors import DecodeError
 from waldelta.lake.changelog import Snapshot, Stream
 from waldelta.lake.changelog.change_log import landmarks
@@ -295,3 +298,28 @@ def test_rows_of_prepared_transactions_are_counted_by_transaction():
         in_prepared=(PreparedRows(7, inserts=1), PreparedRows(9, inserts=2)),
     )
     assert found.without({7}).in_prepared == (PreparedRows(9, inserts=2),)
+
+
+def test_an_unchanged_value_comes_from_the_whole_old_row():
+    """Of a target with a filter of its own, by REPLICA IDENTITY FULL: a row that enters the target
+    needs no other place for the value.
+    """
+    update = enc.update(T, ["1", enc.UNCHANGED], old=["1", "large"])
+    log = change_log(plain(9, described(), update))
+    plan = replace(
+        plan_of(log),
+        shape=EventShape(2, (0,), toastable=(1,)),
+        routing=Routing((0,), (), "n0 > 0", "p0 > 0"),
+    )
+    rows = (
+        log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS)))
+        .select(CHANGE_COLUMNS)
+        .combine_chunks()
+    )
+    (event,) = [
+        event
+        for part in rows.to_batches()
+        for table in decode(part, plan)
+        for event in table.to_pylist()
+    ]
+    assert (event["c1"], event["u1"]) == (b"large", False)
