@@ -1,9 +1,9 @@
-"""Print every message that the code raises, logs or shows, with its arguments filled in.
+"""Print every string of several words in the code: what it raises, logs or shows.
 
     python tools/messages.py [FOLDER …]
 
-A message is read here as its reader gets it, without the code around it. An argument appears as its
-name in angle brackets.
+A message is read here as its reader gets it, without the code around it. An argument appears by
+name, in angle brackets.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs")
-# What is called with a message: an error that is raised, a log's method, an item of a page.
-_LOGS = ("debug", "info", "warning", "error", "exception")
-_SHOWN = ("Attention", "SlotWarning", "problem", "warning", "HTTPException")
 _FEWEST_WORDS = 3
 
 

@@ -43,7 +43,7 @@ REPLACED = {
     r"is to be|are to be": "must",
 }
 PATTERNS = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): by for words, by in REPLACED.items()}
-_FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
@@ -65,7 +65,7 @@ def words(text: str) -> list[str]:
 
 def prose(text: str) -> str:
     """A page without code blocks, comments and addresses; inline code becomes the word ``code``."""
-    text = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", FENCE.sub("", text), flags=re.DOTALL)
     text = "\n".join(_without_indented_code(text.splitlines()))
     return _CODE.sub("code", _LINK.sub(r"\1", text))
 
@@ -94,7 +94,7 @@ def sentences(text: str) -> Iterator[str]:
 def problems(page: Path) -> Iterator[str]:
     """What a page breaks of the rules, with the place."""
     name, text = page.relative_to(ROOT), page.read_text()
-    for number, line in enumerate(_FENCE.sub(_blank, text).splitlines(), 1):
+    for number, line in enumerate(FENCE.sub(_blank, text).splitlines(), 1):
         if len(line) > MOST_COLUMNS and not _UNBREAKABLE.fullmatch(line):
             yield f"{name}:{number}: {len(line)} columns; at most {MOST_COLUMNS}"
         if line.startswith("|"):
@@ -146,12 +146,14 @@ def main(arguments: Sequence[str]) -> int:
     texts = {page: page.read_text() for page in chosen}
     count = sum(len(words(text)) for text in texts.values())
     ease = reading_ease("\n\n".join(texts.values()))
-    hardest = min(texts, key=lambda page: reading_ease(texts[page]))
-    print(*found, sep="\n")
+    eases = {page: reading_ease(text) for page, text in texts.items()}
+    hardest = min(eases, key=eases.__getitem__)
+    for problem in found:
+        print(problem)
     print(
         f"prose: {len(chosen)} pages, {count:,} words, {len(found)} problems; reading ease"
         f" {ease:.0f} (Flesch; hardest: {hardest.relative_to(ROOT)},"
-        f" {reading_ease(texts[hardest]):.0f})"
+        f" {eases[hardest]:.0f})"
     )
     return 1 if found else 0
 

@@ -10,13 +10,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from waldelta.cli._options import build_parser
+from waldelta.cli._options import RUN_OPTIONS, build_parser
 from waldelta.config import PipelineFile
 from waldelta.config.type_options import TableTypeOptions
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
@@ -169,6 +170,7 @@ def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
 
 
+@cache
 def _verbs() -> dict[str, argparse.ArgumentParser]:
     (verbs,) = (
         action
@@ -178,7 +180,8 @@ def _verbs() -> dict[str, argparse.ArgumentParser]:
     return dict(verbs.choices)
 
 
-_OF_RUN = frozenset({"run_id", "run_type", "interval_start", "interval_end", "result"})
+# The options that every verb has, by the names that argparse gives them.
+_OF_RUN = frozenset(option.removeprefix("--").replace("-", "_") for option in RUN_OPTIONS)
 
 
 def _shared_options() -> list[str]:
@@ -258,13 +261,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail for a stale page")
     is_check = parser.parse_args().check
-    stale = [
-        page for page, text in pages().items() if not page.exists() or page.read_text() != text
-    ]
-    for page in stale:
+    stale = {
+        page: text
+        for page, text in pages().items()
+        if not page.exists() or page.read_text() != text
+    }
+    for page, text in stale.items():
         sys.stdout.write(f"{page.relative_to(DOCS.parent)}\n")
         if not is_check:
-            page.write_text(pages()[page])
+            page.write_text(text)
     return int(is_check and bool(stale))
 
 

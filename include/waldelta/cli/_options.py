@@ -32,7 +32,7 @@ def _moment(text: str) -> datetime:
 _Options = dict[str, dict[str, Any]]
 
 # Airflow's tasks pass these to every verb.
-_RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
+RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "--run-id": {
             "metavar": "ID",
@@ -269,7 +269,7 @@ def build_parser() -> argparse.ArgumentParser:
         of_run = known.add_argument_group("options that Airflow passes")
         for name, details in own.items():
             known.add_argument(name, **details)
-        for name, details in _RUN.items():
+        for name, details in RUN_OPTIONS.items():
             group = interval if interval is not None and name in _INTERVAL else of_run
             group.add_argument(name, **details)
         known.set_defaults(

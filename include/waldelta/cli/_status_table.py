@@ -11,11 +11,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from waldelta.errors import SlotError, SlotLost, SlotMissing
+from waldelta.errors import SlotError
 from waldelta.lake.ledger.quarantine import SKIPPED
 from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.quantities import counted, size
+from waldelta.slot.slot import lost_slot, missing_slot
 
 _WIDTH = 100
 _NEXT = {
@@ -31,11 +32,9 @@ def slot_error(status: Mapping[str, Any]) -> SlotError | None:
     """The error of a slot that is missing or lost; None for any other slot."""
     slot = status["slot"]
     if slot["wal_status"] == "missing":
-        return SlotMissing(
-            f"slot {slot['name']!r} does not exist: run setup the first time, else resync"
-        )
+        return missing_slot(slot["name"])
     if slot["wal_status"] == "lost":
-        return SlotLost(f"slot {slot['name']!r} lost required WAL (wal_status=lost): run resync")
+        return lost_slot(slot["name"], slot["confirmed_flush_lsn"])
     return None
 
 

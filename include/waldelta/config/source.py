@@ -57,7 +57,7 @@ class TableEntry(StrictModel):
 
 
 class Publication(StrictModel):
-    """A publication the slot reads: tables, schemas or everything, and what of them."""
+    """A publication that the slot reads: tables, schemas or everything, and the operations."""
 
     name: str = Field(
         min_length=1,

@@ -155,18 +155,10 @@ def check_health(
     doesn't count as use: the holder of the slot's lock ends it.
     """
     if slot is None:
-        raise SlotMissing(
-            f"slot {name!r} does not exist{f' on the standby {standby}' if standby else ''}: run"
-            " resync; if it was never created, run setup, then the initial sync"
-        )
+        raise missing_slot(name, standby)
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
-        reason = slot.invalidation_reason or "wal_status=lost"
-        raise SlotLost(
-            f"slot {name!r} is lost ({reason}): changes since {slot.confirmed_flush_lsn} are gone;"
-            " run resync, and"
-            f" {_PREVENTIONS.get(reason, 'raise max_slot_wal_keep_size or run more often')}"
-        )
+        raise lost_slot(name, slot.confirmed_flush_lsn, slot.invalidation_reason)
     if two_phase is not None and slot.two_phase != two_phase:
         raise ConfigError(
             f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, but"
@@ -186,6 +178,23 @@ def check_health(
             "stop that reader, or give this pipeline a slot of its own"
         )
     return slot
+
+
+def missing_slot(name: str, standby: str | None = None) -> SlotMissing:
+    """The error of a slot that doesn't exist, on the primary or on this standby."""
+    return SlotMissing(
+        f"slot {name!r} does not exist{f' on the standby {standby}' if standby else ''}: run"
+        " resync; if it was never created, run setup, then the initial sync"
+    )
+
+
+def lost_slot(name: str, confirmed: Lsn | str, invalidation_reason: str | None = None) -> SlotLost:
+    """The error of a slot whose WAL the server removed behind the position ``confirmed``."""
+    reason = invalidation_reason or "wal_status=lost"
+    return SlotLost(
+        f"slot {name!r} is lost ({reason}): changes since {confirmed} are gone; run resync, and"
+        f" {_PREVENTIONS.get(reason, 'raise max_slot_wal_keep_size or run more often')}"
+    )
 
 
 def check_ours(slot: SlotState) -> None:

@@ -9,6 +9,7 @@ import pytest
 from waldelta.cli._options import VERBS, parse
 from waldelta.cli.command_line import main
 from waldelta.decision_options import DECISIONS
+from waldelta.jobs.consume import CONSUME_STAGES
 
 # What Airflow's operator adds to every verb.
 OF_A_RUN = [
@@ -112,3 +113,11 @@ def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told,
     assert result.document["error"]["class"] == "ConfigError"
     with pytest.raises(TaskFailedForGood, match=told):
         result.require()
+
+
+def test_the_help_of_consume_names_its_stages_in_order(capsys):
+    """The names are written out there, since the command line starts without the jobs."""
+    with pytest.raises(SystemExit):
+        parse(["consume", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"run only some of {', '.join(CONSUME_STAGES)} " in shown

@@ -10,6 +10,7 @@ from waldelta.errors import SlotLost, SlotMissing
 SLOT = {
     "name": "shop_cdc",
     "wal_status": "reserved",
+    "confirmed_flush_lsn": "0/2",
     "lag_bytes": 68_000,
     "retained_bytes": 24 << 20,
     "safe_wal_size": 8 << 30,

@@ -127,7 +127,7 @@ MOST_MODULES = 15
 
 
 def layers() -> list[str]:
-    """The packages of the library from the bottom to the top; "" holds the modules beside them.
+    """The packages of the library from the bottom to the top; "" holds the modules next to them.
 
     As docs/explanation/architecture.md shows them.
     """

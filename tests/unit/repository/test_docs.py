@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import waldelta.errors
+from tools import prose
 from waldelta.cli._options import VERBS
 from waldelta.config import PipelineFile, Publication, Source
 from waldelta.config.pipeline_file import Target
@@ -26,15 +27,14 @@ from waldelta.lake.ledger.records import Gap, KeptWindow, Release, Run, SlotMove
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"
 SITE = sorted(ROOT.glob("docs/**/*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *SITE]
+PAGES = prose.pages()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose.FENCE.sub("", page.read_text()), re.MULTILINE)
     plain = (
         re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower())
         for h in headings
@@ -60,7 +60,7 @@ def error_sections() -> dict[str, str]:
 def test_links_resolve(page):
     """Every relative link leads to a file, and to a heading where it names one."""
     dead = []
-    for link in LINK.findall(FENCE.sub("", page.read_text())):
+    for link in LINK.findall(prose.FENCE.sub("", page.read_text())):
         path, _, anchor = link.partition("#")
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -86,7 +86,9 @@ def test_the_site_shows_lists_and_blocks_as_such(page):
     ]
     assert [line for line in lines if re.match(r"(?:[-*]|\d+\.) |```|<div", line)] == []
     # A list that is interrupted begins again with 1.
-    assert html.count("<ol>") == len(re.findall(r"^ *1\. ", FENCE.sub("", text), re.MULTILINE))
+    assert html.count("<ol>") == len(
+        re.findall(r"^ *1\. ", prose.FENCE.sub("", text), re.MULTILINE)
+    )
 
 
 @each_page

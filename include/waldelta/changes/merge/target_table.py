@@ -166,7 +166,7 @@ def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) 
     """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
 
     A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
-    VACUUM treats the file as unknown, whatever it is told to retain.
+    VACUUM treats the file as unknown, whatever its retention is.
     """
     files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
     wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
