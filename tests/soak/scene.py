@@ -128,9 +128,10 @@ class Scene:
 
             self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")
-            # It unpacks a library when it is used first, and never again in a JVM whose disk was
-            # full then.
+            # Each unpacks a library when it is used first. A JVM whose disk was full at that
+            # moment can't use it any more.
             self._spark._jvm.org.xerial.snappy.Snappy.getNativeLibraryVersion()
+            self._spark._jvm.com.github.luben.zstd.util.Native.load()
         return self._spark
 
     def use(self, spark: Any) -> None:
