@@ -3,6 +3,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Where the environment forbids caches of bytecode, every process would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTHON := $(BIN)/python
