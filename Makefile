@@ -73,10 +73,11 @@ type: setup ## types alone
 .PHONY: test
 test: setup ## all tests but those of make soak
 ifeq ($(ARGS),)
-	@mkdir -p .waldelta; failed=0; ( $(PYTEST) -m "not soak" tests/e2e ) > .waldelta/e2e.log 2>&1 & e2e=$$!; \
-	  trap 'kill $$e2e 2>/dev/null || true' EXIT; echo "tests/e2e run beside the others; their output comes at the end (.waldelta/e2e.log)"; \
-	  ( $(PYTEST) -n 2 --dist loadfile -m "not soak" tests/integration tests/unit ) || failed=1; \
-	  wait $$e2e || failed=1; cat .waldelta/e2e.log; exit $$failed
+	@mkdir -p .waldelta; failed=0; log=.waldelta/tests-without-spark.log; \
+	  ( $(PYTEST) -m "not soak and (e2e or not spark)" tests/integration tests/e2e ) > $$log 2>&1 & beside=$$!; \
+	  trap 'kill $$beside 2>/dev/null || true' EXIT; echo "tests/e2e and what needs no Spark session run beside the others; their output comes at the end ($$log)"; \
+	  ( $(PYTEST) -n 2 --dist loadfile -m "not soak and (unit or spark)" tests/integration tests/unit ) || failed=1; \
+	  wait $$beside || failed=1; cat $$log; exit $$failed
 else
 	@$(PYTEST) $(ARGS)
 endif

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import great_expectations as gx
 import pandas as pd
 import pytest
-
-import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
 
 
 @pytest.mark.parametrize(("most", "success"), [(3, True), (2, False)])
@@ -14,6 +11,11 @@ def test_an_answer_about_quantiles_can_be_written(most, success):
     """Its checkpoint does so, in this version of NumPy and Great Expectations, with what the
     expectation answers.
     """
+    # Not above: each process that collects the tests would import them, for seconds.
+    import great_expectations as gx
+
+    import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
+
     context = gx.get_context(mode="ephemeral")
     asset = context.data_sources.add_pandas("p").add_dataframe_asset("a")
     data = asset.add_batch_definition_whole_dataframe("b")

@@ -62,7 +62,7 @@ def test_an_orphan_is_found_by_its_mark(launch, tmp_path):
     psutil.Process(part.pid).kill()
     wait_until(lambda: not part.alive, "its end", 10)
     assert [p.pid for p in marked(tmp_path)] == [int(part.log_tail().split()[1])]
-    end(marked(tmp_path))
+    end(marked(tmp_path), grace_s=0.5)
     assert marked(tmp_path) == []
 
 
