@@ -58,10 +58,17 @@ def shop(stack: Stack, mails: list[EmailMessage]) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def submitted_shop(stack: Stack) -> Iterator[Shop]:
-    """Jobs go through spark-submit, one application per run."""
+    """After the copy, jobs go through spark-submit, one application per run."""
     with stack.client() as client:
         client.set_connection("submit", "spark", host="local[2]")
-    yield from make_shop(stack, "submitted", "submit")
+    for made in make_shop(stack, "submitted", "waldelta_spark"):
+        # Each task reads the pipeline file when it runs.
+        file = stack.pipelines / "submitted.yml"
+        file.write_text(
+            file.read_text().replace("spark_conn_id: waldelta_spark", "spark_conn_id: submit")
+        )
+        have_parsed(stack)
+        yield made
 
 
 def test_the_initial_sync_copies_what_the_publication_publishes(shop):

@@ -35,7 +35,7 @@ def demo(stack):
     stack.add_source(CONN_ID, "flights")
     stack.create_pools()
     have_parsed(stack)
-    yield Demo(stack, Console(file=io.StringIO(), width=250), flights=3000, slices=2)
+    yield Demo(stack, Console(file=io.StringIO(), width=250), flights=3000, slices=1)
     (stack.pipelines / name).unlink()
     shutil.rmtree(suites)
     shutil.rmtree(stack.folder / "lake" / "demo", ignore_errors=True)

@@ -123,7 +123,7 @@ def test_every_mode_holds_what_the_source_has_and_had(
             workload.transaction()
         sync(spark, job)
         sampled = {}
-        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 2)):
+        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
             for _ in range(4):
                 for _ in range(10):
                     workload.transaction()
