@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import IncompleteRow
+from waldelta.lake.ledger import IncompleteRow, Ledger
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.monitoring.decisions import read_decided
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
@@ -66,7 +65,7 @@ class Value:
 def quarantine_page(
     base: str,
     pipeline: PipelineFile,
-    lake: Bookkeeping,
+    ledger: Ledger,
     chosen: Chosen,
     button: Button,
     *,
@@ -77,8 +76,8 @@ def quarantine_page(
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
-    generations = target_generations(lake.ledger)
-    keys = open_keys(lake, generations)
+    generations = target_generations(ledger)
+    keys = open_keys(ledger, generations)
     reason = pc.fill_null(keys["reason"], "")
     for folder in server_folders():  # An address contains the reason too.
         reason = pc.replace_substring(reason, folder, "")
@@ -86,8 +85,8 @@ def quarantine_page(
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)
     turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
-    shown = read_open(lake, listed.slice(turn.first, _ROWS_PER_PAGE))
-    decided = read_decided(lake)
+    shown = read_open(ledger, listed.slice(turn.first, _ROWS_PER_PAGE))
+    decided = read_decided(ledger)
     name = pipeline.pipeline
     return render(
         "quarantine.html",
@@ -98,7 +97,7 @@ def quarantine_page(
         values={row.id: list(_values(row, _IN_LIST)) for row in shown} if shows_values else {},
         messages=[
             (message, *_dump(message.sent))
-            for message in open_messages(lake.ledger, pipeline.source.slot)
+            for message in open_messages(ledger, pipeline.source.slot)
         ],
         turn=turn,
         chosen=chosen,
@@ -111,7 +110,7 @@ def quarantine_page(
         is_under_way=button.dag.is_under_way,
         shows_values=shows_values,
         permission=(pipeline.row_values, cdc_dag(name)),
-        stopped=read_stopped(pipeline, lake),
+        stopped=read_stopped(pipeline, ledger),
     )
 
 
@@ -131,9 +130,9 @@ def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
     return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
 
 
-def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) -> str | None:
+def row_page(base: str, pipeline: PipelineFile, ledger: Ledger, row_id: str) -> str | None:
     """Returns one quarantined row's page with its values, messages and decisions, or None."""
-    row = read_by_id(lake, row_id)
+    row = read_by_id(ledger, row_id)
     if row is None:
         return None
     return render(
@@ -142,8 +141,8 @@ def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) 
         name=pipeline.pipeline,
         here="quarantine",
         row=row,
-        since=read_since(lake, row),
-        is_past=target_generations(lake.ledger).get(row.table_name) != row.generation,
+        since=read_since(ledger, row),
+        is_past=target_generations(ledger).get(row.table_name) != row.generation,
         values=list(_values(row, _ON_PAGE)),
         messages=[(message, *_dump(message)) for message in row.messages or ()],
     )

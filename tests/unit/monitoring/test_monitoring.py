@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run
-from waldelta.lake import bookkeeping_uri
+from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run, write_earlier
 from waldelta.lake.ledger import (
     ColumnState,
     IncompleteRow,
@@ -30,7 +29,6 @@ from waldelta.lake.ledger.expectation_results import (
     prune_expectation_results,
 )
 from waldelta.lake.ledger.records import Run, SlotReading
-from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring import read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.check_results import (
     expectations_map,
@@ -39,7 +37,6 @@ from waldelta.monitoring.check_results import (
     read_latest_checks,
     tables_map,
 )
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import count_open, open_keys, read_of_run, read_open
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
 from waldelta.monitoring.table_list import Operations, read_changed, read_tables
@@ -49,7 +46,7 @@ from waldelta.pipeline.run_result import TableResult
 
 @pytest.fixture
 def book(lake):
-    return Bookkeeping(lake)
+    return Ledger(lake)
 
 
 def test_a_lake_that_isnt_there_is_empty(book):
@@ -71,7 +68,7 @@ def test_runs_are_one_line_each(book):
         replace(run("one", minutes(3)), verb="maintain", as_of=None),
         run("two", minutes(8), "failed"),
     ):
-        book.ledger.append(event)
+        book.append(event)
     lines = read_runs(book)
     assert [(r.run_id, r.verb, r.status) for r in lines] == [
         ("two", "consume", "failed"),
@@ -88,7 +85,7 @@ def test_lag_counts_from_the_last_run_that_was_applied(book):
     nothing.
     """
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
-        book.ledger.append(event)
+        book.append(event)
     assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [
         ("a", None),
         ("b", 420.0),
@@ -119,34 +116,18 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     """Without the columns that runs record today the lag is reckoned from the run's events; bytes
     aren't known.
     """
-    fields = [
-        f
-        for f in Run.schema
-        if f.name
-        not in (
-            "as_of",
-            "lag_before_bytes",
-            "lag_bytes",
-            "retained_bytes",
-            "wal_status",
-            "applied",
-            "targets",
-        )
+    lacking = [
+        "as_of",
+        "lag_before_bytes",
+        "lag_bytes",
+        "retained_bytes",
+        "wal_status",
+        "applied",
+        "targets",
     ]
-    old = {
-        "run_id": "old",
-        "verb": "consume",
-        "run_type": "scheduled",
-        "changes": 1,
-        "seconds": 60.0,
-        "result": "{}",
-    }
-    LedgerTable(bookkeeping_uri(book.root, "runs"), pa.schema(fields)).extend(
-        [
-            old | {"at": minutes(1), "status": "running"},
-            old | {"at": minutes(4), "status": "succeeded", "seconds": 120.0, "end_lsn": 7},
-        ]
-    )
+    old = Run(minutes(1), "old", "consume", "running", "scheduled", changes=1, seconds=60.0)
+    ended = replace(old, at=minutes(4), status="succeeded", seconds=120.0, end_lsn=7)
+    write_earlier(book.root, [old, ended], lacking)
     (line,) = read_runs(book)
     assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (
         minutes(0),
@@ -155,7 +136,7 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
         None,
     )
     assert read_run(book, "consume", "old").stages == ()
-    book.ledger.append(run("new", minutes(9)))
+    book.append(run("new", minutes(9)))
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
 
@@ -235,7 +216,7 @@ CHANGED = [
 def test_what_runs_did_by_table(book, rows, expected):
     """Each change once, whatever became of its run."""
     for row in rows:
-        book.ledger.append(row)
+        book.append(row)
     found = {name: done.operations for name, done in read_changed(book, minutes(0)).items()}
     assert found == {f"public.{name}": Operations(*counts) for name, counts in expected.items()}
 
@@ -244,11 +225,9 @@ def test_the_latest_change_of_a_table(book):
     """By its commit on the source where that is known, with the run that brought it and the version
     that run wrote.
     """
-    book.ledger.append(
-        run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0)))
-    )
+    book.append(run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0))))
     skipped = [TargetCut("public.a", 1, 3, skipped=2)]
-    book.ledger.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
+    book.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
     changed = read_changed(book, minutes(0))
     assert [(changed[f"public.{name}"].at, changed[f"public.{name}"].run_id) for name in "abc"] == [
         (minutes(6), "two"), (minutes(-2), "one"), (minutes(3), "two"),
@@ -291,7 +270,7 @@ def test_what_a_table_holds_and_where(book):
         columns=columns,
         row_filter="id > 0",
     )
-    book.ledger.append(state)
+    book.append(state)
     before = read_table_details(book, "public.orders")
     assert (before.key, before.rows, before.bytes) == (("id",), None, None)
     uri = f"{book.root}/public/orders"
@@ -319,11 +298,11 @@ def test_tables_say_up_to_when_they_are_complete(book):
     comes first.
     """
     for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync")):
-        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
+        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     stuck = json.dumps({"not_applied": ["public.b"]})
-    book.ledger.append(run("fine", minutes(2)))
-    book.ledger.append(run("stuck", minutes(7), "failed", result=stuck))
-    book.ledger.append(run("again", minutes(12), "failed", result=stuck))
+    book.append(run("fine", minutes(2)))
+    book.append(run("stuck", minutes(7), "failed", result=stuck))
+    book.append(run("again", minutes(12), "failed", result=stuck))
     lines = read_tables(book, read_runs(book), {}, {})
     assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
         ("public.b", "behind", minutes(0)),
@@ -335,12 +314,12 @@ def test_tables_say_up_to_when_they_are_complete(book):
 def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
     """Spark couldn't be reached: its changes have landed, and are in no target."""
     for name in "ab":
-        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
     stuck = json.dumps({"not_applied": ["public.b"]})
-    book.ledger.append(run("fine", minutes(2)))
-    book.ledger.append(run("no spark", minutes(7), "failed", applied=None))
-    book.ledger.append(run("stuck", minutes(12), "failed", result=stuck))
-    book.ledger.append(run("no spark again", minutes(17), "failed", applied=None))
+    book.append(run("fine", minutes(2)))
+    book.append(run("no spark", minutes(7), "failed", applied=None))
+    book.append(run("stuck", minutes(12), "failed", result=stuck))
+    book.append(run("no spark again", minutes(17), "failed", applied=None))
     lines = read_tables(book, read_runs(book), {}, {})
     assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
         ("public.b", "behind", minutes(0)),
@@ -350,10 +329,10 @@ def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
 
 def test_a_table_says_what_its_target_keeps(book):
     """Of a mirror there is nothing to say; a later state counts."""
-    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
-    book.ledger.append(TableState(minutes(-8), "sync", "public.b", 1, "synced"))
-    book.ledger.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
-    book.ledger.append(TableState(minutes(-6), "sync", "public.c", 1, "synced", copy_skipped=True))
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.append(TableState(minutes(-8), "sync", "public.b", 1, "synced"))
+    book.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
+    book.append(TableState(minutes(-6), "sync", "public.c", 1, "synced", copy_skipped=True))
     lines = read_tables(book, [], {}, {})
     assert [(line.table_name, line.kind) for line in lines] == [
         ("public.a", ""),
@@ -366,13 +345,13 @@ def test_a_run_that_read_nothing_brings_no_table_further(book):
     """The source couldn't be reached: that is nothing any table is behind by, and none is complete
     up to then.
     """
-    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
-    book.ledger.append(run("fine", minutes(2)))
-    book.ledger.append(run("down", minutes(7), "failed"))
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.append(run("fine", minutes(2)))
+    book.append(run("down", minutes(7), "failed"))
     (line,) = read_tables(book, read_runs(book), {}, {})
     assert (line.status, line.complete_upto) == ("synced", minutes(0))
     # By hand, or with a landing that somebody has marked as done.
-    book.ledger.append(run("apply alone", minutes(12), as_of=None))
+    book.append(run("apply alone", minutes(12), as_of=None))
     (line,) = read_tables(book, read_runs(book), {}, {})
     assert (line.complete_upto, brought_up_to(read_runs(book))) == (minutes(0), minutes(0))
     (line,) = read_tables(book, read_runs(book), {}, {}, idle_checked_at=minutes(30))
@@ -775,4 +754,4 @@ def test_rows_that_targets_lack(book):
     assert count_open(book, generations) == Quarantine(book.root).open_counts(generations)
     first, count = read_of_run(book, "r", 2)
     assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
-    assert count_open(Bookkeeping(book.root + "x"), generations) == {}
+    assert count_open(Ledger(book.root + "x"), generations) == {}

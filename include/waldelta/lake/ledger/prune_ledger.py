@@ -37,12 +37,12 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
     ``first_batch`` is the lowest batch that the change log still has.
     """
     return (
-        ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest, first_batch))
-        + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
-        + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
-        + ledger.prune(Run, lambda rows: keep_newest(rows, oldest))
-        + ledger.prune(Gap, lambda rows: keep_gaps(rows, oldest))
-        + ledger.prune(KeptWindow, lambda rows: keep_newest(rows, oldest))
+        ledger.table(SlotMove).prune(lambda rows: keep_moves(rows, oldest, first_batch))
+        + ledger.table(TableState).prune(lambda rows: keep_states(rows, oldest))
+        + ledger.table(BatchCut).prune(lambda rows: keep_cuts(rows, oldest, first_batch))
+        + ledger.table(Run).prune(lambda rows: keep_newest(rows, oldest))
+        + ledger.table(Gap).prune(lambda rows: keep_gaps(rows, oldest))
+        + ledger.table(KeptWindow).prune(lambda rows: keep_newest(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
         + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)

@@ -32,10 +32,9 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import UTC_TIME
 from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import LedgerTable, in_order, of_tables
-from waldelta.lake.storage import bookkeeping_uri
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
 COMPLETED, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
@@ -68,19 +67,8 @@ class SentMessage:
     raw: bytes | None = None
 
 
-_MESSAGE = pa.struct(
-    [
-        ("batch", pa.int64()),
-        ("seq", pa.int64()),
-        ("lsn", pa.int64()),
-        ("xid", pa.int64()),
-        ("raw", pa.binary()),
-    ]
-)
-
-
 @dataclass(frozen=True, slots=True)
-class IncompleteRow:
+class IncompleteRow(LedgerRow):
     """A row that arrived without the values of ``columns``, or whose values fail an expectation.
 
     The expectation has ``gate: quarantine`` and is named in ``reason``. ``outdated``: the target
@@ -94,8 +82,6 @@ class IncompleteRow:
     or discarded it.
     """
 
-    at: datetime
-    run_id: str
     # For rows: quarantined, reread, resolved, accepted, discarded; for messages: unreadable,
     # skipped, resolved
     status: str
@@ -113,25 +99,6 @@ class IncompleteRow:
     outdated: bool | None = None
 
     table: ClassVar[str] = "quarantine"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("status", pa.string()),
-            ("table_name", pa.string()),
-            ("generation", pa.int64()),
-            ("batch", pa.int64()),
-            ("key", pa.string()),
-            ("columns", pa.list_(pa.string())),
-            ("sent", pa.string()),
-            ("lsn", pa.int64()),
-            ("commit_ts", UTC_TIME),
-            ("reason", pa.string()),
-            ("messages", pa.list_(_MESSAGE)),
-            ("by", pa.string()),
-            ("outdated", pa.bool_()),
-        ]
-    )
 
     @property
     def id(self) -> str:
@@ -142,7 +109,8 @@ class IncompleteRow:
         """
         if (message := message_of(self.key)) is not None:
             return message
-        return row_id_of(self.table_name, self.generation, self.batch, self.lsn, self.key)
+        named = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
+        return hashlib.sha256(named.encode()).hexdigest()[:ID_LETTERS]
 
     @property
     def is_kept_out(self) -> bool:
@@ -168,10 +136,8 @@ def message_of(key: str) -> str | None:
     return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
 
 
-def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
-    """Return an IncompleteRow's ``id``."""
-    told = f"{table_name}\n{generation}\n{batch}\n{lsn}\n{key}"
-    return hashlib.sha256(told.encode()).hexdigest()[:ID_LETTERS]
+# The columns to read for a row's id, and when and by whom it was written.
+OF_ID = ("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +170,8 @@ class Quarantine:
     """
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
-        self.uri = bookkeeping_uri(root, IncompleteRow.table)
-        self._table = LedgerTable(self.uri, IncompleteRow.schema, storage_options)
+        self._table = LedgerTable(IncompleteRow, root, storage_options)
+        self.uri = self._table.uri
         self._log = DeltaLog(self.uri, storage_options)
         self._outline: tuple[int, pa.Table] | None = None
 
@@ -215,11 +181,8 @@ class Quarantine:
         """Return the rows of one copy of a table, or those of these keys, oldest first."""
         chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
         if keys is None:
-            return self._read(chosen)
-        found = self._table.scan(
-            IncompleteRow.schema.names, chosen=chosen & pc.field("key").isin(list(keys)), kept=False
-        )
-        return [as_row(values) for values in found.to_pylist()]
+            return self._table.read(chosen)
+        return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
         """Return the rows of one copy of a table in short, oldest first.
@@ -250,7 +213,9 @@ class Quarantine:
 
         The rows are sorted by table and time.
         """
-        held = [row for row in self._read() if generations.get(row.table_name) == row.generation]
+        held = [
+            row for row in self._table.read() if generations.get(row.table_name) == row.generation
+        ]
         latest = {(row.table_name, row.key): row for row in held}
         rows = [row for row in latest.values() if row.status == QUARANTINED]
         return sorted(rows, key=lambda row: (row.table_name, row.at))
@@ -301,17 +266,16 @@ class Quarantine:
 
         The decision may be in the row's generation or the next.
         """
-        names = ["run_id", "status", "table_name", "generation", "batch", "lsn", "key"]
-        rows = self._table.scan(names, kept=False).to_pylist()
+        rows = self._table.read(columns=OF_ID, kept=False)
         decided = {
-            (r["table_name"], r["key"])
-            for r in rows
-            if (r["run_id"], r["status"]) == (run_id, status)
+            (row.table_name, row.key)
+            for row in rows
+            if (row.run_id, row.status) == (run_id, status)
         }
         return {
-            row_id_of(r["table_name"], r["generation"], r["batch"], r["lsn"], r["key"])
-            for r in rows
-            if r["status"] == QUARANTINED and (r["table_name"], r["key"]) in decided
+            row.id
+            for row in rows
+            if row.status == QUARANTINED and (row.table_name, row.key) in decided
         }
 
     def lacking(
@@ -382,7 +346,7 @@ class Quarantine:
             keys := self._table.scan(["key"], chosen=chosen, kept=False)["key"].unique().to_pylist()
         ):
             return []
-        return self._read(pc.field("key").isin(keys))
+        return self._table.read(pc.field("key").isin(keys))
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest``, except those of keys that targets lack; returns how
@@ -390,18 +354,7 @@ class Quarantine:
 
         The table is compacted into one file.
         """
-        return self._table.prune(lambda rows: _keep([as_row(row) for row in rows], oldest))
-
-    def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
-        return [as_row(values) for values in self._table.read(chosen)]
-
-
-def as_row(values: dict[str, Any]) -> IncompleteRow:
-    """Return a row as it was read; rows of an earlier version's table lack newer columns."""
-    messages = values.get("messages")
-    return IncompleteRow(
-        **values | {"messages": messages and [SentMessage(**message) for message in messages]}
-    )
+        return self._table.prune(lambda rows: _keep(rows, oldest))
 
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:

@@ -46,7 +46,7 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     }
     (found,) = kept.of_run("r2")
     assert (found.status, found.differences, found.left_out) == ("repaired", [odd], ["w"])
-    assert kept.history(now() - timedelta(days=1)).num_rows == 3
+    assert len(kept.history(now() - timedelta(days=1))) == 3
     assert kept.prune(now() - timedelta(days=30)) == 1
     assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {
         "public.t": "repaired"
@@ -142,7 +142,7 @@ def test_the_last_answer_of_each_table_is_kept(tmp_path):
         "public.t": "different", "public.u": "equal", "public.v": "failed", "public.w": "equal",
         "public.x": "equal",
     }  # fmt: skip
-    assert kept.history().num_rows == 8
+    assert len(kept.history()) == 8
 
 
 def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
@@ -159,10 +159,10 @@ def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
         "public.v": ("r3", "not compared"),
     }
     assert latest["public.t"].differences == [odd]
-    _, attempts = last_answers(kept.history().to_pylist())
-    assert {name: said["reason"] for name, said in attempts.items()} == {"public.t": "gone"}
+    _, attempts = last_answers(kept.history())
+    assert {name: said.reason for name, said in attempts.items()} == {"public.t": "gone"}
     kept.add([row("r4")])
-    assert (kept.latest()["public.t"].status, last_answers(kept.history().to_pylist())[1]) == (
+    assert (kept.latest()["public.t"].status, last_answers(kept.history())[1]) == (
         "equal",
         {},
     )

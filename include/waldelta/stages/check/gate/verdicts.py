@@ -22,7 +22,6 @@ from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
     append_expectation_results,
-    expectations_table,
 )
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import of_tables
@@ -66,14 +65,12 @@ def judged_by_gates(tables: Collection[str]) -> pc.Expression:
 
 def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
     """Returns the latest gate results of these tables that are not met or couldn't be evaluated."""
-    told = expectations_table(job.pipeline.target.root, job.storage_options)
-    rows = told.scan(ExpectationResult.schema.names, chosen=judged_by_gates(tables)).to_pylist()
     last = {
-        (row["table_name"], row["meaning"]): row
-        for row in rows
-        if row["meaning"].startswith((STOP, QUARANTINE))
+        (row.table_name, row.meaning): row
+        for row in job.ledger.table(ExpectationResult).read(judged_by_gates(tables))
+        if row.meaning.startswith((STOP, QUARANTINE))
     }
-    return [ExpectationResult(**row) for row in last.values() if not row["success"]]
+    return [row for row in last.values() if not row.success]
 
 
 def _keeping(
