@@ -29,7 +29,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
+from waldelta.lake.ledger.expectation_results import ExpectationResult, keep_results
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import Run, now
@@ -255,7 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_aside(root, asked.tables, asked.quarantined, now())
         if not asked.uncompacted:
             Ledger(root).table(Run).prune(lambda rows: [True] * len(rows))
-            prune_expectation_results(root, now() - EVERY * asked.runs * 2)
+            Ledger(root).table(ExpectationResult).prune(
+                lambda rows: keep_results(rows, now() - EVERY * asked.runs * 2)
+            )
         table = Table(
             "page",
             "kB",

@@ -26,7 +26,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, SlotReading
 from waldelta.lsn import Lsn
@@ -314,7 +314,7 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     )
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)
-    append_expectation_results(root, lake.results)
+    Ledger(root).append_all(lake.results)
     Reconciliations(root).add(lake.found)
     if tale.name == "orders":
         _befall_orders(pipeline, ledger, lake)

@@ -24,7 +24,6 @@ from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
     recorded_unknown,
 )
 from waldelta.lake.ledger.quarantine import COMPLETED, QUARANTINED, RESOLVED, SentMessage
@@ -303,8 +302,7 @@ def test_a_discarded_row(spark, database, job):
     quarantine_rows(spark, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     root = job.pipeline.target.root
-    append_expectation_results(
-        root,
+    Ledger(root).append_all(
         [
             ExpectationResult(
                 now(),

@@ -27,11 +27,10 @@ from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.seeds import is_long
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger import IncompleteRow, Quarantine
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
 )
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED
 from waldelta.lake.ledger.reconciliations import Reconciliations
@@ -742,7 +741,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     counted = ExpectationResult(
         now(), "r", "public.t", ALL_VALUES_KNOWN, "m", "warning", "pipeline", False, None, None, 1
     )
-    append_expectation_results(pipeline.file.target.root, [counted])
+    Ledger(pipeline.file.target.root).append_all([counted])
     row = reconcile(spark, pipeline, "repair", repair=True)["t"]
     assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
     # What a check had counted is told anew.

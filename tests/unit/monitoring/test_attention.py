@@ -17,7 +17,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
 from waldelta.monitoring import read_glance
@@ -60,7 +60,7 @@ def test_what_deserves_attention(book):
             result=why,
         )
     )
-    append_expectation_results(book.root, [result(minutes(2), "r", "public.a", False)])
+    book.append_all([result(minutes(2), "r", "public.a", False)])
     Quarantine(book.root).add(
         [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])]
     )
@@ -114,9 +114,7 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     """
     for name in "abcd":
         book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
-    append_expectation_results(
-        book.root, [result(minutes(-5000), "r", "public.a", False, "warning")]
-    )
+    book.append_all([result(minutes(-5000), "r", "public.a", False, "warning")])
     why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
     night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
     for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
@@ -378,20 +376,16 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
     """
     for name in "ab":
         book.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
-    append_expectation_results(
-        book.root, [result(minutes(-8), "s", f"public.{name}") for name in "ab"]
-    )
+    book.append_all([result(minutes(-8), "s", f"public.{name}") for name in "ab"])
     for event in (
         run("one", minutes(2), "failed", targets=did(2, a=(1, 0, 0))),
         run("two", minutes(7), targets=did(3, b=(1, 0, 0))),
     ):
         book.append(event)
-    append_expectation_results(
-        book.root, [replace(result(minutes(7), "two", "public.b"), version=3)]
-    )
+    book.append_all([replace(result(minutes(7), "two", "public.b"), version=3)])
     for row in since:
         if isinstance(row, ExpectationResult):
-            append_expectation_results(book.root, [row])
+            book.append_all([row])
         else:
             book.append(row)
 

@@ -25,8 +25,8 @@ from waldelta.lake.ledger.expectation_results import (
     CAN_BE_JUDGED,
     IS_FRESH,
     REFERENCES_HOLD,
-    append_expectation_results,
-    prune_expectation_results,
+    ExpectationResult,
+    keep_results,
 )
 from waldelta.lake.ledger.records import Run, SlotReading
 from waldelta.monitoring import read_glance, read_run, read_runs, read_table_details
@@ -245,9 +245,7 @@ def test_the_latest_change_of_a_table(book):
 def test_columns_of_a_heat_map_are_told_apart(book, seconds, shown):
     """By seconds where two runs checked within one minute, and by their days."""
     at = [minutes(n / 60) for n in seconds]
-    append_expectation_results(
-        book.root, [result(one, f"r{n}", "public.a") for n, one in enumerate(at)]
-    )
+    book.append_all([result(one, f"r{n}", "public.a") for n, one in enumerate(at)])
     heat = tables_map(book, minutes(9), 10)
     assert (heat.shows_seconds, {run.day for run in heat.runs}) == (shown, {NOON.date()})
 
@@ -369,7 +367,7 @@ CHECKS = [
 @pytest.mark.parametrize("verdict, found", CHECKS, ids=[c[0] for c in CHECKS])
 def test_the_worst_finding_is_the_verdict(book, verdict, found):
     rows = [result(minutes(1), "r", "public.a", *outcome) for outcome in found]
-    append_expectation_results(book.root, rows)
+    book.append_all(rows)
     (check,) = read_checks(book, None)
     assert (check.verdict, check.expectations) == (verdict, len(found))
 
@@ -378,15 +376,14 @@ def test_heat_maps(book):
     """Tables by runs and one table's expectations by runs; the newest run last, the worst row
     first.
     """
-    append_expectation_results(
-        book.root,
+    book.append_all(
         [
             result(minutes(1), "one", "public.a"),
             replace(result(minutes(1), "one", "public.b"), not_checked=["gone"]),
         ],
     )
     missed = result(minutes(6), "two", "public.b", False, count=3)
-    append_expectation_results(book.root, [replace(missed, not_checked=["unique key: none"])])
+    book.append_all([replace(missed, not_checked=["unique key: none"])])
     heat = tables_map(book, minutes(9), 10)
     assert [r.run_id for r in heat.runs] == ["one", "two"]
     verdicts = {name: [c and c.verdict for c in cells] for name, cells in heat.rows}
@@ -404,8 +401,7 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
     """The runs of the heat map may all be newer, or may have judged only a part of what is expected
     of a table.
     """
-    append_expectation_results(
-        book.root,
+    book.append_all(
         [
             result(minutes(-20_000), "old", "public.old", False),
             result(minutes(-20_000), "old", "public.warned", False, "warning"),
@@ -414,10 +410,8 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
             result(minutes(-20_000), "old", "public.gone", False),
         ],
     )
-    append_expectation_results(
-        book.root, [replace(reference(minutes(1), True), table_name="public.partly")]
-    )
-    append_expectation_results(book.root, [result(minutes(2), "new", "public.new", False)])
+    book.append_all([replace(reference(minutes(1), True), table_name="public.partly")])
+    book.append_all([result(minutes(2), "new", "public.new", False)])
     fed = [f"public.{name}" for name in ("old", "warned", "fine", "partly", "new", "never")]
     heat = tables_map(book, minutes(9), 2)
     assert [name for name, _ in heat.rows] == ["public.new", "public.partly"]
@@ -531,7 +525,7 @@ LATEST_CHECKS = [
 def test_the_last_word_on_each_expectation_counts(book, rows, counts):
     """Checks, maintenance and gates each judge a part of what is expected of a table."""
     for _, of_one_check in groupby(rows, attrgetter("at")):
-        append_expectation_results(book.root, list(of_one_check))
+        book.append_all(list(of_one_check))
     check = read_latest_checks(book, None)["public.a"]
     assert (check.expectations, check.failed, check.warnings) == counts
 
@@ -581,11 +575,11 @@ def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
     than the days that are read.
     """
     for _, of_one_check in groupby(rows, attrgetter("at")):
-        append_expectation_results(book.root, list(of_one_check))
+        book.append_all(list(of_one_check))
     for since in (None, minutes(1.5)):
         check = read_latest_checks(book, since, ["public.a"])["public.a"]
         assert (check.expectations, check.failed, check.unknown) == counts
-    prune_expectation_results(book.root, minutes(9))
+    book.table(ExpectationResult).prune(lambda rows: keep_results(rows, minutes(9)))
     check = read_latest_checks(book, None)["public.a"]
     assert (check.failed, check.unknown) == counts[1:]
 
@@ -596,7 +590,7 @@ def test_a_check_that_broke_off_and_was_tried_again_counts_as_it_ended(book):
         [unjudged(minutes(0), run_id="day"), unjudged(minutes(0), run_id="lost")],
         [KEY, result(minutes(1), "lost", "public.b")],
     ):
-        append_expectation_results(book.root, rows)
+        book.append_all(rows)
     (_, of_b), (_, of_a) = sorted(tables_map(book, minutes(9), 10).rows, reverse=True)
     assert [cell and cell.verdict for cell in of_a] == ["passed", "unknown"]
     assert [cell and cell.verdict for cell in of_b] == [None, "passed"]
@@ -612,17 +606,15 @@ def test_who_discards_rows_checks_nothing(book):
         [KEY, unknown(minutes(1), False, 1)],
         [replace(unknown(minutes(2), True), run_id="discard")],
     ):
-        append_expectation_results(book.root, rows)
+        book.append_all(rows)
     check = read_latest_checks(book, None)["public.a"]
     assert (check.at, check.run_id, check.warnings) == (minutes(1), "day", 0)
 
 
 def test_a_table_that_nothing_changes_keeps_its_verdict(book):
     """However long ago it was checked: a page that forgets what failed says that all is well."""
-    append_expectation_results(book.root, [CHECKED, replace(KEY, table_name="public.b")])
-    append_expectation_results(
-        book.root, [result(minutes(9), "later", "public.b"), reference(minutes(9), True)]
-    )
+    book.append_all([CHECKED, replace(KEY, table_name="public.b")])
+    book.append_all([result(minutes(9), "later", "public.b"), reference(minutes(9), True)])
     found = read_latest_checks(book, minutes(5), ["public.a", "public.b", "public.c"])
     assert {name: check.verdict for name, check in found.items()} == {
         "public.a": "failed",
@@ -634,11 +626,9 @@ def test_a_check_that_is_tried_again_counts_as_it_ended(book):
     """Its task was cleared: the run has the same id; and so has another DAG's run of that
     moment.
     """
-    append_expectation_results(book.root, [KEY, CHECKED])
-    append_expectation_results(
-        book.root, [replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)]
-    )
-    append_expectation_results(book.root, [reference(minutes(4), None, run_id="day")])
+    book.append_all([KEY, CHECKED])
+    book.append_all([replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)])
+    book.append_all([reference(minutes(4), None, run_id="day")])
     (check,) = read_checks(book, None, "day")
     assert (check.expectations, check.failed, check.unknown, check.verdict) == (3, 0, 1, "unknown")
 
@@ -651,7 +641,7 @@ def test_own_expectations_may_be_of_one_meaning(book):
         result(minutes(1), "r", "public.a", success, meaning="expect_x")
         for success in (True, False, True)
     ]
-    append_expectation_results(book.root, rows)
+    book.append_all(rows)
     (check,) = read_checks(book, None)
     assert (check, check.expectations, check.failed) == (
         read_latest_checks(book, None)["public.a"],

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, result, run
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.expectation_results import append_expectation_results
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.monitoring import read_glance
 from waldelta.monitoring.stopped_tables import read_stopped
@@ -32,7 +31,7 @@ def book(lake):
     found = result(
         minutes(2), "stuck", "public.a", False, meaning=f"{STOP}amount is positive", count=2
     )
-    append_expectation_results(lake, [replace(found, version=None)])
+    Ledger(lake).append_all([replace(found, version=None)])
     return book
 
 
@@ -66,10 +65,10 @@ def test_a_retry_that_the_gate_stops_too_changes_nothing(book):
         result(minutes(3), "retry", "public.a", False, meaning=f"{STOP}amount is positive"),
         version=None,
     )
-    append_expectation_results(book.root, [again])
+    book.append_all([again])
     (one,) = read_stopped(pipeline(book.root), book)
     assert (one.table_name, one.since) == ("public.a", minutes(2))
-    append_expectation_results(book.root, [replace(again, at=minutes(4), success=True)])
+    book.append_all([replace(again, at=minutes(4), success=True)])
     assert stopped(book) == []
 
 

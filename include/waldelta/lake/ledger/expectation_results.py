@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import pyarrow.compute as pc
 
+from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.ledger_row import LedgerRow
-from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, LedgerTable, Newest, of_tables
+from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, Newest, of_tables
 from waldelta.quantities import counted
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
@@ -56,44 +57,23 @@ def recorded_unknown(rows: int) -> str:
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
-def append_expectation_results(
-    root: str,
-    results: Sequence[ExpectationResult],
-    storage_options: dict[str, str] | None = None,
-    after: Newest | None = None,
-) -> None:
-    """Add a run's results in one commit, creating the table with the first.
-
-    Raises LateWriter when the newest row isn't the one in ``after`` any more.
-    """
-    if results:
-        _table(root, storage_options).extend(results, after)
-
-
 def last_recorded(
-    root: str,
-    expectation: str,
-    tables: Collection[str],
-    storage_options: dict[str, str] | None = None,
+    ledger: Ledger, expectation: str, tables: Collection[str]
 ) -> dict[str, str | None]:
     """Return the last observed value of an expectation, by table; tables without results are left
     out.
     """
-    named = of_tables(tables)
-    chosen = (pc.field("expectation") == expectation) & named
-    rows = _table(root, storage_options).scan(["table_name", "observed"], chosen=chosen)
+    chosen = (pc.field("expectation") == expectation) & of_tables(tables)
+    rows = ledger.table(ExpectationResult).scan(["table_name", "observed"], chosen=chosen)
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
 
 
 def newest_versions(
-    root: str,
-    since: datetime,
-    tables: Collection[str],
-    storage_options: dict[str, str] | None = None,
+    ledger: Ledger, since: datetime, tables: Collection[str]
 ) -> tuple[dict[str, int], Newest]:
     """Return the latest version of each target with results since then, and the last such row."""
     named = of_tables(tables)
-    rows = _table(root, storage_options).scan(["at", "table_name", "version"], since, named)
+    rows = ledger.table(ExpectationResult).scan(["at", "table_name", "version"], since, named)
     at = rows["at"][-1].as_py() if rows.num_rows else None
     newest = (
         rows.filter(pc.is_valid(rows["version"]))
@@ -106,22 +86,8 @@ def newest_versions(
     return versions, Newest(at, named & (pc.field("at") >= since), kept=False)
 
 
-def _table(root: str, storage_options: dict[str, str] | None) -> LedgerTable[ExpectationResult]:
-    return LedgerTable(ExpectationResult, root, storage_options)
-
-
-def prune_expectation_results(
-    root: str, oldest: datetime, storage_options: dict[str, str] | None = None
-) -> int:
-    """Drop results older than ``oldest``, except each table's last check; returns how many.
-
-    The table is compacted into one file.
-    """
-    return _table(root, storage_options).prune(lambda rows: _keep(rows, oldest))
-
-
-def _keep(rows: Sequence[ExpectationResult], oldest: datetime) -> list[bool]:
-    """A table without changes isn't checked again, so its last check still applies.
+def keep_results(rows: Sequence[ExpectationResult], oldest: datetime) -> list[bool]:
+    """Keep each table's last check: a table without changes isn't checked again.
 
     That includes a check that broke off.
     """

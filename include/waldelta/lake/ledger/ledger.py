@@ -70,9 +70,13 @@ class Ledger:
         """Add one row to its table, creating the table with the first."""
         self.table(type(row)).append(row)
 
-    def append_all(self, rows: Sequence[LedgerRow]) -> None:
-        """Add rows of one kind in one commit: all of them, or none."""
-        self.table(type(rows[0])).extend(rows)
+    def append_all(self, rows: Sequence[LedgerRow], after: Newest | None = None) -> None:
+        """Add rows of one kind in one commit: all of them, or none.
+
+        Raises LateWriter, and adds nothing, when ``after`` isn't the newest row any more.
+        """
+        if rows:
+            self.table(type(rows[0])).extend(rows, after)
 
     def append_state(self, row: TableState, after: TableState | None) -> TableState:
         """Add a target's row after the row that it replaces (None: the target has none yet).

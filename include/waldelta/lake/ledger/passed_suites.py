@@ -6,15 +6,15 @@ and maintenance for whole targets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import (
     FILES_READ_BY_CHECKS,
     SHORT_ROWS_PER_GROUP,
-    LedgerTable,
     of_tables,
 )
 
@@ -40,29 +40,14 @@ class PassedSuite(LedgerRow):
     most_files: ClassVar[int] = FILES_READ_BY_CHECKS
 
 
-class PassedSuites:
-    """Reads and writes this table of one lake, without a JVM."""
-
-    def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self._table = LedgerTable(PassedSuite, root, dict(storage_options or {}) or None)
-
-    def append(self, rows: Sequence[PassedSuite]) -> None:
-        """Add what one check found, in one commit."""
-        if rows:
-            self._table.extend(rows)
-
-    def latest(self, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
-        """Return each table's latest row of a whole target, followed by its latest row."""
-        rows = self._table.read(of_tables(tables))
-        newest = {(row.table_name, part): row for row in rows for part in _parts(row)}
-        return {
-            name: [newest[name, part] for part in (True, False) if (name, part) in newest]
-            for name in {row.table_name for row in rows}
-        }
-
-    def prune(self) -> int:
-        """Drop all rows but these; returns how many were dropped."""
-        return self._table.prune(_keep)
+def latest_suites(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
+    """Return each table's latest row of a whole target, followed by its latest row."""
+    rows = ledger.table(PassedSuite).read(of_tables(tables))
+    newest = {(row.table_name, part): row for row in rows for part in _parts(row)}
+    return {
+        name: [newest[name, part] for part in (True, False) if (name, part) in newest]
+        for name in {row.table_name for row in rows}
+    }
 
 
 def _parts(row: PassedSuite) -> tuple[bool, ...]:
@@ -70,7 +55,8 @@ def _parts(row: PassedSuite) -> tuple[bool, ...]:
     return (True, False) if row.whole else (False,)
 
 
-def _keep(rows: Sequence[PassedSuite]) -> list[bool]:
+def keep_suites(rows: Sequence[PassedSuite]) -> list[bool]:
+    """Keep the rows that latest_suites() returns."""
     latest = {
         (row.table_name, part): number for number, row in enumerate(rows) for part in _parts(row)
     }

@@ -4,17 +4,17 @@ by them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of, schema_of
 from waldelta.lake.ledger.table import (
     FILES_READ_BY_CHECKS,
     SHORT_ROWS_PER_GROUP,
-    LedgerTable,
     of_tables,
 )
 
@@ -53,40 +53,25 @@ class Profile(LedgerRow):
     most_files: ClassVar[int] = FILES_READ_BY_CHECKS
 
 
-class Profiles:
-    """Reads and writes this table of one lake, without a JVM."""
+def latest_profiles(
+    ledger: Ledger, tables: Collection[str], most: int, but: str | None = None
+) -> dict[str, list[Profile]]:
+    """Return the latest profiles of each of these tables, oldest first, without those of one run.
 
-    def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self._table = LedgerTable(Profile, root, dict(storage_options or {}) or None)
-
-    def append(self, profiles: Sequence[Profile]) -> None:
-        """Add a run's profiles in one commit."""
-        if profiles:
-            self._table.extend(profiles)
-
-    def latest(
-        self, tables: Collection[str], most: int, but: str | None = None
-    ) -> dict[str, list[Profile]]:
-        """Return the latest profiles of each of these tables, oldest first, without those of one
-        run.
-
-        A retry has the same run id.
-        """
-        rows = self._table.scan(self._table.schema.names, chosen=of_tables(tables))
-        if but is not None:
-            rows = rows.filter(pc.not_equal(rows["run_id"], but))
-        found = {}
-        for name in set(rows["table_name"].to_pylist()):
-            own = rows.filter(pc.equal(rows["table_name"], name))
-            found[name] = rows_of(Profile, own.slice(max(0, len(own) - most)))
-        return found
-
-    def prune(self) -> int:
-        """Drop all but the latest of each table; returns how many were dropped."""
-        return self._table.prune(_keep)
+    A retry has the same run id.
+    """
+    rows = ledger.table(Profile).scan(schema_of(Profile).names, chosen=of_tables(tables))
+    if but is not None:
+        rows = rows.filter(pc.not_equal(rows["run_id"], but))
+    found = {}
+    for name in set(rows["table_name"].to_pylist()):
+        own = rows.filter(pc.equal(rows["table_name"], name))
+        found[name] = rows_of(Profile, own.slice(max(0, len(own) - most)))
+    return found
 
 
-def _keep(rows: Sequence[Profile]) -> list[bool]:
+def keep_profiles(rows: Sequence[Profile]) -> list[bool]:
+    """Keep the latest of each table."""
     seen: dict[str, int] = {}
     kept = []
     for row in reversed(rows):

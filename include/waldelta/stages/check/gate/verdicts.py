@@ -19,10 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.expectation_results import (
-    ExpectationResult,
-    append_expectation_results,
-)
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import of_tables
 from waldelta.pipeline import Job
@@ -112,7 +109,7 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
         )
         for row in over
     ]
-    append_expectation_results(job.pipeline.target.root, rows, job.storage_options)
+    job.ledger.append_all(rows)
 
 
 @contextmanager
