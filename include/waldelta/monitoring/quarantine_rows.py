@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,36 +13,6 @@ from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, OF_ID, QUARANTINED
 _KEY = ("table_name", "generation", "key")
 # Messages are left out: a row may have megabytes of them, which no list shows.
 _SHOWN = tuple(name for name in schema_of(IncompleteRow).names if name != "messages")
-
-
-def open_keys(ledger: Ledger, generations: Mapping[str, int]) -> pa.Table:
-    """Returns the open keys of these tables' current copies: those whose latest row is quarantined.
-
-    The columns are ``_KEY``, ``at`` and ``reason``, sorted by table and time.
-    """
-    rows = ledger.table(IncompleteRow).scan((*_KEY, "status", "at", "reason"))
-    latest = rows.group_by(list(_KEY), use_threads=False).aggregate(
-        [
-            ("status", "last"),
-            ("at", "last"),
-            ("reason", "last", pc.ScalarAggregateOptions(skip_nulls=False)),
-        ]
-    )
-    held = pa.table(
-        {"table_name": list(generations), "generation": list(generations.values())},
-        schema=pa.schema([("table_name", pa.string()), ("generation", pa.int64())]),
-    )
-    found = latest.filter(pc.field("status_last") == QUARANTINED).join(
-        held, ["table_name", "generation"], join_type="inner"
-    )
-    found = found.select([*_KEY, "at_last", "reason_last"]).rename_columns([*_KEY, "at", "reason"])
-    return found.sort_by([("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")])
-
-
-def count_open(ledger: Ledger, generations: Mapping[str, int]) -> dict[str, int]:
-    """Returns how many rows each of these tables lacks; tables that lack none are left out."""
-    counts = open_keys(ledger, generations)["table_name"].value_counts().to_pylist()
-    return {item["values"]: item["counts"] for item in counts}
 
 
 def read_open(ledger: Ledger, keys: pa.Table) -> list[IncompleteRow]:

@@ -12,13 +12,12 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger import Ledger, Quarantine, TableState
 from waldelta.lake.ledger.ledger_row import rows_of, schema_of
 from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, Run
 from waldelta.lake.ledger.table import last_rows, of_tables
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
-from waldelta.monitoring.quarantine_rows import count_open
 from waldelta.monitoring.run_history import LANDING, RunLine
 from waldelta.pipeline.targets.lifecycle import target_generations
 
@@ -251,7 +250,8 @@ def read_tables(
     ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
     states = list(latest_states(ledger) if latest is None else latest)
-    lacking = count_open(ledger, target_generations(ledger))
+    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    lacking = quarantine.open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.
     landing = [

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import IncompleteRow, Ledger
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.monitoring.decisions import read_decided
-from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open, read_since
+from waldelta.monitoring.quarantine_rows import read_by_id, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
@@ -76,8 +76,8 @@ def quarantine_page(
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
-    generations = target_generations(ledger)
-    keys = open_keys(ledger, generations)
+    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    keys = quarantine.scan_open(target_generations(ledger), ("reason",))
     reason = pc.fill_null(keys["reason"], "")
     for folder in server_folders():  # An address contains the reason too.
         reason = pc.replace_substring(reason, folder, "")

@@ -37,7 +37,7 @@ from waldelta.monitoring.check_results import (
     read_latest_checks,
     tables_map,
 )
-from waldelta.monitoring.quarantine_rows import count_open, open_keys, read_of_run, read_open
+from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
 from waldelta.monitoring.table_list import Operations, read_changed, read_tables
 from waldelta.pipeline import RunResult, StageResult
@@ -736,12 +736,11 @@ def test_rows_that_targets_lack(book):
     ):
         Quarantine(book.root).add([told])
     generations = {"public.a": 2, "public.b": 2, "public.c": 1}
-    assert count_open(book, generations) == {"public.a": 1, "public.b": 1}
-    assert [(row.key, row.reason) for row in read_open(book, open_keys(book, generations))] == [
-        ("twice", "gone"),
-        ("b", "gone"),
-    ]
-    assert count_open(book, generations) == Quarantine(book.root).open_counts(generations)
+    quarantine = Quarantine(book.root)
+    assert quarantine.open_counts(generations) == {"public.a": 1, "public.b": 1}
+    shown = read_open(book, quarantine.scan_open(generations))
+    assert [(row.key, row.reason) for row in shown] == [("twice", "gone"), ("b", "gone")]
+    assert quarantine.open_rows(generations) == shown
     first, count = read_of_run(book, "r", 2)
     assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
-    assert count_open(Ledger(book.root + "x"), generations) == {}
+    assert Quarantine(book.root + "x").open_counts(generations) == {}

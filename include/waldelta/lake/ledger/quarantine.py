@@ -23,18 +23,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.ledger_row import LedgerRow
-from waldelta.lake.ledger.table import LedgerTable, in_order, of_tables
+from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
+from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
 COMPLETED, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
@@ -115,15 +114,8 @@ class IncompleteRow(LedgerRow):
     @property
     def is_kept_out(self) -> bool:
         """Whether a gate or an operator keeps it out of the target, or keeps it there outdated."""
-        return self.status == DISCARDED or (self.status == QUARANTINED and _is_of_gate(self.reason))
-
-
-def _is_quarantined(row: Mapping[str, Any], generations: Mapping[str, int]) -> bool:
-    return bool(generations.get(row["table_name"]) == row["generation"])
-
-
-def _is_of_gate(reason: str | None) -> bool:
-    return (reason or "").startswith(FAILS)
+        is_of_gate = (self.reason or "").startswith(FAILS)
+        return self.status == DISCARDED or (self.status == QUARANTINED and is_of_gate)
 
 
 def message_key(message: str) -> str:
@@ -160,6 +152,7 @@ class GateReason:
     is_open: bool
 
 
+_OF_KEY = ("table_name", "generation", "key", "at", "status")
 _OUTLINE = ["key", "status", "batch", "outdated"]
 R = TypeVar("R", IncompleteRow, Outline)
 
@@ -206,19 +199,26 @@ class Quarantine:
         """Return how many rows each table lacks in the given generation; tables without any are
         left out.
         """
-        return dict(Counter(row.table_name for row in self.open_rows(generations)))
+        return _counts(self.scan_open(generations))
 
     def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
         """Return the latest row for each key that these tables lack in the given generation.
 
         The rows are sorted by table and time.
         """
-        held = [
-            row for row in self._table.read() if generations.get(row.table_name) == row.generation
-        ]
-        latest = {(row.table_name, row.key): row for row in held}
-        rows = [row for row in latest.values() if row.status == QUARANTINED]
-        return sorted(rows, key=lambda row: (row.table_name, row.at))
+        return rows_of(IncompleteRow, self.scan_open(generations, self._table.schema.names))
+
+    def scan_open(
+        self,
+        generations: Mapping[str, int],
+        columns: Sequence[str] = (),
+        *,
+        kept: bool = True,
+    ) -> pa.Table:
+        """Return the same rows, with their keys and these columns; ``kept``: see read_sorted()."""
+        names = list(dict.fromkeys((*_OF_KEY, *columns)))
+        rows = self._table.scan(names, chosen=of_tables(generations), kept=kept)
+        return _open(rows, generations)
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """Return how many rows each table lacks because they arrived without a value.
@@ -226,14 +226,10 @@ class Quarantine:
         This reads once for all tables. An update that a gate set aside may have arrived without a
         value, too, but isn't counted.
         """
-        names = ["table_name", "generation", "key", "status", "columns", "reason"]
-        chosen = of_tables(generations)
-        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
-        latest = {(r["table_name"], r["key"]): r for r in rows if _is_quarantined(r, generations)}
-        waiting = (
-            row for row in latest.values() if row["status"] == QUARANTINED and row["columns"]
-        )
-        return dict(Counter(row["table_name"] for row in waiting if not _is_of_gate(row["reason"])))
+        rows = self.scan_open(generations, ("columns", "reason"), kept=False)
+        lacks_values = pc.greater(pc.list_value_length(rows["columns"]), 0)
+        of_gate = pc.fill_null(pc.starts_with(rows["reason"], FAILS), False)
+        return _counts(rows.filter(pc.and_(lacks_values, pc.invert(of_gate))))
 
     def gate_reasons(
         self, tables: Collection[str], generations: Mapping[str, int]
@@ -242,23 +238,20 @@ class Quarantine:
 
         Rows that are missing from the given generation of the target still wait (``is_open``).
         """
-        names = ["table_name", "generation", "key", "status", "run_id", "reason"]
-        chosen = of_tables(tables)
-        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
-        latest = {
-            (row["table_name"], row["key"]): row
-            for row in rows
-            if _is_quarantined(row, generations)
+        rows = self._table.scan((*OF_ID, "reason"), chosen=of_tables(tables), kept=False)
+        waiting = {
+            (row.table_name, row.key, row.at)
+            for row in rows_of(IncompleteRow, _open(rows, generations))
         }
         return [
             GateReason(
-                row["table_name"],
-                row["run_id"],
-                row["reason"],
-                latest.get((row["table_name"], row["key"])) is row,
+                row.table_name,
+                row.run_id,
+                row.reason,
+                (row.table_name, row.key, row.at) in waiting,
             )
-            for row in rows
-            if row["status"] == QUARANTINED and _is_of_gate(row["reason"])
+            for row in rows_of(IncompleteRow, rows)
+            if row.status == QUARANTINED and row.reason and row.reason.startswith(FAILS)
         ]
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
@@ -355,6 +348,27 @@ class Quarantine:
         The table is compacted into one file.
         """
         return self._table.prune(lambda rows: _keep(rows, oldest))
+
+
+def _open(rows: pa.Table, generations: Mapping[str, int]) -> pa.Table:
+    """Return the last row of each key of these generations, where it is quarantined.
+
+    They are sorted by table and time.
+    """
+    latest = last_rows(rows, ["table_name", "generation", "key"])
+    names = pa.array(list(generations), pa.string())
+    wanted = pa.array(list(generations.values()), pa.int64())
+    current = wanted.take(pc.index_in(latest["table_name"], value_set=names))
+    own = latest.filter(pc.equal(latest["generation"], current))
+    return own.filter(pc.equal(own["status"], QUARANTINED)).sort_by(
+        [("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")]
+    )
+
+
+def _counts(rows: pa.Table) -> dict[str, int]:
+    """Return the number of rows by table."""
+    counts = rows["table_name"].value_counts().to_pylist()
+    return {item["values"]: item["counts"] for item in counts}
 
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:

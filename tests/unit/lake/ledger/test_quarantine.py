@@ -236,7 +236,7 @@ def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
     a, b, discarded = quarantine.rows(NAME, 1)
     assert (a, b.messages) == (held, [message])
     assert (discarded.status, discarded.by, discarded.id) == (DISCARDED, "me", held.id)
-    assert [r.key for r in quarantine.open_rows({NAME: 1})] == ["b"]
+    assert [(r.key, r.messages) for r in quarantine.open_rows({NAME: 1})] == [("b", [message])]
     assert quarantine.prune(now()) == 0
 
 
