@@ -258,15 +258,7 @@ def read_tables(
         run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply
     ]
     behind = _behind(ledger, landing)
-    upto = max(
-        (run.as_of for run in landing if run.as_of is not None and run.status != "running"),
-        default=None,
-    )
-    if not behind:
-        upto = max(
-            filter(None, (upto if _applied(landing) else _last_applied(landing), idle_checked_at)),
-            default=None,
-        )
+    upto = _complete_upto(landing, idle_checked_at, is_behind=bool(behind))
     lines = []
     for state in states:
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
@@ -289,12 +281,16 @@ def read_tables(
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))
 
 
-def _applied(landing: list[RunLine]) -> bool:
-    return bool(landing) and landing[0].applied
-
-
-def _last_applied(landing: list[RunLine]) -> datetime | None:
-    return next((run.as_of for run in landing if run.applied), None)
+def _complete_upto(
+    landing: list[RunLine], idle_checked_at: datetime | None, *, is_behind: bool
+) -> datetime | None:
+    """Returns when the targets that aren't behind had all changes; ``is_behind``: some are."""
+    if is_behind or (landing and landing[0].applied):
+        landed = (run.as_of for run in landing if run.as_of is not None and run.status != "running")
+        upto = max(landed, default=None)
+    else:
+        upto = next((run.as_of for run in landing if run.applied), None)
+    return upto if is_behind else max(filter(None, (upto, idle_checked_at)), default=None)
 
 
 def _behind(ledger: Ledger, landing: list[RunLine]) -> dict[str, datetime | None]:

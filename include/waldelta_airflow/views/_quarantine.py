@@ -76,12 +76,7 @@ def quarantine_page(
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
-    quarantine = Quarantine(ledger.root, ledger.storage_options)
-    keys = quarantine.scan_open(target_generations(ledger), ("reason",))
-    reason = pc.fill_null(keys["reason"], "")
-    for folder in server_folders():  # An address contains the reason too.
-        reason = pc.replace_substring(reason, folder, "")
-    keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
+    keys = _open_keys(ledger)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)
     turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
@@ -112,6 +107,19 @@ def quarantine_page(
         permission=(pipeline.row_values, cdc_dag(name)),
         stopped=read_stopped(pipeline, ledger),
     )
+
+
+def _open_keys(ledger: Ledger) -> pa.Table:
+    """Returns the keys of the rows that targets lack, with their reasons.
+
+    Folders of this server are left out of the reasons, because an address contains them too.
+    """
+    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    keys = quarantine.scan_open(target_generations(ledger), ("reason",))
+    reason = pc.fill_null(keys["reason"], "")
+    for folder in server_folders():
+        reason = pc.replace_substring(reason, folder, "")
+    return keys.set_column(keys.column_names.index("reason"), "reason", reason)
 
 
 _KINDS = (("table", "table_name"), ("reason", "reason"))
