@@ -5,7 +5,7 @@ This module works without a JVM.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
@@ -122,21 +122,6 @@ class Reconciliations:
     def _extend(self, rows: Sequence[Reconciliation], after: Newest | None = None) -> None:
         if rows:
             self._table.extend(in_order(rows), after)
-
-    def of_run(self, run_id: str) -> list[Reconciliation]:
-        """Return one run's results by table; after a retry, its last ones."""
-        found = {row.table_name: row for row in self._table.read(pc.field("run_id") == run_id)}
-        return [found[name] for name in sorted(found)]
-
-    def latest(self, tables: Collection[str] | None = None) -> dict[str, Reconciliation]:
-        """Return the last result of each table, or of these, with the differing rows.
-
-        For a table without a result, it is the row that says why.
-        """
-        found, _ = last_answers(self.history())
-        return self.in_full(
-            {name: row for name, row in found.items() if tables is None or name in tables}
-        )
 
     def in_full(self, answers: Mapping[str, Reconciliation]) -> dict[str, Reconciliation]:
         """Return rows of the history, by table, with the differing rows."""
