@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support.plugin_app import plugin_app
-from waldelta.lake import bookkeeping_uri
 from waldelta.lake.ledger import (
     IncompleteRow,
     Ledger,
@@ -30,11 +29,10 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
+from waldelta.lake.ledger.expectation_results import ExpectationResult, keep_results
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import Run, now
-from waldelta.lake.ledger.table import LedgerTable
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
@@ -74,7 +72,7 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
             )
         )
     for kind, made in ((Run, _runs), (ExpectationResult, _results)):
-        table = LedgerTable(bookkeeping_uri(root, kind.table), kind.schema)
+        table = ledger.table(kind)
         for first in range(0, runs, _PART):
             chunk = range(first, min(runs, first + _PART))
             table.extend(list(made(names, chunk, end - EVERY * runs)))
@@ -143,7 +141,7 @@ def _changed(names: list[str], number: int) -> list[str]:
     return [name for n, name in enumerate(names) if n % 3 == number % 3]
 
 
-def _runs(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
+def _runs(names: list[str], numbers: range, first: datetime) -> Iterator[Run]:
     for number in numbers:
         began = first + EVERY * number
         failed = number % 97 == 0
@@ -168,28 +166,28 @@ def _runs(names: list[str], numbers: range, first: datetime) -> Iterator[dict[st
                 "detail": "",
                 "error": None,
             }
-            yield {
-                "targets": (
+            yield Run(
+                targets=(
                     [_done(name, number, began) for name in tables] if stage == "apply" else []
                 ),
-                "at": began + timedelta(seconds=8 * (n + 1)),
-                "run_id": run_id(began),
-                "verb": "consume",
-                "status": "running" if n < 3 else "failed" if failed else "succeeded",
-                "run_type": "scheduled",
-                "interval_start": began - EVERY,
-                "interval_end": began,
-                "start_lsn": number << 20,
-                "end_lsn": (number + 1) << 20,
-                "changes": 1000 + number % 500,
-                "seconds": 4.0 * (n + 1),
-                "result": json.dumps(result),
-                "as_of": began,
-                "lag_before_bytes": (number % 900) << 14,
-                "lag_bytes": number % 900 << 6,
-                "retained_bytes": 32 << 20,
-                "wal_status": "reserved",
-            }
+                at=began + timedelta(seconds=8 * (n + 1)),
+                run_id=run_id(began),
+                verb="consume",
+                status="running" if n < 3 else "failed" if failed else "succeeded",
+                run_type="scheduled",
+                interval_start=began - EVERY,
+                interval_end=began,
+                start_lsn=number << 20,
+                end_lsn=(number + 1) << 20,
+                changes=1000 + number % 500,
+                seconds=4.0 * (n + 1),
+                result=json.dumps(result),
+                as_of=began,
+                lag_before_bytes=(number % 900) << 14,
+                lag_bytes=number % 900 << 6,
+                retained_bytes=32 << 20,
+                wal_status="reserved",
+            )
 
 
 def _table(number: int) -> dict[str, Any]:
@@ -209,38 +207,31 @@ def _table(number: int) -> dict[str, Any]:
     }
 
 
-def _done(name: str, number: int, began: datetime) -> dict[str, Any]:
+def _done(name: str, number: int, began: datetime) -> TargetCut:
     counts = {
         key: value for key, value in _table(number).items() if key in TargetCut.__dataclass_fields__
     }
-    return {
-        "table_name": name,
-        "generation": 1,
-        "commit_ts": began - timedelta(seconds=2),
-        **counts,
-    }
+    return TargetCut(name, 1, commit_ts=began - timedelta(seconds=2), **counts)
 
 
-def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
+def _results(names: list[str], numbers: range, first: datetime) -> Iterator[ExpectationResult]:
     for number in numbers:
         began = first + EVERY * number
         for name in _changed(names, number):
             for n, kind in enumerate(_KINDS):
-                yield {
-                    "at": began + timedelta(seconds=24),
-                    "run_id": run_id(began),
-                    "table_name": name,
-                    "expectation": kind,
-                    "meaning": f"{kind} of {name}",
-                    "severity": "warning" if n == 3 else "critical",
-                    "origin": "key",
-                    "success": not (
-                        (n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)
-                    ),
-                    "observed": "1,000",
-                    "unexpected_count": 0,
-                    "version": number,
-                }
+                yield ExpectationResult(
+                    at=began + timedelta(seconds=24),
+                    run_id=run_id(began),
+                    table_name=name,
+                    expectation=kind,
+                    meaning=f"{kind} of {name}",
+                    severity="warning" if n == 3 else "critical",
+                    origin="key",
+                    success=not ((n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)),
+                    observed="1,000",
+                    unexpected_count=0,
+                    version=number,
+                )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -263,9 +254,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compare(root, asked.tables, _NIGHTS, now())
         set_aside(root, asked.tables, asked.quarantined, now())
         if not asked.uncompacted:
-            ledger = Ledger(root)
-            ledger.prune(Run, lambda rows: [True] * len(rows))
-            prune_expectation_results(root, now() - EVERY * asked.runs * 2)
+            Ledger(root).table(Run).prune(lambda rows: [True] * len(rows))
+            Ledger(root).table(ExpectationResult).prune(
+                lambda rows: keep_results(rows, now() - EVERY * asked.runs * 2)
+            )
         table = Table(
             "page",
             "kB",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import sin, tau
@@ -26,7 +26,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, SlotReading
 from waldelta.lsn import Lsn
@@ -314,7 +314,7 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     )
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)
-    expectations_table(root).extend([asdict(row) for row in lake.results])
+    Ledger(root).append_all(lake.results)
     Reconciliations(root).add(lake.found)
     if tale.name == "orders":
         _befall_orders(pipeline, ledger, lake)

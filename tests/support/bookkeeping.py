@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+import pyarrow as pa
+from deltalake import write_deltalake
 
 from waldelta.config import PipelineFile
 from waldelta.lake import bookkeeping_uri
-from waldelta.lake.ledger import TargetCut
+from waldelta.lake.ledger import Ledger, TargetCut
 from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.ledger_row import LedgerRow, schema_of
 from waldelta.lake.ledger.records import Run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -53,11 +56,14 @@ def result(
 
 def read_expectation_results(root: str) -> list[ExpectationResult]:
     """All results, oldest first."""
-    try:
-        table = DeltaTable(bookkeeping_uri(root, ExpectationResult.table))
-    except TableNotFoundError:
-        return []
-    return [ExpectationResult(**row) for row in table.to_pyarrow_table().sort_by("at").to_pylist()]
+    return Ledger(root).table(ExpectationResult).read()
+
+
+def write_earlier(root: str, rows: Sequence[LedgerRow], lacking: Collection[str]) -> None:
+    """Write the table of these rows as a version did that didn't have some of its columns."""
+    kind = type(rows[0])
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=schema_of(kind))
+    write_deltalake(bookkeeping_uri(root, kind.table), table.drop_columns(list(lacking)))
 
 
 def pipeline(lake: str) -> PipelineFile:

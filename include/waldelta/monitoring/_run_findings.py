@@ -7,12 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.config import Source
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import REMOVED, ExternalCommit
 from waldelta.monitoring._run_results import Results
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
-from waldelta.monitoring.table_list import CopyState
 from waldelta.postgres.unpublished_tables import listed
 
 # Results of at most this many runs are searched for one that reached the stage; if none did, that
@@ -23,7 +23,7 @@ _MOST_RESULTS = 5
 def of_runs(
     results: Results,
     landing: Sequence[RunLine],
-    states: Sequence[CopyState],
+    states: Sequence[TableState],
     compared: Compared,
     source: Source,
 ) -> Iterator[Attention]:
@@ -56,7 +56,7 @@ def of_runs(
 
 
 def _of_unpublished(
-    states: Sequence[CopyState], source: Source, reported: Sequence[str]
+    states: Sequence[TableState], source: Source, reported: Sequence[str]
 ) -> Iterator[Attention]:
     """Yields tables that the file lists and that are not published.
 
@@ -75,16 +75,16 @@ def _of_unpublished(
         )
 
 
-def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Attention]:
+def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
     """Yields targets with external commits, until a copy, or a comparison of all columns, covers
     them.
     """
     written = [
         state.table_name
         for state in states
-        if state.foreign is not None
+        if state.foreign_commits
         and state.status != REMOVED
-        and not _is_outlived(state.foreign, state.table_name, compared)
+        and not _is_outlived(state.foreign_commits[-1], state.table_name, compared)
     ]
     if written:
         found = names(sorted(written))

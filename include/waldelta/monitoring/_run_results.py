@@ -8,21 +8,19 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
-import pyarrow.compute as pc
-
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run
-from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.lake.ledger.table import of_run
 from waldelta.monitoring.run_history import RunLine
 
 Results = Callable[[RunLine], dict[str, Any]]
 
 
 def read_result(
-    lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None
+    ledger: Ledger, verb: str, run_id: str, since: datetime | None = None
 ) -> dict[str, Any] | None:
     """Returns the latest result of a run, or None; ``since`` shortens the search."""
-    chosen = (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
-    rows = lake.scan(Run, ("at", "result"), since, chosen)
+    rows = ledger.table(Run).scan(("at", "result"), since, of_run(run_id, verb))
     return parsed(rows["result"][-1].as_py()) if rows.num_rows else None
 
 
@@ -35,7 +33,7 @@ def parsed(text: str | None) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-def results_of(lake: Bookkeeping) -> Results:
+def results_of(ledger: Ledger) -> Results:
     """Returns a function that reads each run's result once."""
-    read = cache(partial(read_result, lake))
+    read = cache(partial(read_result, ledger))
     return lambda run: read(run.verb, run.run_id, run.at) or {}

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.expectation_results import (
     CAN_BE_JUDGED,
     NO_CHECKS,
@@ -18,7 +19,6 @@ from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
 )
 from waldelta.lake.ledger.table import of_tables
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.quantities import counted
 
 R = TypeVar("R")
@@ -110,13 +110,11 @@ class HeatMap:
         return len({run.at.replace(second=0, microsecond=0) for run in self.runs}) < len(self.runs)
 
 
-def read_checks(
-    lake: Bookkeeping, since: datetime | None, run_id: str | None = None
-) -> list[Check]:
+def read_checks(ledger: Ledger, since: datetime | None, run_id: str | None = None) -> list[Check]:
     """Returns the checks since then, or of one run, oldest first."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
     rows = _without_retried(
-        _read(lake, since, ("severity", "meaning", "expectation", "version"), chosen)
+        _read(ledger, since, ("severity", "meaning", "expectation", "version"), chosen)
     )
     # A check that was retried has recorded everything again.
     return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
@@ -169,7 +167,7 @@ def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def read_latest_checks(
-    lake: Bookkeeping, since: datetime | None, tables: Collection[str] = ()
+    ledger: Ledger, since: datetime | None, tables: Collection[str] = ()
 ) -> dict[str, Check]:
     """Returns by table what is known of its expectations; of ``tables`` even if older than
     ``since``.
@@ -179,11 +177,11 @@ def read_latest_checks(
     included.
     """
     more = ("severity", "meaning", "expectation", "version")
-    rows = _known(_read(lake, since, more))
+    rows = _known(_read(ledger, since, more))
     if since is not None and (
         unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))
     ):
-        old = _known(_read(lake, None, more, of_tables(unknown)))
+        old = _known(_read(ledger, None, more, of_tables(unknown)))
         others = rows.filter(
             pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string())))
         )
@@ -249,18 +247,18 @@ def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
     return newest["at_max"].take(pc.index_in(key(rows), value_set=newest["key"].combine_chunks()))
 
 
-def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
+def tables_map(ledger: Ledger, now: datetime, most: int) -> HeatMap:
     """Returns a map of tables by the latest ``most`` runs that checked any.
 
     Tables with the worst latest verdict come first.
     """
-    found = _widening(lambda since: read_checks(lake, since), now, most)
+    found = _widening(lambda since: read_checks(ledger, since), now, most)
     cells = {(c.table_name, c.run_id): Cell(c.verdict, c.summary) for c in found}
     return _heat_map([(c.at, c.run_id) for c in found], cells, most)
 
 
 def missed_earlier(
-    lake: Bookkeeping, heat: HeatMap, since: datetime, tables: Collection[str]
+    ledger: Ledger, heat: HeatMap, since: datetime, tables: Collection[str]
 ) -> list[Check]:
     """Returns the checks of tables with problems that the map's newest cell doesn't show.
 
@@ -270,18 +268,20 @@ def missed_earlier(
         name: next(cell.verdict for cell in reversed(cells) if cell is not None)
         for name, cells in heat.rows
     }
-    known = read_latest_checks(lake, since, tables).values()
+    known = read_latest_checks(ledger, since, tables).values()
     missed = [c for c in known if c.verdict not in ("passed", shown.get(c.table_name))]
     return sorted(missed, key=lambda c: (WORST_FIRST.index(c.verdict), c.table_name))
 
 
-def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: int) -> HeatMap:
+def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) -> HeatMap:
     """Returns a map of one table's expectations by the latest ``most`` runs that checked it."""
     chosen = pc.field("table_name") == table_name
 
     def read(since: datetime | None) -> list[dict[str, Any]]:
         more = ("severity", "meaning", "expectation", "unexpected_count", "version", "not_checked")
-        rows: list[dict[str, Any]] = _without_retried(_read(lake, since, more, chosen)).to_pylist()
+        rows: list[dict[str, Any]] = _without_retried(
+            _read(ledger, since, more, chosen)
+        ).to_pylist()
         return rows
 
     found = _widening(read, now, most)
@@ -308,13 +308,13 @@ def _not_checked(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _read(
-    lake: Bookkeeping,
+    ledger: Ledger,
     since: datetime | None,
     more: Sequence[str],
     chosen: pc.Expression | None = None,
 ) -> pa.Table:
-    return lake.scan(
-        ExpectationResult, ("at", "run_id", "table_name", "success", *more), since, chosen
+    return ledger.table(ExpectationResult).scan(
+        ("at", "run_id", "table_name", "success", *more), since, chosen
     )
 
 

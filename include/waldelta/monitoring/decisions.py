@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import IncompleteRow
+from waldelta.lake.ledger import IncompleteRow, Ledger
 from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
     DISCARDED,
@@ -20,7 +20,6 @@ from waldelta.lake.ledger.quarantine import (
     message_of,
 )
 from waldelta.lake.ledger.records import Release
-from waldelta.monitoring.lake_tables import Bookkeeping
 
 _WHAT = {
     DISCARDED: "discarded",
@@ -52,16 +51,16 @@ class Decided:
     message: str | None = None
 
 
-def read_decided(lake: Bookkeeping) -> list[Decided]:
+def read_decided(ledger: Ledger) -> list[Decided]:
     """Returns all decisions, newest first; decisions on rows as long as the ledger stores them."""
-    return sorted([*_on_rows(lake), *_releases(lake)], key=lambda one: one.at, reverse=True)
+    return sorted([*_on_rows(ledger), *_releases(ledger)], key=lambda one: one.at, reverse=True)
 
 
-def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
+def _on_rows(ledger: Ledger) -> Iterator[Decided]:
     # Rows without ``by`` were resolved, or moved to another key, by a later change. Rows that a
     # repair carried over repeat an earlier decision.
     chosen = pc.field("status").isin([*_WHAT, SKIPPED]) & pc.field("by").is_valid()
-    rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
+    rows = ledger.table(IncompleteRow).scan((*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
         [("at", "first"), ("key", "first"), ("key", "count_distinct")]
     )
@@ -74,8 +73,8 @@ def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
         )  # fmt: skip
 
 
-def _releases(lake: Bookkeeping) -> Iterator[Decided]:
+def _releases(ledger: Ledger) -> Iterator[Decided]:
     names = ("at", "table_name", "by", "reason", "run_id", "upto_lsn")
-    for row in lake.scan(Release, names).to_pylist():
+    for row in ledger.table(Release).scan(names).to_pylist():
         upto = row.pop("upto_lsn")
         yield Decided(what="released", upto_lsn=upto, **row)

@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 
 from waldelta.config import PipelineFile
 from waldelta.errors import SlotUnreadable
-from waldelta.lake.ledger import Reconciliation
+from waldelta.lake.ledger import Ledger, Reconciliation
 from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, Gap
 from waldelta.monitoring._run_findings import of_runs
 from waldelta.monitoring._run_results import Results, results_of
 from waldelta.monitoring.attention import Attention, names, shortened, worst_first
 from waldelta.monitoring.check_results import read_latest_checks
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
@@ -84,7 +83,7 @@ class Glance:
 
 def read_glance(
     pipeline: PipelineFile,
-    lake: Bookkeeping,
+    ledger: Ledger,
     now: datetime,
     hours: int,
     idle_checked_at: datetime | None = None,
@@ -97,31 +96,31 @@ def read_glance(
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
-    runs = read_runs(lake, start)
+    runs = read_runs(ledger, start)
     if not any(
         run.verb in LANDING for run in runs
     ):  # Nothing has changed for long, so the last run's findings are still valid.
-        runs += [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
+        runs += [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
     landing = [run for run in runs if run.verb in LANDING]
     shown = [point for point in lag_points(runs) if point.at >= since]
-    recent = read_changed(lake, since)
-    latest_changes = recent if start == since else read_changed(lake, start)
-    states = latest_states(lake)
+    recent = read_changed(ledger, since)
+    latest_changes = recent if start == since else read_changed(ledger, start)
+    states = latest_states(ledger)
     fed = [state.table_name for state in states if state.status != REMOVED]
     tables = read_tables(
-        lake,
+        ledger,
         runs,
         latest_changes,
-        read_latest_checks(lake, now - reach, fed),
+        read_latest_checks(ledger, now - reach, fed),
         idle_checked_at,
         states,
     )
-    compared = read_compared(lake, fed)
-    results = results_of(lake)
-    gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
+    compared = read_compared(ledger, fed)
+    results = results_of(ledger)
+    gaps = open_gaps(ledger.gaps(pipeline.source.slot))
     latest = landing[0] if landing else None
     stopped = (
-        read_stopped(pipeline, lake) if any(line.status == "behind" for line in tables) else []
+        read_stopped(pipeline, ledger) if any(line.status == "behind" for line in tables) else []
     )
     attention = [
         *_silent(latest, now),
@@ -130,14 +129,14 @@ def read_glance(
         *(_unchecked(tables) if pipeline.quality.enabled and not _is_under_way(runs, now) else ()),
         *of_compared(compared),
         *of_runs(results, landing, states, compared, pipeline.source),
-        *_failed_otherwise(lake, results, now),
-        *_unread(lake, pipeline),
+        *_failed_otherwise(ledger, results, now),
+        *_unread(ledger, pipeline),
     ]
     upto = brought_up_to(landing)
     if idle_checked_at is not None and (not landing or landing[0].applied):
         upto = max(filter(None, (upto, idle_checked_at)))
     return Glance(
-        is_set_up=bool(tables or runs or read_runs(lake)),
+        is_set_up=bool(tables or runs or read_runs(ledger)),
         upto=upto,
         runs=tuple(run for run in runs if run.at >= since),
         latest=latest,
@@ -216,9 +215,9 @@ def _attention(
         yield Attention("warning", f"{counted(lacking, 'row')} in quarantine", ("quarantine",))
 
 
-def _unread(lake: Bookkeeping, pipeline: PipelineFile) -> Iterator[Attention]:
+def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     """Yields attention for unreadable messages that block others, and for skipped ones."""
-    messages = open_messages(lake.ledger, pipeline.source.slot)
+    messages = open_messages(ledger, pipeline.source.slot)
     if waiting := [message.row.id for message in messages if not message.is_skipped]:
         yield Attention("failed", f"unreadable messages: {names(waiting)}", ("quarantine",))
     skipped = [message for message in messages if message.is_skipped]
@@ -284,17 +283,17 @@ def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:
     return any(run.status == "running" and now - run.at < _SILENT for run in runs)
 
 
-def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:
+def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterator[Attention]:
     """Yields failures of nightly runs; of reconciliations only those that reached no table."""
     since = now - _NIGHTLY
-    told = set(lake.scan(Reconciliation, ("run_id",), since)["run_id"].unique().to_pylist())
-    if (run := latest_run(lake, "maintain", since)) is not None and run.status == "failed":
+    told = set(ledger.table(Reconciliation).scan(("run_id",), since)["run_id"].unique().to_pylist())
+    if (run := latest_run(ledger, "maintain", since)) is not None and run.status == "failed":
         yield Attention(
             "warning",
             f"the latest maintenance failed{_why(results, run)}",
             ("run", run.verb, run.run_id),
         )
-    run = latest_run(lake, "reconcile", since)
+    run = latest_run(ledger, "reconcile", since)
     if run is not None and run.status == "failed" and run.run_id not in told:
         yield Attention(
             "warning",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import Reconciliation
+from waldelta.lake.ledger import Ledger, Reconciliation
+from waldelta.lake.ledger.ledger_row import rows_of
 from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, last_answers, last_whole
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWERED
+from waldelta.lake.ledger.table import last_rows
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.check_results import Verdict
-from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
 from waldelta.monitoring.table_list import copied_at
 from waldelta.quantities import counted
 
@@ -85,26 +86,29 @@ class Compared:
 
 
 def read_compared(
-    lake: Bookkeeping, tables: Collection[str], history: pa.Table | None = None
+    ledger: Ledger, tables: Collection[str], history: Sequence[Reconciliation] | None = None
 ) -> Compared:
     """Returns how these tables compare; pass only replicated ones, because others don't matter.
 
     ``history`` are the comparison results, if they have been read already.
     """
     if history is None:
-        history = lake.scan(Reconciliation, ("at", "table_name", "status", "version", "left_out"))
-    rows = [row for row in _newest(history).to_pylist() if row["table_name"] in tables]
+        scanned = ledger.table(Reconciliation).scan(
+            ("at", "run_id", "table_name", "status", "version", "left_out")
+        )
+        history = rows_of(Reconciliation, _newest(scanned))
+    rows = [row for row in history if row.table_name in tables]
     found, attempts = last_answers(rows)
-    answers = {name: row for name, row in found.items() if row["status"] in ANSWERS}
-    differed = {name: row["at"] for name, row in answers.items() if row["status"] == DIFFERENT}
+    answers = {name: row for name, row in found.items() if row.status in ANSWERS}
+    differed = {name: row.at for name, row in answers.items() if row.status == DIFFERENT}
     equal = sorted(answers.keys() - differed.keys())
-    partly = tuple(name for name in equal if answers[name]["left_out"])
+    partly = tuple(name for name in equal if answers[name].left_out)
     whole = {
         name: row
         for name, row in last_whole(rows).items()
-        if name in equal and row["status"] != DIFFERENT
+        if name in equal and row.status != DIFFERENT
     }
-    copied = {name for name, at in copied_at(lake, differed).items() if at > differed[name]}
+    copied = {name for name, at in copied_at(ledger, differed).items() if at > differed[name]}
     latest = found | attempts
     return Compared(
         equal=tuple(name for name in equal if name not in partly),
@@ -113,10 +117,10 @@ def read_compared(
         partly=partly,
         unanswered=tuple(sorted(found.keys() - answers.keys())),
         never=tuple(sorted(set(tables) - found.keys())),
-        oldest=min((answers[name]["at"] for name in equal), default=None),
+        oldest=min((answers[name].at for name in equal), default=None),
         again=tuple(sorted(attempts)),
-        broken=tuple(sorted(name for name, row in latest.items() if row["status"] == NOT_ANSWERED)),
-        answers={name: LastEqual(row["at"], row["version"]) for name, row in whole.items()},
+        broken=tuple(sorted(name for name, row in latest.items() if row.status == NOT_ANSWERED)),
+        answers={name: LastEqual(row.at, row.version) for name, row in whole.items()},
     )
 
 

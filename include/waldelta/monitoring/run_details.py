@@ -7,11 +7,10 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import IncompleteRow, TableState
+from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
 from waldelta.lake.ledger.records import SlotReading
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.check_results import Check, read_checks
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import RunLine, read_runs
 from waldelta.pipeline.source_load import SourceBill
@@ -94,19 +93,19 @@ class RunDetails:
     slot_after: SlotReading | None
 
 
-def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
+def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
     """Returns a run by its id, or None when the ledger doesn't have it (any more)."""
-    lines = [line for line in _lines(lake, run_id) if line.verb == verb]
+    lines = [line for line in _lines(ledger, run_id) if line.verb == verb]
     if not lines:
         return None
     line = lines[0]
-    result = read_result(lake, verb, run_id, line.at) or {}
+    result = read_result(ledger, verb, run_id, line.at) or {}
     error = result.get("error") or {}
-    lacking, count = read_of_run(lake, run_id, _MOST_ROWS)
+    lacking, count = read_of_run(ledger, run_id, _MOST_ROWS)
     return RunDetails(
         line=line,
         stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
-        tables=_tables(lake, run_id, result),
+        tables=_tables(ledger, run_id, result),
         quarantined=tuple(lacking),
         quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),
@@ -118,15 +117,15 @@ def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
     )
 
 
-def verbs_of(lake: Bookkeeping, run_id: str) -> list[str]:
+def verbs_of(ledger: Ledger, run_id: str) -> list[str]:
     """Returns the verbs of a run id in this lake, the latest first: DAGs started together share
     ids.
     """
-    return [line.verb for line in _lines(lake, run_id)]
+    return [line.verb for line in _lines(ledger, run_id)]
 
 
-def _lines(lake: Bookkeeping, run_id: str) -> list[RunLine]:
-    return read_runs(lake, run_id=run_id)
+def _lines(ledger: Ledger, run_id: str) -> list[RunLine]:
+    return read_runs(ledger, run_id=run_id)
 
 
 def _stage(name: str, stage: dict[str, Any]) -> StageLine:
@@ -140,10 +139,10 @@ def _stage(name: str, stage: dict[str, Any]) -> StageLine:
     )
 
 
-def _tables(lake: Bookkeeping, run_id: str, result: dict[str, Any]) -> tuple[TableChange, ...]:
-    told = _table_events(lake, run_id)
+def _tables(ledger: Ledger, run_id: str, result: dict[str, Any]) -> tuple[TableChange, ...]:
+    told = _table_events(ledger, run_id)
     behind = set(result.get("not_applied") or ())
-    checks = {check.table_name: check for check in read_checks(lake, None, run_id)}
+    checks = {check.table_name: check for check in read_checks(ledger, None, run_id)}
     tables = result.get("tables") or {}
     lines = []
     for name in sorted({*tables, *told, *behind, *checks}):
@@ -165,11 +164,13 @@ def _tables(lake: Bookkeeping, run_id: str, result: dict[str, Any]) -> tuple[Tab
     )
 
 
-def _table_events(lake: Bookkeeping, run_id: str) -> dict[str, list[str]]:
+def _table_events(ledger: Ledger, run_id: str) -> dict[str, list[str]]:
     """Returns what the run recorded for its tables: changed columns, copies, removals."""
     columns = ("at", "table_name", "status", "reason")
     events: dict[str, list[str]] = {}
-    for row in lake.scan(TableState, columns, None, pc.field("run_id") == run_id).to_pylist():
+    for row in (
+        ledger.table(TableState).scan(columns, None, pc.field("run_id") == run_id).to_pylist()
+    ):
         told = row["reason"] if row["reason"] and row["status"] == "synced" else None
         if told is None:
             told = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run
-from waldelta.monitoring.lake_tables import Bookkeeping
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)
@@ -85,14 +85,14 @@ class LagPoint:
 
 
 def read_runs(
-    lake: Bookkeeping, since: datetime | None = None, run_id: str | None = None
+    ledger: Ledger, since: datetime | None = None, run_id: str | None = None
 ) -> list[RunLine]:
     """Returns the runs with an event since then, newest first, or those of one id.
 
     Runs in progress have what their last stage recorded.
     """
     chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = lake.scan(Run, _COLUMNS, since, chosen)
+    rows = ledger.table(Run).scan(_COLUMNS, since, chosen)
     if not rows.num_rows:
         return []
     began = pc.subtract(
@@ -113,12 +113,12 @@ def read_runs(
     return [_line(row) for row in grouped.to_pylist()]
 
 
-def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> RunLine | None:
+def latest_run(ledger: Ledger, verb: str, since: datetime | None = None) -> RunLine | None:
     """Returns the run of a verb with the latest event since then."""
-    rows = lake.scan(Run, ("run_id", "at"), since, pc.field("verb") == verb)
+    rows = ledger.table(Run).scan(("run_id", "at"), since, pc.field("verb") == verb)
     if not rows.num_rows:
         return None
-    lines = read_runs(lake, rows["at"][-1].as_py(), rows["run_id"][-1].as_py())
+    lines = read_runs(ledger, rows["at"][-1].as_py(), rows["run_id"][-1].as_py())
     return next(line for line in lines if line.verb == verb)
 
 

@@ -17,12 +17,11 @@ from waldelta.config import PipelineFile
 from waldelta.errors import SlotMissing, StateError
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.records import Release
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.attention import Attention
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_runs
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import Watermarks
@@ -70,12 +69,12 @@ class Stopped:
         return self.released is None and all(one.may_pass for one in self.unmet)
 
 
-def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
+def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     """Returns the tables that the latest run left behind because their gate stopped them, by
     name.
     """
-    run, left = _latest_applied(lake)
-    unmet = dict(_unmet(lake, run.run_id, left)) if run is not None and left else {}
+    run, left = _latest_applied(ledger)
+    unmet = dict(_unmet(ledger, run.run_id, left)) if run is not None and left else {}
     if not unmet:
         return []
     job = Job(pipeline, "", run.run_id if run is not None else "")
@@ -131,26 +130,28 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
         )
 
 
-def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
+def _latest_applied(ledger: Ledger) -> tuple[RunLine | None, list[str]]:
     """Returns the newest run that reached apply, and the tables it couldn't bring up to date."""
-    latest = [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
+    latest = [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
     if not latest or (latest[0].applied and latest[0].status != "running"):
         return None, []
-    runs = [run for run in read_runs(lake, latest[0].at - _REACH) if run.verb in LANDING]
+    runs = [run for run in read_runs(ledger, latest[0].at - _REACH) if run.verb in LANDING]
     run = next((run for run in runs if run.came_to_apply and run.status != "running"), None)
     if run is None:
         return None, []
-    result = read_result(lake, run.verb, run.run_id, run.at) or {}
+    result = read_result(ledger, run.verb, run.run_id, run.at) or {}
     return run, [str(name) for name in result.get("not_applied") or ()]
 
 
 def _unmet(
-    lake: Bookkeeping, run_id: str, tables: Collection[str]
+    ledger: Ledger, run_id: str, tables: Collection[str]
 ) -> Iterator[tuple[str, list[Unmet]]]:
     """Yields by table the gate expectations not met in this run, and since when without a break."""
     columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in lake.scan(ExpectationResult, columns, None, judged_by_gates(tables)).to_pylist():
+    for row in (
+        ledger.table(ExpectationResult).scan(columns, None, judged_by_gates(tables)).to_pylist()
+    ):
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():

@@ -14,10 +14,9 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from waldelta.lake import files_of, target_uri
-from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.ledger import ColumnState, Ledger, TableState
 from waldelta.lake.storage import has_deletion_vectors, row_count
 from waldelta.metadata_columns import PREFIX
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.postgres import TableId
 
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
@@ -60,22 +59,22 @@ class TableDetails:
         return tuple(column.name for column in self.columns if column.is_key)
 
 
-def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | None:
+def read_table_details(ledger: Ledger, table_name: str) -> TableDetails | None:
     """Returns a target by its latest state and its Delta log.
 
     Returns None for a table that the ledger doesn't know, or an invalid table name.
     """
-    states = lake.ledger.table_rows(table_name)
+    states = ledger.table_rows(table_name)
     try:
         table_id = TableId.parse(table_name)
     except ValueError:
         return None
     if not states:
         return None
-    state, uri = states[-1], target_uri(lake.root, table_id.schema, table_id.name)
+    state, uri = states[-1], target_uri(ledger.root, table_id.schema, table_id.name)
     filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
     try:
-        table = DeltaTable(uri, storage_options=lake.storage_options)
+        table = DeltaTable(uri, storage_options=ledger.storage_options)
         schema, files = table.schema(), files_of(table)
     except (
         DeltaError,

@@ -12,13 +12,12 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ExternalCommit, Run
-from waldelta.lake.ledger.table import of_tables
+from waldelta.lake.ledger import Ledger, Quarantine, TableState
+from waldelta.lake.ledger.ledger_row import rows_of, schema_of
+from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, Run
+from waldelta.lake.ledger.table import last_rows, of_tables
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
-from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
-from waldelta.monitoring.quarantine_rows import count_open
 from waldelta.monitoring.run_history import LANDING, RunLine
 from waldelta.pipeline.targets.lifecycle import target_generations
 
@@ -86,16 +85,16 @@ class TableLine:
     kind: str = ""  # The target's mode if it isn't a mirror, or that it has no copy.
 
 
-def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, WindowChanges]:
+def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChanges]:
     """Returns by table the changes of runs since then: what they consumed, replayed and repaired.
 
     They come from the records of each attempt at a run. Cuts are incomplete, because none is
     published while one table is behind. Unchanged tables are left out.
     """
-    rows = lake.scan(Run, ("at", "verb", "run_id", "targets"), since).combine_chunks()
+    rows = ledger.table(Run).scan(("at", "verb", "run_id", "targets"), since).combine_chunks()
     changes = _of_attempts(rows)
     if rows["targets"].null_count:
-        changes = pa.concat_tables([_of_results(lake, rows, since), changes])
+        changes = pa.concat_tables([_of_results(ledger, rows, since), changes])
     sums = [(name, "sum") for name in _OPERATIONS]
     lasts = [
         (name, "last") for name in ("verb", "run_id", "version", "generation")
@@ -121,7 +120,7 @@ _WRITTEN = ("inserted", "updated", "deleted", "truncates")
 _OPERATIONS = tuple(f.name for f in fields(Operations))
 _CHANGES = pa.schema(
     [
-        *(Run.schema.field(name) for name in _RUN),
+        *(schema_of(Run).field(name) for name in _RUN),
         ("table_name", pa.string()),
         ("committed_at", pa.timestamp("us", "UTC")),
         ("version", pa.int64()),
@@ -152,14 +151,14 @@ def _of_attempts(rows: pa.Table) -> pa.Table:
     return pa.table(columns).select(_CHANGES.names).cast(_CHANGES)
 
 
-def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa.Table:
+def _of_results(ledger: Ledger, rows: pa.Table, since: datetime | None) -> pa.Table:
     """Returns the same for runs of versions that recorded no targets, from each run's last result.
 
     These have no generation.
     """
     old = rows.filter(pc.is_null(rows["targets"]))
     upto = pc.field("at") <= old["at"][-1]
-    results = lake.scan(Run, (*_RUN, "result"), since, upto)
+    results = ledger.table(Run).scan((*_RUN, "result"), since, upto)
     last = last_rows(
         results.filter(pc.is_in(results["at"], value_set=old["at"].combine_chunks())),
         ["verb", "run_id"],
@@ -175,26 +174,18 @@ def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa
     return pa.Table.from_pylist(found, schema=_CHANGES)
 
 
-@dataclass(frozen=True, slots=True)
-class CopyState:
-    """What the ledger has of a table's copy and columns.
-
-    ``foreign`` is the last external commit recorded in its latest state.
-    """
-
-    table_name: str
-    at: datetime
-    run_id: str
-    generation: int
-    status: str
-    reason: str | None
-    rows: int
-    mode: str | None = None
-    copy_skipped: bool | None = None
-    foreign: ExternalCommit | None = None
-
-
-_STATE = tuple(name for name in CopyState.__dataclass_fields__ if name != "foreign")
+_STATE = (
+    "at",
+    "run_id",
+    "table_name",
+    "generation",
+    "status",
+    "reason",
+    "rows",
+    "mode",
+    "copy_skipped",
+    "foreign_commits",
+)
 
 
 def _rank(line: TableLine) -> int:
@@ -209,24 +200,13 @@ def _rank(line: TableLine) -> int:
     return 2 if line.in_quarantine or is_warned else 3
 
 
-def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopyState]:
-    """Returns all states of the targets, or of one, oldest first."""
-    chosen = None if table_name is None else pc.field("table_name") == table_name
-    rows = lake.scan(TableState, _STATE, None, chosen)
-    return [CopyState(**row) for row in rows.to_pylist()]
+def latest_states(ledger: Ledger) -> list[TableState]:
+    """Returns the latest state of each target, without columns, storage and filters."""
+    rows = ledger.table(TableState).scan(_STATE)
+    return rows_of(TableState, last_rows(rows, ["table_name"]))
 
 
-def latest_states(lake: Bookkeeping) -> list[CopyState]:
-    """Returns the latest state of each target."""
-    rows = lake.scan(TableState, (*_STATE, "foreign_commits"))
-    found = []
-    for row in last_rows(rows, ["table_name"]).to_pylist():
-        commits = row.pop("foreign_commits")
-        found.append(CopyState(**row, foreign=ExternalCommit(**commits[-1]) if commits else None))
-    return found
-
-
-def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]:
+def copied_at(ledger: Ledger, tables: Collection[str]) -> dict[str, datetime]:
     """Returns when these targets were last copied as a whole, or compared row by row by a resync.
 
     A repair ends like a copy, with its own snapshot and the next generation, but corrects only some
@@ -239,7 +219,7 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
     found: dict[str, datetime] = {}
     ended: set[tuple[str, int]] = set()
     begun: dict[tuple[str, int], bool] = {}
-    for row in lake.scan(TableState, columns, None, of_tables(tables)).to_pylist():
+    for row in ledger.table(TableState).scan(columns, None, of_tables(tables)).to_pylist():
         of = (row["table_name"], row["generation"])
         if row["status"] == COPYING:
             begun[of] = bool(row["snapshot"])
@@ -251,41 +231,34 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
     return found
 
 
-def replicated_tables(lake: Bookkeeping) -> list[str]:
+def replicated_tables(ledger: Ledger) -> list[str]:
     """Returns the replicated targets: all except those that left the publications."""
-    return [state.table_name for state in latest_states(lake) if state.status != REMOVED]
+    return [state.table_name for state in latest_states(ledger) if state.status != REMOVED]
 
 
 def read_tables(
-    lake: Bookkeeping,
+    ledger: Ledger,
     runs: Iterable[RunLine],
     changed: Mapping[str, WindowChanges],
     checks: Mapping[str, Check],
     idle_checked_at: datetime | None = None,
-    latest: Iterable[CopyState] | None = None,
+    latest: Iterable[TableState] | None = None,
 ) -> list[TableLine]:
     """Returns every table that was ever copied, those that need attention first, then by name.
 
     ``runs`` are newest first. ``idle_checked_at`` is when a run last found nothing to do, which the
     ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
-    states = list(latest_states(lake) if latest is None else latest)
-    lacking = count_open(lake, target_generations(lake.ledger))
+    states = list(latest_states(ledger) if latest is None else latest)
+    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    lacking = quarantine.open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.
     landing = [
         run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply
     ]
-    behind = _behind(lake, landing)
-    upto = max(
-        (run.as_of for run in landing if run.as_of is not None and run.status != "running"),
-        default=None,
-    )
-    if not behind:
-        upto = max(
-            filter(None, (upto if _applied(landing) else _last_applied(landing), idle_checked_at)),
-            default=None,
-        )
+    behind = _behind(ledger, landing)
+    upto = _complete_upto(landing, idle_checked_at, is_behind=bool(behind))
     lines = []
     for state in states:
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
@@ -308,25 +281,29 @@ def read_tables(
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))
 
 
-def _applied(landing: list[RunLine]) -> bool:
-    return bool(landing) and landing[0].applied
+def _complete_upto(
+    landing: list[RunLine], idle_checked_at: datetime | None, *, is_behind: bool
+) -> datetime | None:
+    """Returns when the targets that aren't behind had all changes; ``is_behind``: some are."""
+    if is_behind or (landing and landing[0].applied):
+        landed = (run.as_of for run in landing if run.as_of is not None and run.status != "running")
+        upto = max(landed, default=None)
+    else:
+        upto = next((run.as_of for run in landing if run.applied), None)
+    return upto if is_behind else max(filter(None, (upto, idle_checked_at)), default=None)
 
 
-def _last_applied(landing: list[RunLine]) -> datetime | None:
-    return next((run.as_of for run in landing if run.applied), None)
-
-
-def _behind(lake: Bookkeeping, landing: list[RunLine]) -> dict[str, datetime | None]:
+def _behind(ledger: Ledger, landing: list[RunLine]) -> dict[str, datetime | None]:
     """Returns the tables that the latest run couldn't bring up to date, with their complete
     time.
     """
     ended = [run for run in landing if run.status != "running"]
     if not ended or ended[0].applied:
         return {}
-    left = dict.fromkeys(_not_applied(lake, ended[0]))
+    left = dict.fromkeys(_not_applied(ledger, ended[0]))
     found: dict[str, datetime | None] = dict(left)
     for run in ended[1:_MOST_RESULTS]:
-        held = set(left) if run.applied else set(left) - set(_not_applied(lake, run))
+        held = set(left) if run.applied else set(left) - set(_not_applied(ledger, run))
         for name in held:
             found[name] = run.as_of
             del left[name]
@@ -335,8 +312,8 @@ def _behind(lake: Bookkeeping, landing: list[RunLine]) -> dict[str, datetime | N
     return found
 
 
-def _not_applied(lake: Bookkeeping, run: RunLine) -> list[str]:
-    result = read_result(lake, run.verb, run.run_id, run.at)
+def _not_applied(ledger: Ledger, run: RunLine) -> list[str]:
+    result = read_result(ledger, run.verb, run.run_id, run.at)
     return [str(name) for name in (result or {}).get("not_applied") or ()]
 
 

@@ -40,6 +40,12 @@ def storage_options_of(root: str) -> dict[str, str] | None:
     return {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)}
 
 
+def ledger_of(pipeline: PipelineFile) -> Ledger:
+    """Return a pipeline's ledger, with its object store's credentials from the environment."""
+    root = pipeline.target.root
+    return Ledger(root, storage_options_of(root))
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A command's run: its pipeline, the connections to its source, and why it runs.
@@ -81,7 +87,7 @@ class Job:
     @property
     def ledger(self) -> Ledger:
         """The pipeline's ledger tables."""
-        return Ledger(self.pipeline.target.root, self.storage_options)
+        return ledger_of(self.pipeline)
 
     @contextmanager
     def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:

@@ -15,10 +15,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from waldelta.config import PipelineFile
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import now
-from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
+from waldelta.pipeline.job import ledger_of
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
@@ -155,34 +156,36 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/p/{name}")
     def pipeline(page_request: PageRequestDep, name: str, hours: int = 24) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
-            text = pages.pipeline_page(page_request.base, found, lake, hours, page_request.reader)
+        with _lake(page_request, name) as (found, ledger):
+            text = pages.pipeline_page(page_request.base, found, ledger, hours, page_request.reader)
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/runs")
     def runs(
         page_request: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
     ) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
-            return _page(pages.runs_page(page_request.base, found, lake, page, only_failed=failed))
+        with _lake(page_request, name) as (found, ledger):
+            return _page(
+                pages.runs_page(page_request.base, found, ledger, page, only_failed=failed)
+            )
 
     @app.get("/p/{name}/run/{verb}/{run_id:path}")
     def run(page_request: PageRequestDep, name: str, verb: str, run_id: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
+        with _lake(page_request, name) as (found, ledger):
             text, is_known = pages.run_page(
-                page_request.base, found, lake, (verb, run_id), page_request.reader
+                page_request.base, found, ledger, (verb, run_id), page_request.reader
             )
             return _page(text, 200 if is_known else 404)
 
     @app.get("/p/{name}/expectations")
     def expectations(page_request: PageRequestDep, name: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
-            return _page(pages.expectations_page(page_request.base, found, lake))
+        with _lake(page_request, name) as (found, ledger):
+            return _page(pages.expectations_page(page_request.base, found, ledger))
 
     @app.get("/p/{name}/table/{table:path}")
     def table(page_request: PageRequestDep, name: str, table: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
-            text, is_known = pages.table_page(page_request.base, found, lake, table)
+        with _lake(page_request, name) as (found, ledger):
+            text, is_known = pages.table_page(page_request.base, found, ledger, table)
             return _page(text, 200 if is_known else 404)
 
 
@@ -195,19 +198,19 @@ def _add_quarantine(app: FastAPI) -> None:
         run: str | None = None,
         refused: str | None = None,
     ) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
+        with _lake(page_request, name) as (found, ledger):
             button = _button(page_request, quarantine_dag(name), run, refused)
             shows_values = page_request.reader.may_see_values(found)
             text = quarantine_page(
-                page_request.base, found, lake, chosen, button, shows_values=shows_values
+                page_request.base, found, ledger, chosen, button, shows_values=shows_values
             )
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/quarantine/row/{row_id}")
     def quarantined(page_request: PageRequestDep, name: str, row_id: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
+        with _lake(page_request, name) as (found, ledger):
             page_request.check_values(found)
-            text = row_page(page_request.base, found, lake, row_id)
+            text = row_page(page_request.base, found, ledger, row_id)
         if text is None:
             raise HTTPException(404, "There is no such row in quarantine (any more).")
         return _page(text)
@@ -260,18 +263,18 @@ def _add_reconciliation(app: FastAPI) -> None:
     def reconciliation(
         page_request: PageRequestDep, name: str, run: str | None = None, refused: str | None = None
     ) -> HTMLResponse:
-        with _lake(page_request, name) as (found, lake):
+        with _lake(page_request, name) as (found, ledger):
             button = _button(page_request, reconcile_dag(name), run, refused)
             shows_values = page_request.reader.may_see_values(found)
             text = reconciliation_page(
-                page_request.base, found, lake, button, shows_values=shows_values
+                page_request.base, found, ledger, button, shows_values=shows_values
             )
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.post("/p/{name}/repair", dependencies=[Depends(_may_repair)])
     def repair_all(page_request: PageRequestDep, name: str) -> Response:
-        with _lake(page_request, name) as (_, lake):
-            compared = read_compared(lake, replicated_tables(lake))
+        with _lake(page_request, name) as (_, ledger):
+            compared = read_compared(ledger, replicated_tables(ledger))
         return _repair(page_request, name, [*compared.different, *compared.copied])
 
     @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_repair)])
@@ -364,21 +367,21 @@ def _add_entrances(app: FastAPI) -> None:
             return _page(pages.stranger_page(page_request.base, dag_id))
         name, verb = found
         if verb == "consume":
-            with _lake(page_request, name) as (_, lake):
-                verb = pages.consuming_verb(lake, run_id)
+            with _lake(page_request, name) as (_, ledger):
+                verb = pages.consuming_verb(ledger, run_id)
         return RedirectResponse(
             url(page_request.base, "p", name, "run", verb, run_id), headers=HEADERS
         )
 
 
 @contextmanager
-def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
+def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Ledger]]:
     """Yields a pipeline and its lake; an error of the lake becomes status 502, not an Airflow
     error.
     """
     found = page_request.pipeline(name)
     try:
-        yield found, bookkeeping_of(found)
+        yield found, ledger_of(found)
     except pages.READ_ERRORS as err:
         raise HTTPException(
             502,

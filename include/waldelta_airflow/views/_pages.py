@@ -17,18 +17,19 @@ from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.errors import WaldeltaError
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.monitoring import Glance, read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.attention import Attention, shortened, worst_first
 from waldelta.monitoring.check_results import expectations_map, missed_earlier, tables_map
-from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.overview import REACH
 from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
-from waldelta.monitoring.table_list import read_changed, read_states, replicated_tables
+from waldelta.monitoring.table_list import read_changed, replicated_tables
+from waldelta.pipeline.job import ledger_of
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow.views._access import Reader
@@ -135,7 +136,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     try:
         glance = read_glance(
             pipeline,
-            bookkeeping_of(pipeline),
+            ledger_of(pipeline),
             at,
             HOURS[0],
             _last_idle_check(pipeline, schedule),
@@ -240,7 +241,7 @@ def _of_schedule(
 
 
 def pipeline_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int, reader: Reader
+    base: str, pipeline: PipelineFile, ledger: Ledger, hours: int, reader: Reader
 ) -> str:
     """Returns one pipeline's page: lag, slot, tables, and its DAGs with the reader's
     permissions.
@@ -248,7 +249,7 @@ def pipeline_page(
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([name]).get(name)
-    glance = read_glance(pipeline, lake, at, hours, _last_idle_check(pipeline, schedule))
+    glance = read_glance(pipeline, ledger, at, hours, _last_idle_check(pipeline, schedule))
     link = partial(_link_to_run, base, name)
     return render(
         "pipeline.html",
@@ -273,11 +274,11 @@ def _link_to_run(base: str, name: str, point: LagPoint) -> str:
 
 
 def runs_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, only_failed: bool
+    base: str, pipeline: PipelineFile, ledger: Ledger, number: int, *, only_failed: bool
 ) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, name = now(), pipeline.pipeline
-    runs = read_runs(lake, at - HISTORY_SHOWN)
+    runs = read_runs(ledger, at - HISTORY_SHOWN)
     link = partial(_link_to_run, base, name)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
@@ -302,7 +303,7 @@ def _is_under_way(name: str) -> bool:
 
 
 def run_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, run: tuple[str, str], reader: Reader
+    base: str, pipeline: PipelineFile, ledger: Ledger, run: tuple[str, str], reader: Reader
 ) -> tuple[str, bool]:
     """Returns a run's page by verb and id, and whether the ledger knows the run.
 
@@ -311,8 +312,8 @@ def run_page(
     """
     name, (verb, run_id) = pipeline.pipeline, run
     if verb == ANY_VERB:
-        verb = next(iter(verbs_of(lake, run_id)), "consume")
-    details = read_run(lake, verb, run_id)
+        verb = next(iter(verbs_of(ledger, run_id)), "consume")
+    details = read_run(ledger, verb, run_id)
     dag_id = dag_of_verb(name, verb)
     dag_run = (
         read_dag_run(dag_id, run_id) if dag_id is not None and reader.may_read_dag(dag_id) else None
@@ -335,36 +336,34 @@ def run_page(
     )
 
 
-def consuming_verb(lake: Bookkeeping, run_id: str) -> str:
+def consuming_verb(ledger: Ledger, run_id: str) -> str:
     """Returns the verb of a run of the CDC DAG: consume or replay."""
     return next(
-        (verb for verb in verbs_of(lake, run_id) if verb in ("consume", "replay")), "consume"
+        (verb for verb in verbs_of(ledger, run_id) if verb in ("consume", "replay")), "consume"
     )
 
 
-def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> str:
+def expectations_page(base: str, pipeline: PipelineFile, ledger: Ledger) -> str:
     """Returns the page of checks: tables by runs."""
     at, name = now(), pipeline.pipeline
-    heat = tables_map(lake, at, _HEAT_MAP_RUNS)
-    earlier = missed_earlier(lake, heat, at - REACH, replicated_tables(lake))
+    heat = tables_map(ledger, at, _HEAT_MAP_RUNS)
+    earlier = missed_earlier(ledger, heat, at - REACH, replicated_tables(ledger))
     return render(
         "expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier
     )
 
 
-def table_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str
-) -> tuple[str, bool]:
+def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) -> tuple[str, bool]:
     """Returns one table's page, and whether the ledger knows the table.
 
     It shows the target's content and how to read it, its expectations by runs, and its copies.
     """
     at, name = now(), pipeline.pipeline
-    states = read_states(lake, table)
-    changed = read_changed(lake, at - timedelta(days=7)).get(table)
-    heat = expectations_map(lake, table, at, _HEAT_MAP_RUNS)
-    details = read_table_details(lake, table)
-    stopped = [one for one in read_stopped(pipeline, lake) if one.table_name == table]
+    states = ledger.table_rows(table)
+    changed = read_changed(ledger, at - timedelta(days=7)).get(table)
+    heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
+    details = read_table_details(ledger, table)
+    stopped = [one for one in read_stopped(pipeline, ledger) if one.table_name == table]
     text = render(
         "table.html",
         base,

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import IncompleteRow
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.monitoring.decisions import read_decided
-from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open, read_since
+from waldelta.monitoring.quarantine_rows import read_by_id, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
@@ -66,7 +65,7 @@ class Value:
 def quarantine_page(
     base: str,
     pipeline: PipelineFile,
-    lake: Bookkeeping,
+    ledger: Ledger,
     chosen: Chosen,
     button: Button,
     *,
@@ -77,17 +76,12 @@ def quarantine_page(
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
-    generations = target_generations(lake.ledger)
-    keys = open_keys(lake, generations)
-    reason = pc.fill_null(keys["reason"], "")
-    for folder in server_folders():  # An address contains the reason too.
-        reason = pc.replace_substring(reason, folder, "")
-    keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
+    keys = _open_keys(ledger)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)
     turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
-    shown = read_open(lake, listed.slice(turn.first, _ROWS_PER_PAGE))
-    decided = read_decided(lake)
+    shown = read_open(ledger, listed.slice(turn.first, _ROWS_PER_PAGE))
+    decided = read_decided(ledger)
     name = pipeline.pipeline
     return render(
         "quarantine.html",
@@ -98,7 +92,7 @@ def quarantine_page(
         values={row.id: list(_values(row, _IN_LIST)) for row in shown} if shows_values else {},
         messages=[
             (message, *_dump(message.sent))
-            for message in open_messages(lake.ledger, pipeline.source.slot)
+            for message in open_messages(ledger, pipeline.source.slot)
         ],
         turn=turn,
         chosen=chosen,
@@ -111,8 +105,21 @@ def quarantine_page(
         is_under_way=button.dag.is_under_way,
         shows_values=shows_values,
         permission=(pipeline.row_values, cdc_dag(name)),
-        stopped=read_stopped(pipeline, lake),
+        stopped=read_stopped(pipeline, ledger),
     )
+
+
+def _open_keys(ledger: Ledger) -> pa.Table:
+    """Returns the keys of the rows that targets lack, with their reasons.
+
+    Folders of this server are left out of the reasons, because an address contains them too.
+    """
+    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    keys = quarantine.scan_open(target_generations(ledger), ("reason",))
+    reason = pc.fill_null(keys["reason"], "")
+    for folder in server_folders():
+        reason = pc.replace_substring(reason, folder, "")
+    return keys.set_column(keys.column_names.index("reason"), "reason", reason)
 
 
 _KINDS = (("table", "table_name"), ("reason", "reason"))
@@ -131,9 +138,9 @@ def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
     return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
 
 
-def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) -> str | None:
+def row_page(base: str, pipeline: PipelineFile, ledger: Ledger, row_id: str) -> str | None:
     """Returns one quarantined row's page with its values, messages and decisions, or None."""
-    row = read_by_id(lake, row_id)
+    row = read_by_id(ledger, row_id)
     if row is None:
         return None
     return render(
@@ -142,8 +149,8 @@ def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) 
         name=pipeline.pipeline,
         here="quarantine",
         row=row,
-        since=read_since(lake, row),
-        is_past=target_generations(lake.ledger).get(row.table_name) != row.generation,
+        since=read_since(ledger, row),
+        is_past=target_generations(ledger).get(row.table_name) != row.generation,
         values=list(_values(row, _ON_PAGE)),
         messages=[(message, *_dump(message)) for message in row.messages or ()],
     )

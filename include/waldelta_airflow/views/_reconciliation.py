@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import Reconciliation
+from waldelta.lake.ledger import Ledger, Reconciliation
 from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliations, last_answers
 from waldelta.lake.ledger.records import now
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta_airflow.views._installed_pipelines import cdc_dag
@@ -25,21 +24,20 @@ _ROWS_SHOWN = 100
 
 
 def reconciliation_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, button: Button, *, shows_values: bool
+    base: str, pipeline: PipelineFile, ledger: Ledger, button: Button, *, shows_values: bool
 ) -> str:
     """Returns the page of each table's last comparison, differing tables first.
 
     It also shows the errors of later attempts, and all results of 30 days.
     """
-    at, kept = now(), Reconciliations(lake.root, lake.storage_options)
-    fed = replicated_tables(lake)
-    scanned = kept.history()
-    told = scanned.to_pylist()
-    answers, attempts = last_answers(row for row in told if row["table_name"] in fed)
+    at, kept = now(), Reconciliations(ledger.root, ledger.storage_options)
+    fed = replicated_tables(ledger)
+    told = kept.history()
+    answers, attempts = last_answers(row for row in told if row.table_name in fed)
     latest = sorted(
         kept.in_full(answers).values(), key=lambda row: (row.status != DIFFERENT, row.table_name)
     )
-    history = [row for row in told[::-1] if row["at"] >= at - HISTORY_SHOWN]
+    history = [row for row in told[::-1] if row.at >= at - HISTORY_SHOWN]
     return render(
         "reconciliation.html",
         base,
@@ -48,7 +46,7 @@ def reconciliation_page(
         here="reconciliation",
         latest=latest,
         attempts=attempts,
-        compared=read_compared(lake, fed, scanned),
+        compared=read_compared(ledger, fed, told),
         different=[row for row in latest if row.status == DIFFERENT],
         history=history[:_MOST_LISTED],
         more_history=max(0, len(history) - _MOST_LISTED),

@@ -23,11 +23,10 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.table_list import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
@@ -413,7 +412,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
     again = consume(spark, replace(job, run_id="and another"))
     assert not again.tables.get("public.t", TableResult()).changed
-    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"]
+    shown = read_changed(Ledger(job.pipeline.target.root), None)["public.t"]
     assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
 
 

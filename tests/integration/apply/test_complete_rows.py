@@ -18,20 +18,18 @@ from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
-from waldelta.lake.ledger import IncompleteRow, Quarantine
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
     recorded_unknown,
 )
 from waldelta.lake.ledger.quarantine import COMPLETED, QUARANTINED, RESOLVED, SentMessage
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring import read_status
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets import RequiredAction
@@ -304,8 +302,7 @@ def test_a_discarded_row(spark, database, job):
     quarantine_rows(spark, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     root = job.pipeline.target.root
-    append_expectation_results(
-        root,
+    Ledger(root).append_all(
         [
             ExpectationResult(
                 now(),
@@ -450,7 +447,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         "quarantine --retry by Ann",
     )
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
-    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"].operations
+    shown = read_changed(Ledger(job.pipeline.target.root), None)["public.t"].operations
     assert (shown.inserted, shown.updated) == (3, 1)
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 5]
     assert lacking(4) == ["5"]

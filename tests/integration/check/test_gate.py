@@ -18,14 +18,13 @@ from waldelta.errors import LockHeld
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
-from waldelta.lake.ledger import Quarantine
+from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring import read_glance
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.decisions import read_decided
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
@@ -88,7 +87,7 @@ class Gated:
 
     def rows_on_pages(self):
         """How many rows the pages say that runs inserted, updated and deleted, by table."""
-        changed = read_changed(Bookkeeping(self.job.pipeline.target.root), None)
+        changed = read_changed(Ledger(self.job.pipeline.target.root), None)
         return {
             name: (of.operations.inserted, of.operations.updated, of.operations.deleted)
             for name, of in changed.items()
@@ -96,12 +95,10 @@ class Gated:
 
     def failed(self):
         """How many expectations the pages say that the table doesn't meet."""
-        return read_latest_checks(Bookkeeping(self.job.pipeline.target.root), None)[
-            "public.t"
-        ].failed
+        return read_latest_checks(Ledger(self.job.pipeline.target.root), None)["public.t"].failed
 
     def stopped(self):
-        return read_stopped(self.job.pipeline, Bookkeeping(self.job.pipeline.target.root))
+        return read_stopped(self.job.pipeline, Ledger(self.job.pipeline.target.root))
 
     def told(self):
         rows = Quarantine(self.job.pipeline.target.root).rows("public.t", 1)
@@ -145,7 +142,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert made.rows() == [(1, 1)]
     (second,) = made.stopped()
     assert (second.waiting, second.since) == (3, first.since)
-    root = Bookkeeping(made.job.pipeline.target.root)
+    root = Ledger(made.job.pipeline.target.root)
     told = {
         item.text: item.page for item in read_glance(made.job.pipeline, root, now(), 24).attention
     }
@@ -360,8 +357,7 @@ def test_a_retry_judges_again(gated, database):
     assert set(ids.values()).isdisjoint(row["id"] for row in list_quarantined(made.job))
     assert made.failed() == 1
     found = [
-        (one.what, one.by, one.rows)
-        for one in read_decided(Bookkeeping(made.job.pipeline.target.root))
+        (one.what, one.by, one.rows) for one in read_decided(Ledger(made.job.pipeline.target.root))
     ]
     assert sorted(found) == [
         ("discarded", "ann", 2),
@@ -405,7 +401,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     )
     accept(made, "all")
     assert (made.rows(), listed(made), made.failed()) == (made.source(), {}, 0)
-    decided = read_decided(Bookkeeping(made.job.pipeline.target.root))
+    decided = read_decided(Ledger(made.job.pipeline.target.root))
     accepted = [
         (one.run_id, one.by, one.reason, one.rows) for one in decided if one.what == "accepted"
     ]

@@ -17,8 +17,8 @@ from waldelta.changes.merge.statements import session_settings
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
-from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.passed_suites import PassedSuites
+from waldelta.lake.ledger import Ledger, Quarantine
+from waldelta.lake.ledger.passed_suites import latest_suites
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
@@ -56,7 +56,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
         return run_maintain(spark, replace(job, run_id=run_id)).stages["check"].detail
 
     def judged():
-        *_, latest = PassedSuites(lake).latest(["public.t"])["public.t"]
+        *_, latest = latest_suites(Ledger(lake), ["public.t"])["public.t"]
         return latest.run_id, latest.whole, latest.end_lsn is not None
 
     assert run("first", "insert into t values (10, 1)") == ["public.t", "public.u"]
@@ -117,14 +117,14 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
     database.execute("insert into t select g, 0 from generate_series(1, 101000) g")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
     run_sync(spark, job)
-    assert PassedSuites(lake).latest(["public.t"])["public.t"][-1].whole
+    assert latest_suites(Ledger(lake), ["public.t"])["public.t"][-1].whole
 
     def run(run_id, statement):
         database.execute(statement)
         return consume(spark, replace(job, run_id=run_id))
 
     def whole():
-        return PassedSuites(lake).latest(["public.t"])["public.t"][-1].whole
+        return latest_suites(Ledger(lake), ["public.t"])["public.t"][-1].whole
 
     assert run("tenth", "update t set v = 1 where id > 90950").passed == ["public.t"]
     assert not whole()
@@ -168,5 +168,5 @@ def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
     told = read_expectation_results(lake)
     assert {(r.table_name, r.success) for r in told} == {("public.t", True), ("public.u", True)}
     assert {
-        of[-1].whole for of in PassedSuites(lake).latest(["public.t", "public.u"]).values()
+        of[-1].whole for of in latest_suites(Ledger(lake), ["public.t", "public.u"]).values()
     } == {True}

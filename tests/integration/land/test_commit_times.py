@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.monitoring import read_glance
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -95,7 +95,7 @@ def test_any_commit_time_is_right(spark, database, lake):
         # Spark's own values become Python's, whatever the reader's time zone.
         assert len(spark.read.format("delta").load(uri_of(job, "public.h")).collect()) == len(TIMES)
         assert not check_idle(job).has_work
-        glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
+        glance = read_glance(job.pipeline, Ledger(lake), datetime.now(UTC), 24)
         assert {line.table_name for line in glance.tables if line.changed is not None} == set(
             tables
         )

@@ -27,14 +27,12 @@ from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.seeds import is_long
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger import IncompleteRow, Quarantine
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, Reconciliation
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
 )
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED
-from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import land_until as land_module
@@ -60,6 +58,13 @@ def make(database, lake, publications=None, tables=None, **target):
     return Pipeline(PipelineFile.model_validate(document))
 
 
+def results_of(pipeline, run_id):
+    """A run's results by table; after a retry, its last ones."""
+    table = Ledger(pipeline.file.target.root).table(Reconciliation)
+    found = {row.table_name: row for row in table.read(pc.field("run_id") == run_id)}
+    return [found[name] for name in sorted(found)]
+
+
 def reconcile(spark, pipeline, run_id="reconcile", **options):
     """What a reconciliation found, by table, whether or not it failed."""
     failure = None
@@ -67,7 +72,7 @@ def reconcile(spark, pipeline, run_id="reconcile", **options):
         pipeline.reconcile(spark, run_id=run_id, **options)
     except RunFailed as failed:
         failure = failed.result.error
-    rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
+    rows = results_of(pipeline, run_id)
     assert rows, failure
     return {row.table_name.removeprefix("public."): row for row in rows}
 
@@ -189,7 +194,7 @@ def test_no_table_is_to_be_copied_because_there_is_no_java(
 def run_without_java(database, pipeline, tmp_path, run_id, *options):
     done = start_without_java(database, pipeline, tmp_path, run_id, *options)
     assert done.returncode == 0, done.stderr
-    rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
+    rows = results_of(pipeline, run_id)
     return [
         (row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows
     ]
@@ -742,7 +747,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     counted = ExpectationResult(
         now(), "r", "public.t", ALL_VALUES_KNOWN, "m", "warning", "pipeline", False, None, None, 1
     )
-    append_expectation_results(pipeline.file.target.root, [counted])
+    Ledger(pipeline.file.target.root).append_all([counted])
     row = reconcile(spark, pipeline, "repair", repair=True)["t"]
     assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
     # What a check had counted is told anew.

@@ -16,9 +16,8 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay
-from waldelta.lake.ledger import Quarantine
+from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.records import now
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -238,7 +237,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         "public.own": (1, 1, 1),
         "public.keyless": (2, 0, 1),
     }
-    shown = read_changed(Bookkeeping(job.pipeline.target.root), began)
+    shown = read_changed(Ledger(job.pipeline.target.root), began)
     assert {
         name: (of.operations.inserted, of.operations.updated, of.operations.deleted)
         for name, of in shown.items()

@@ -17,10 +17,9 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring import read_status
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.table_list import Operations, read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -181,7 +180,7 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 row"])
     assert rows(job, "t") == source(database, "t")
     # Without a cut, the pages show what the run did to the other table.
-    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)
+    shown = read_changed(Ledger(job.pipeline.target.root), None)
     assert {name: of.operations for name, of in shown.items()} == {
         "public.u": Operations(inserted=1)
     }

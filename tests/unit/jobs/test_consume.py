@@ -22,7 +22,6 @@ from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
 )
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
@@ -249,7 +248,7 @@ def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
     before = ExpectationResult(
         now(), "c", "public.a", kind, "m", "warning", "pipeline", False, None, None, 1
     )
-    append_expectation_results(root, [before])
+    Ledger(root).append_all([before])
     quality = job.pipeline.quality.model_copy(update={"enabled": checks})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
     if checks:

@@ -14,10 +14,10 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.unit.lake.ledger.test_ledger import NOON, OLD
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import write_parquet
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
-    append_expectation_results,
-    prune_expectation_results,
+    keep_results,
 )
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import (
@@ -170,9 +170,11 @@ def test_old_results_of_expectations_go(lake):
             at, run_id, table, "e", "m", "critical", "derived", True, None, None, 1
         )
 
-    assert prune_expectation_results(lake, NOON) == 0
-    append_expectation_results(lake, [result(OLD, "old"), result(OLD, "old")])
-    append_expectation_results(lake, [result(OLD, "idle", "public.u")])
-    append_expectation_results(lake, [result(NOON, "new")])
-    assert prune_expectation_results(lake, NOON - DAY) == 2
+    ledger = Ledger(lake)
+    table = ledger.table(ExpectationResult)
+    assert table.prune(lambda rows: keep_results(rows, NOON)) == 0
+    ledger.append_all([result(OLD, "old"), result(OLD, "old")])
+    ledger.append_all([result(OLD, "idle", "public.u")])
+    ledger.append_all([result(NOON, "new")])
+    assert table.prune(lambda rows: keep_results(rows, NOON - DAY)) == 2
     assert [r.run_id for r in read_expectation_results(lake)] == ["idle", "new"]

@@ -9,24 +9,30 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
-from waldelta.lake.ledger import IncompleteRow, Quarantine, Reconciliation, TableState, TargetCut
-from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger import (
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    Reconciliation,
+    TableState,
+    TargetCut,
+)
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
 from waldelta.monitoring import read_glance
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
 
 
 @pytest.fixture
 def book(lake):
-    return Bookkeeping(lake)
+    return Ledger(lake)
 
 
 def test_what_deserves_attention(book):
     """The worst first; each with the page that tells more."""
     for name, status in (("a", "synced"), ("b", "failed")):
-        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
+        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     gap = Gap(
         minutes(1),
         "r",
@@ -41,9 +47,9 @@ def test_what_deserves_attention(book):
         "slot 's' is lost",
         "run resync",
     )
-    book.ledger.append(gap)
+    book.append(gap)
     why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
-    book.ledger.append(
+    book.append(
         run(
             "r",
             minutes(2),
@@ -54,7 +60,7 @@ def test_what_deserves_attention(book):
             result=why,
         )
     )
-    append_expectation_results(book.root, [result(minutes(2), "r", "public.a", False)])
+    book.append_all([result(minutes(2), "r", "public.a", False)])
     Quarantine(book.root).add(
         [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])]
     )
@@ -90,11 +96,11 @@ def test_a_lost_slot_is_named_once_and_without_positions(book):
     run's page.
     """
     detail = "slot 's' is lost (wal_removed): changes since 4/F0 are gone"
-    book.ledger.append(
+    book.append(
         Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", detail, "run resync")
     )
     why = json.dumps({"error": {"class": "SlotLost", "message": detail}})
-    book.ledger.append(run("r", minutes(2), "failed", result=why))
+    book.append(run("r", minutes(2), "failed", result=why))
     (told,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
     assert (told.text, told.page) == (
         "the slot lost changes: SlotLost: run resync",
@@ -107,14 +113,12 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     couldn't compare.
     """
     for name in "abcd":
-        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
-    append_expectation_results(
-        book.root, [result(minutes(-5000), "r", "public.a", False, "warning")]
-    )
+        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+    book.append_all([result(minutes(-5000), "r", "public.a", False, "warning")])
     why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
     night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
     for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
-        book.ledger.append(event)
+        book.append(event)
     found = [
         (-200, "a", "different"),
         (-150, "b", "failed"),
@@ -145,9 +149,7 @@ def test_what_only_warns_is_told_behind_what_fails(book):
         ),
     ]
     for verb in ("maintain", "reconcile"):
-        book.ledger.append(
-            replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded")
-        )
+        book.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
     Reconciliations(book.root).add(
         [Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"]
     )
@@ -254,8 +256,8 @@ TOLD_BY_RUNS = [
 )
 def test_what_the_latest_run_found_is_told(book, found, told):
     """Also while a later one runs, or failed before it could know."""
-    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
-    book.ledger.append(TableState(minutes(1), "sync", "public.late", 1, "synced"))
+    book.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
+    book.append(TableState(minutes(1), "sync", "public.late", 1, "synced"))
     Reconciliations(book.root).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
 
     def items(at):
@@ -269,26 +271,26 @@ def test_what_the_latest_run_found_is_told(book, found, told):
     assert len(idle) == len([item for item in attention if "latest run" not in item[1]])
     assert len(attention) == (told is not None)
     assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)
-    book.ledger.append(run("down", minutes(3), "failed"))
-    book.ledger.append(run("now", minutes(4), "running"))
+    book.append(run("down", minutes(3), "failed"))
+    book.append(run("now", minutes(4), "running"))
     of_others = [
         [item for item in listed if "latest run" not in item[1]] for listed in (items(5), attention)
     ]
     assert of_others[0] == of_others[1]
-    book.ledger.append(run("fine", minutes(6), result=json.dumps({"stages": {"apply": {}}})))
+    book.append(run("fine", minutes(6), result=json.dumps({"stages": {"apply": {}}})))
     assert items(7) == []
 
 
 def test_what_was_found_holds_while_nothing_changes(book):
     """Of a source at rest no run is recorded but maintenance's."""
-    book.ledger.append(
+    book.append(
         run(
             "r",
             minutes(0),
             result=json.dumps({"stages": {"apply": {}}, "never_copied": ["public.x"]}),
         )
     )
-    book.ledger.append(replace(run("night", minutes(5000)), verb="maintain"))
+    book.append(replace(run("night", minutes(5000)), verb="maintain"))
     glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
     assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
 
@@ -296,11 +298,11 @@ def test_what_was_found_holds_while_nothing_changes(book):
 def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
     """No run need have followed; what the file no longer lists left on purpose."""
     for name in ("public.a", "public.z"):
-        book.ledger.append(TableState(minutes(0), "sync", name, 1, "synced"))
-        book.ledger.append(TableState(minutes(1), "look", name, 1, "removed"))
+        book.append(TableState(minutes(0), "sync", name, 1, "synced"))
+        book.append(TableState(minutes(1), "look", name, 1, "removed"))
     (told,) = read_glance(pipeline(book.root), book, minutes(2), 24).attention
     assert (told.severity, told.text.partition(":")[0]) == ("failed", "public.a")
-    book.ledger.append(TableState(minutes(3), "sync", "public.a", 2, "synced"))
+    book.append(TableState(minutes(3), "sync", "public.a", 2, "synced"))
     assert "publication" not in str(
         read_glance(pipeline(book.root), book, minutes(4), 24).attention
     )
@@ -314,12 +316,10 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     unsaid = [ExternalCommit(3, "UPDATE", "ann")]
     foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
     for name, found in foreign.items():
-        book.ledger.append(
+        book.append(
             TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found)
         )
-    book.ledger.append(
-        TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits)
-    )
+    book.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
     answers = [
         ("a", 9, 20),
         ("b", 8, 21),
@@ -375,23 +375,19 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
     were of now.
     """
     for name in "ab":
-        book.ledger.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
-    append_expectation_results(
-        book.root, [result(minutes(-8), "s", f"public.{name}") for name in "ab"]
-    )
+        book.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
+    book.append_all([result(minutes(-8), "s", f"public.{name}") for name in "ab"])
     for event in (
         run("one", minutes(2), "failed", targets=did(2, a=(1, 0, 0))),
         run("two", minutes(7), targets=did(3, b=(1, 0, 0))),
     ):
-        book.ledger.append(event)
-    append_expectation_results(
-        book.root, [replace(result(minutes(7), "two", "public.b"), version=3)]
-    )
+        book.append(event)
+    book.append_all([replace(result(minutes(7), "two", "public.b"), version=3)])
     for row in since:
         if isinstance(row, ExpectationResult):
-            append_expectation_results(book.root, [row])
+            book.append_all([row])
         else:
-            book.ledger.append(row)
+            book.append(row)
 
     def unchecked(of):
         found = read_glance(of, book, minutes(100), 24).attention
@@ -436,10 +432,10 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
     about.
     """
     for status, snapshot in (("copying", ""), ("synced", "s")):
-        book.ledger.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
+        book.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
     Reconciliations(book.root).add([Reconciliation(minutes(5), "r", "public.a", "different")])
     for n, (status, generation, snapshot) in enumerate(states):
-        book.ledger.append(
+        book.append(
             TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot)
         )
     glance = read_glance(pipeline(book.root), book, minutes(20), 24)
@@ -459,7 +455,7 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
 
 def test_a_run_that_was_killed_is_told_by_its_silence(book):
     """It is the latest, and still running for the ledger."""
-    book.ledger.append(run("r", minutes(2), "running"))
+    book.append(run("r", minutes(2), "running"))
     assert read_glance(pipeline(book.root), book, minutes(30), 24).attention == ()
     (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
     assert "no update from the latest run for 5.0 hours" in silent.text
@@ -473,8 +469,8 @@ def test_the_remedy_of_a_failure_is_shown_whole(book):
         f"  - public.t{n}: {'why ' * 30}" for n in range(9)
     )
     why = json.dumps({"error": {"class": "SyncFailed", "message": f"{message}\n{remedy}"}})
-    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
-    book.ledger.append(run("r", minutes(2), "failed", result=why))
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.append(run("r", minutes(2), "failed", result=why))
     texts = [item.text for item in read_glance(pipeline(book.root), book, minutes(5), 24).attention]
     (text,) = [text for text in texts if "SyncFailed" in text]
     assert "SyncFailed: 9 of 9 tables not synced: - public.t0: why" in text

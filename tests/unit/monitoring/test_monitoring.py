@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run
-from waldelta.lake import bookkeeping_uri
+from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run, write_earlier
 from waldelta.lake.ledger import (
     ColumnState,
     IncompleteRow,
@@ -26,11 +25,10 @@ from waldelta.lake.ledger.expectation_results import (
     CAN_BE_JUDGED,
     IS_FRESH,
     REFERENCES_HOLD,
-    append_expectation_results,
-    prune_expectation_results,
+    ExpectationResult,
+    keep_results,
 )
 from waldelta.lake.ledger.records import Run, SlotReading
-from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring import read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.check_results import (
     expectations_map,
@@ -39,8 +37,7 @@ from waldelta.monitoring.check_results import (
     read_latest_checks,
     tables_map,
 )
-from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.quarantine_rows import count_open, open_keys, read_of_run, read_open
+from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
 from waldelta.monitoring.table_list import Operations, read_changed, read_tables
 from waldelta.pipeline import RunResult, StageResult
@@ -49,7 +46,7 @@ from waldelta.pipeline.run_result import TableResult
 
 @pytest.fixture
 def book(lake):
-    return Bookkeeping(lake)
+    return Ledger(lake)
 
 
 def test_a_lake_that_isnt_there_is_empty(book):
@@ -71,7 +68,7 @@ def test_runs_are_one_line_each(book):
         replace(run("one", minutes(3)), verb="maintain", as_of=None),
         run("two", minutes(8), "failed"),
     ):
-        book.ledger.append(event)
+        book.append(event)
     lines = read_runs(book)
     assert [(r.run_id, r.verb, r.status) for r in lines] == [
         ("two", "consume", "failed"),
@@ -88,7 +85,7 @@ def test_lag_counts_from_the_last_run_that_was_applied(book):
     nothing.
     """
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
-        book.ledger.append(event)
+        book.append(event)
     assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [
         ("a", None),
         ("b", 420.0),
@@ -119,34 +116,18 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     """Without the columns that runs record today the lag is reckoned from the run's events; bytes
     aren't known.
     """
-    fields = [
-        f
-        for f in Run.schema
-        if f.name
-        not in (
-            "as_of",
-            "lag_before_bytes",
-            "lag_bytes",
-            "retained_bytes",
-            "wal_status",
-            "applied",
-            "targets",
-        )
+    lacking = [
+        "as_of",
+        "lag_before_bytes",
+        "lag_bytes",
+        "retained_bytes",
+        "wal_status",
+        "applied",
+        "targets",
     ]
-    old = {
-        "run_id": "old",
-        "verb": "consume",
-        "run_type": "scheduled",
-        "changes": 1,
-        "seconds": 60.0,
-        "result": "{}",
-    }
-    LedgerTable(bookkeeping_uri(book.root, "runs"), pa.schema(fields)).extend(
-        [
-            old | {"at": minutes(1), "status": "running"},
-            old | {"at": minutes(4), "status": "succeeded", "seconds": 120.0, "end_lsn": 7},
-        ]
-    )
+    old = Run(minutes(1), "old", "consume", "running", "scheduled", changes=1, seconds=60.0)
+    ended = replace(old, at=minutes(4), status="succeeded", seconds=120.0, end_lsn=7)
+    write_earlier(book.root, [old, ended], lacking)
     (line,) = read_runs(book)
     assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (
         minutes(0),
@@ -155,7 +136,7 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
         None,
     )
     assert read_run(book, "consume", "old").stages == ()
-    book.ledger.append(run("new", minutes(9)))
+    book.append(run("new", minutes(9)))
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
 
@@ -235,7 +216,7 @@ CHANGED = [
 def test_what_runs_did_by_table(book, rows, expected):
     """Each change once, whatever became of its run."""
     for row in rows:
-        book.ledger.append(row)
+        book.append(row)
     found = {name: done.operations for name, done in read_changed(book, minutes(0)).items()}
     assert found == {f"public.{name}": Operations(*counts) for name, counts in expected.items()}
 
@@ -244,11 +225,9 @@ def test_the_latest_change_of_a_table(book):
     """By its commit on the source where that is known, with the run that brought it and the version
     that run wrote.
     """
-    book.ledger.append(
-        run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0)))
-    )
+    book.append(run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0))))
     skipped = [TargetCut("public.a", 1, 3, skipped=2)]
-    book.ledger.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
+    book.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
     changed = read_changed(book, minutes(0))
     assert [(changed[f"public.{name}"].at, changed[f"public.{name}"].run_id) for name in "abc"] == [
         (minutes(6), "two"), (minutes(-2), "one"), (minutes(3), "two"),
@@ -266,9 +245,7 @@ def test_the_latest_change_of_a_table(book):
 def test_columns_of_a_heat_map_are_told_apart(book, seconds, shown):
     """By seconds where two runs checked within one minute, and by their days."""
     at = [minutes(n / 60) for n in seconds]
-    append_expectation_results(
-        book.root, [result(one, f"r{n}", "public.a") for n, one in enumerate(at)]
-    )
+    book.append_all([result(one, f"r{n}", "public.a") for n, one in enumerate(at)])
     heat = tables_map(book, minutes(9), 10)
     assert (heat.shows_seconds, {run.day for run in heat.runs}) == (shown, {NOON.date()})
 
@@ -291,7 +268,7 @@ def test_what_a_table_holds_and_where(book):
         columns=columns,
         row_filter="id > 0",
     )
-    book.ledger.append(state)
+    book.append(state)
     before = read_table_details(book, "public.orders")
     assert (before.key, before.rows, before.bytes) == (("id",), None, None)
     uri = f"{book.root}/public/orders"
@@ -319,11 +296,11 @@ def test_tables_say_up_to_when_they_are_complete(book):
     comes first.
     """
     for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync")):
-        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
+        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     stuck = json.dumps({"not_applied": ["public.b"]})
-    book.ledger.append(run("fine", minutes(2)))
-    book.ledger.append(run("stuck", minutes(7), "failed", result=stuck))
-    book.ledger.append(run("again", minutes(12), "failed", result=stuck))
+    book.append(run("fine", minutes(2)))
+    book.append(run("stuck", minutes(7), "failed", result=stuck))
+    book.append(run("again", minutes(12), "failed", result=stuck))
     lines = read_tables(book, read_runs(book), {}, {})
     assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
         ("public.b", "behind", minutes(0)),
@@ -335,12 +312,12 @@ def test_tables_say_up_to_when_they_are_complete(book):
 def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
     """Spark couldn't be reached: its changes have landed, and are in no target."""
     for name in "ab":
-        book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
+        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
     stuck = json.dumps({"not_applied": ["public.b"]})
-    book.ledger.append(run("fine", minutes(2)))
-    book.ledger.append(run("no spark", minutes(7), "failed", applied=None))
-    book.ledger.append(run("stuck", minutes(12), "failed", result=stuck))
-    book.ledger.append(run("no spark again", minutes(17), "failed", applied=None))
+    book.append(run("fine", minutes(2)))
+    book.append(run("no spark", minutes(7), "failed", applied=None))
+    book.append(run("stuck", minutes(12), "failed", result=stuck))
+    book.append(run("no spark again", minutes(17), "failed", applied=None))
     lines = read_tables(book, read_runs(book), {}, {})
     assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
         ("public.b", "behind", minutes(0)),
@@ -350,10 +327,10 @@ def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
 
 def test_a_table_says_what_its_target_keeps(book):
     """Of a mirror there is nothing to say; a later state counts."""
-    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
-    book.ledger.append(TableState(minutes(-8), "sync", "public.b", 1, "synced"))
-    book.ledger.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
-    book.ledger.append(TableState(minutes(-6), "sync", "public.c", 1, "synced", copy_skipped=True))
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.append(TableState(minutes(-8), "sync", "public.b", 1, "synced"))
+    book.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
+    book.append(TableState(minutes(-6), "sync", "public.c", 1, "synced", copy_skipped=True))
     lines = read_tables(book, [], {}, {})
     assert [(line.table_name, line.kind) for line in lines] == [
         ("public.a", ""),
@@ -366,13 +343,13 @@ def test_a_run_that_read_nothing_brings_no_table_further(book):
     """The source couldn't be reached: that is nothing any table is behind by, and none is complete
     up to then.
     """
-    book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
-    book.ledger.append(run("fine", minutes(2)))
-    book.ledger.append(run("down", minutes(7), "failed"))
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    book.append(run("fine", minutes(2)))
+    book.append(run("down", minutes(7), "failed"))
     (line,) = read_tables(book, read_runs(book), {}, {})
     assert (line.status, line.complete_upto) == ("synced", minutes(0))
     # By hand, or with a landing that somebody has marked as done.
-    book.ledger.append(run("apply alone", minutes(12), as_of=None))
+    book.append(run("apply alone", minutes(12), as_of=None))
     (line,) = read_tables(book, read_runs(book), {}, {})
     assert (line.complete_upto, brought_up_to(read_runs(book))) == (minutes(0), minutes(0))
     (line,) = read_tables(book, read_runs(book), {}, {}, idle_checked_at=minutes(30))
@@ -390,7 +367,7 @@ CHECKS = [
 @pytest.mark.parametrize("verdict, found", CHECKS, ids=[c[0] for c in CHECKS])
 def test_the_worst_finding_is_the_verdict(book, verdict, found):
     rows = [result(minutes(1), "r", "public.a", *outcome) for outcome in found]
-    append_expectation_results(book.root, rows)
+    book.append_all(rows)
     (check,) = read_checks(book, None)
     assert (check.verdict, check.expectations) == (verdict, len(found))
 
@@ -399,15 +376,14 @@ def test_heat_maps(book):
     """Tables by runs and one table's expectations by runs; the newest run last, the worst row
     first.
     """
-    append_expectation_results(
-        book.root,
+    book.append_all(
         [
             result(minutes(1), "one", "public.a"),
             replace(result(minutes(1), "one", "public.b"), not_checked=["gone"]),
         ],
     )
     missed = result(minutes(6), "two", "public.b", False, count=3)
-    append_expectation_results(book.root, [replace(missed, not_checked=["unique key: none"])])
+    book.append_all([replace(missed, not_checked=["unique key: none"])])
     heat = tables_map(book, minutes(9), 10)
     assert [r.run_id for r in heat.runs] == ["one", "two"]
     verdicts = {name: [c and c.verdict for c in cells] for name, cells in heat.rows}
@@ -425,8 +401,7 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
     """The runs of the heat map may all be newer, or may have judged only a part of what is expected
     of a table.
     """
-    append_expectation_results(
-        book.root,
+    book.append_all(
         [
             result(minutes(-20_000), "old", "public.old", False),
             result(minutes(-20_000), "old", "public.warned", False, "warning"),
@@ -435,10 +410,8 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
             result(minutes(-20_000), "old", "public.gone", False),
         ],
     )
-    append_expectation_results(
-        book.root, [replace(reference(minutes(1), True), table_name="public.partly")]
-    )
-    append_expectation_results(book.root, [result(minutes(2), "new", "public.new", False)])
+    book.append_all([replace(reference(minutes(1), True), table_name="public.partly")])
+    book.append_all([result(minutes(2), "new", "public.new", False)])
     fed = [f"public.{name}" for name in ("old", "warned", "fine", "partly", "new", "never")]
     heat = tables_map(book, minutes(9), 2)
     assert [name for name, _ in heat.rows] == ["public.new", "public.partly"]
@@ -552,7 +525,7 @@ LATEST_CHECKS = [
 def test_the_last_word_on_each_expectation_counts(book, rows, counts):
     """Checks, maintenance and gates each judge a part of what is expected of a table."""
     for _, of_one_check in groupby(rows, attrgetter("at")):
-        append_expectation_results(book.root, list(of_one_check))
+        book.append_all(list(of_one_check))
     check = read_latest_checks(book, None)["public.a"]
     assert (check.expectations, check.failed, check.warnings) == counts
 
@@ -602,11 +575,11 @@ def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
     than the days that are read.
     """
     for _, of_one_check in groupby(rows, attrgetter("at")):
-        append_expectation_results(book.root, list(of_one_check))
+        book.append_all(list(of_one_check))
     for since in (None, minutes(1.5)):
         check = read_latest_checks(book, since, ["public.a"])["public.a"]
         assert (check.expectations, check.failed, check.unknown) == counts
-    prune_expectation_results(book.root, minutes(9))
+    book.table(ExpectationResult).prune(lambda rows: keep_results(rows, minutes(9)))
     check = read_latest_checks(book, None)["public.a"]
     assert (check.failed, check.unknown) == counts[1:]
 
@@ -617,7 +590,7 @@ def test_a_check_that_broke_off_and_was_tried_again_counts_as_it_ended(book):
         [unjudged(minutes(0), run_id="day"), unjudged(minutes(0), run_id="lost")],
         [KEY, result(minutes(1), "lost", "public.b")],
     ):
-        append_expectation_results(book.root, rows)
+        book.append_all(rows)
     (_, of_b), (_, of_a) = sorted(tables_map(book, minutes(9), 10).rows, reverse=True)
     assert [cell and cell.verdict for cell in of_a] == ["passed", "unknown"]
     assert [cell and cell.verdict for cell in of_b] == [None, "passed"]
@@ -633,17 +606,15 @@ def test_who_discards_rows_checks_nothing(book):
         [KEY, unknown(minutes(1), False, 1)],
         [replace(unknown(minutes(2), True), run_id="discard")],
     ):
-        append_expectation_results(book.root, rows)
+        book.append_all(rows)
     check = read_latest_checks(book, None)["public.a"]
     assert (check.at, check.run_id, check.warnings) == (minutes(1), "day", 0)
 
 
 def test_a_table_that_nothing_changes_keeps_its_verdict(book):
     """However long ago it was checked: a page that forgets what failed says that all is well."""
-    append_expectation_results(book.root, [CHECKED, replace(KEY, table_name="public.b")])
-    append_expectation_results(
-        book.root, [result(minutes(9), "later", "public.b"), reference(minutes(9), True)]
-    )
+    book.append_all([CHECKED, replace(KEY, table_name="public.b")])
+    book.append_all([result(minutes(9), "later", "public.b"), reference(minutes(9), True)])
     found = read_latest_checks(book, minutes(5), ["public.a", "public.b", "public.c"])
     assert {name: check.verdict for name, check in found.items()} == {
         "public.a": "failed",
@@ -655,11 +626,9 @@ def test_a_check_that_is_tried_again_counts_as_it_ended(book):
     """Its task was cleared: the run has the same id; and so has another DAG's run of that
     moment.
     """
-    append_expectation_results(book.root, [KEY, CHECKED])
-    append_expectation_results(
-        book.root, [replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)]
-    )
-    append_expectation_results(book.root, [reference(minutes(4), None, run_id="day")])
+    book.append_all([KEY, CHECKED])
+    book.append_all([replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)])
+    book.append_all([reference(minutes(4), None, run_id="day")])
     (check,) = read_checks(book, None, "day")
     assert (check.expectations, check.failed, check.unknown, check.verdict) == (3, 0, 1, "unknown")
 
@@ -672,7 +641,7 @@ def test_own_expectations_may_be_of_one_meaning(book):
         result(minutes(1), "r", "public.a", success, meaning="expect_x")
         for success in (True, False, True)
     ]
-    append_expectation_results(book.root, rows)
+    book.append_all(rows)
     (check,) = read_checks(book, None)
     assert (check, check.expectations, check.failed) == (
         read_latest_checks(book, None)["public.a"],
@@ -767,12 +736,11 @@ def test_rows_that_targets_lack(book):
     ):
         Quarantine(book.root).add([told])
     generations = {"public.a": 2, "public.b": 2, "public.c": 1}
-    assert count_open(book, generations) == {"public.a": 1, "public.b": 1}
-    assert [(row.key, row.reason) for row in read_open(book, open_keys(book, generations))] == [
-        ("twice", "gone"),
-        ("b", "gone"),
-    ]
-    assert count_open(book, generations) == Quarantine(book.root).open_counts(generations)
+    quarantine = Quarantine(book.root)
+    assert quarantine.open_counts(generations) == {"public.a": 1, "public.b": 1}
+    shown = read_open(book, quarantine.scan_open(generations))
+    assert [(row.key, row.reason) for row in shown] == [("twice", "gone"), ("b", "gone")]
+    assert quarantine.open_rows(generations) == shown
     first, count = read_of_run(book, "r", 2)
     assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
-    assert count_open(Bookkeeping(book.root + "x"), generations) == {}
+    assert Quarantine(book.root + "x").open_counts(generations) == {}

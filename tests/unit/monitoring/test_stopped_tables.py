@@ -9,11 +9,9 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, result, run
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.expectation_results import append_expectation_results
+from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.monitoring import read_glance
-from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.stages.check.gate.verdicts import STOP
 
@@ -26,14 +24,14 @@ DOWN = json.dumps(
 @pytest.fixture
 def book(lake):
     """A lake whose table ``public.a`` was stopped by the run of minute 2."""
-    book = Bookkeeping(lake)
-    book.ledger.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
-    book.ledger.append(TableState(minutes(-8), "sync", "public.a", 1, "synced", incarnation="1"))
-    book.ledger.append(run("stuck", minutes(2), "failed", result=STUCK))
+    book = Ledger(lake)
+    book.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
+    book.append(TableState(minutes(-8), "sync", "public.a", 1, "synced", incarnation="1"))
+    book.append(run("stuck", minutes(2), "failed", result=STUCK))
     found = result(
         minutes(2), "stuck", "public.a", False, meaning=f"{STOP}amount is positive", count=2
     )
-    append_expectation_results(lake, [replace(found, version=None)])
+    Ledger(lake).append_all([replace(found, version=None)])
     return book
 
 
@@ -52,7 +50,7 @@ def test_a_table_stays_stopped_while_no_run_comes_to_it(book, count):
     table back.
     """
     for n in range(count):
-        book.ledger.append(run(f"down{n}", minutes(3 + n), "failed", result=DOWN, applied=None))
+        book.append(run(f"down{n}", minutes(3 + n), "failed", result=DOWN, applied=None))
     assert stopped(book) == ["public.a"]
     assert any(
         text.startswith("public.a: stopped by a gate (amount is positive)") for text in told(book)
@@ -67,15 +65,15 @@ def test_a_retry_that_the_gate_stops_too_changes_nothing(book):
         result(minutes(3), "retry", "public.a", False, meaning=f"{STOP}amount is positive"),
         version=None,
     )
-    append_expectation_results(book.root, [again])
+    book.append_all([again])
     (one,) = read_stopped(pipeline(book.root), book)
     assert (one.table_name, one.since) == ("public.a", minutes(2))
-    append_expectation_results(book.root, [replace(again, at=minutes(4), success=True)])
+    book.append_all([replace(again, at=minutes(4), success=True)])
     assert stopped(book) == []
 
 
 def test_a_slot_that_was_torn_down_holds_nothing_back(book):
     """The lake stays, and so do its pages."""
-    book.ledger.append(SlotMove(minutes(3), "teardown", "dropped", "s", "1", 1, "1", 16))
+    book.append(SlotMove(minutes(3), "teardown", "dropped", "s", "1", 1, "1", 16))
     assert stopped(book) == []
     told(book)

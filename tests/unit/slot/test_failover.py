@@ -149,7 +149,7 @@ def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake)
         ledger.append(row)
     assert ledger.furthest_lsn("s", "0/1") == furthest
     # Whatever maintenance drops.
-    ledger.prune(SlotMove, lambda rows: keep_moves(rows, NOON + timedelta(days=1)))
+    ledger.table(SlotMove).prune(lambda rows: keep_moves(rows, NOON + timedelta(days=1)))
     assert ledger.furthest_lsn("s", "0/1") == furthest
     assert identity_of("s", ledger.slot_lives()).timeline == max(
         m.timeline for m in moves if m.event != "intent"

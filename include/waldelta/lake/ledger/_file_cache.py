@@ -31,28 +31,14 @@ _lock = Lock()
 
 def read_sorted(
     table: DeltaTable,
-    chosen: pc.Expression | None = None,
-    storage_options: Mapping[str, str] | None = None,
-) -> pa.Table:
-    """Return the rows that a filter selects, oldest first (by ``at``)."""
-    schema = pa.schema(table.schema().to_arrow())
-    files = files_of(table).select(["path", "num_records"]).to_pylist()
-    reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
-    parts = [reader.read(file["path"], file["num_records"], chosen) for file in files]
-    rows = pa.concat_tables(parts) if parts else schema.empty_table()
-    return (rows if chosen is None else rows.filter(chosen)).sort_by("at")
-
-
-def scan_sorted(
-    table: DeltaTable,
-    columns: Sequence[str],
+    columns: Sequence[str] | None = None,
     since: datetime | None = None,
     chosen: pc.Expression | None = None,
     storage_options: Mapping[str, str] | None = None,
     *,
     kept: bool = True,
 ) -> pa.Table:
-    """Return some columns of the rows from ``since`` on that a filter selects, oldest first.
+    """Return columns (None: all) of the rows from ``since`` on that a filter selects, oldest first.
 
     Columns that a file lacks, because it is older than the column, are null; the same is true for
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
@@ -69,10 +55,11 @@ def scan_sorted(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
             )
     reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
-    held = [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
+    wanted = schema.names if columns is None else (*columns, "at")
+    held = [name for name in dict.fromkeys(wanted) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()
     parts = [
-        reader.scan(file["path"], file["num_records"], held, chosen, kept=kept) for file in files
+        reader.read(file["path"], file["num_records"], held, chosen, kept=kept) for file in files
     ]
     empty = pa.schema([schema.field(name) for name in held]).empty_table()
     return pa.concat_tables(parts or [empty]).sort_by("at")
@@ -86,10 +73,23 @@ class _Reader:
         self._columns = str(schema)
         self._files: pa_fs.FileSystem | None = None
 
-    def read(self, path: str, row_count: int, chosen: pc.Expression | None) -> pa.Table:
-        """Return a file's rows, at least those that the filter selects."""
-        if row_count > _SMALL_ROWS:
-            return self._open(path).to_table(filter=chosen)
+    def read(
+        self,
+        path: str,
+        row_count: int,
+        columns: list[str],
+        chosen: pc.Expression | None,
+        *,
+        kept: bool,
+    ) -> pa.Table:
+        """Return some columns of the rows of a file that the filter selects."""
+        if row_count > _SMALL_ROWS or not kept:
+            return self._open(path).to_table(columns, filter=chosen)
+        rows = self._small(path)
+        return (rows if chosen is None else rows.filter(chosen)).select(columns)
+
+    def _small(self, path: str) -> pa.Table:
+        """Return all rows of a file, from the cache if they are in it."""
         key = (self.uri, path, self._columns)
         with _lock:
             if (rows := _cached.get(key)) is not None:
@@ -101,21 +101,6 @@ class _Reader:
             if len(_cached) > _MOST_FILES:
                 _cached.popitem(last=False)
         return rows
-
-    def scan(
-        self,
-        path: str,
-        row_count: int,
-        columns: list[str],
-        chosen: pc.Expression | None,
-        *,
-        kept: bool,
-    ) -> pa.Table:
-        """Return some columns of the rows that the filter selects."""
-        if row_count > _SMALL_ROWS or not kept:
-            return self._open(path).to_table(columns, filter=chosen)
-        rows = self.read(path, row_count, None)
-        return (rows if chosen is None else rows.filter(chosen)).select(columns)
 
     def _open(self, path: str) -> ds.Dataset:
         if self._files is None:

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, LedgerTable, Newest, of_tables
-from waldelta.lake.storage import bookkeeping_uri
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.ledger_row import LedgerRow
+from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, Newest, of_tables
 from waldelta.quantities import counted
 
 REFERENCES_HOLD = "expect_target_rows_to_refer_to_rows"
@@ -27,24 +27,9 @@ ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # Results of these alone don't make a check: a completed check has other results as well.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
 
-_FIELDS: list[pa.Field[Any]] = [
-    pa.field("at", pa.timestamp("us", tz="UTC")),
-    pa.field("run_id", pa.string()),
-    pa.field("table_name", pa.string()),
-    pa.field("expectation", pa.string()),
-    pa.field("meaning", pa.string()),
-    pa.field("severity", pa.string()),
-    pa.field("origin", pa.string()),
-    pa.field("success", pa.bool_()),
-    pa.field("observed", pa.string()),
-    pa.field("unexpected_count", pa.int64()),
-    pa.field("version", pa.int64()),
-    pa.field("not_checked", pa.list_(pa.string())),
-]
-
 
 @dataclass(frozen=True, slots=True)
-class ExpectationResult:
+class ExpectationResult(LedgerRow):
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
     ``version`` is the target's Delta version. It is null for a gate, which judges changes before
@@ -52,8 +37,6 @@ class ExpectationResult:
     row of a table's check: what couldn't be judged at all, and why.
     """
 
-    at: datetime
-    run_id: str
     table_name: str
     expectation: str
     meaning: str
@@ -66,7 +49,7 @@ class ExpectationResult:
     not_checked: list[str] | None = None
 
     table: ClassVar[str] = "expectations"
-    schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)
+    rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
 
 
 def recorded_unknown(rows: int) -> str:
@@ -74,48 +57,23 @@ def recorded_unknown(rows: int) -> str:
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
-def append_expectation_results(
-    root: str,
-    results: Sequence[ExpectationResult],
-    storage_options: dict[str, str] | None = None,
-    after: Newest | None = None,
-) -> None:
-    """Add a run's results in one commit, creating the table with the first.
-
-    Raises LateWriter when the newest row isn't the one in ``after`` any more.
-    """
-    if results:
-        expectations_table(root, storage_options).extend(
-            [asdict(result) for result in results], after
-        )
-
-
 def last_recorded(
-    root: str,
-    expectation: str,
-    tables: Collection[str],
-    storage_options: dict[str, str] | None = None,
+    ledger: Ledger, expectation: str, tables: Collection[str]
 ) -> dict[str, str | None]:
     """Return the last observed value of an expectation, by table; tables without results are left
     out.
     """
-    named = of_tables(tables)
-    chosen = (pc.field("expectation") == expectation) & named
-    rows = expectations_table(root, storage_options).scan(["table_name", "observed"], chosen=chosen)
+    chosen = (pc.field("expectation") == expectation) & of_tables(tables)
+    rows = ledger.table(ExpectationResult).scan(["table_name", "observed"], chosen=chosen)
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
 
 
 def newest_versions(
-    root: str,
-    since: datetime,
-    tables: Collection[str],
-    storage_options: dict[str, str] | None = None,
+    ledger: Ledger, since: datetime, tables: Collection[str]
 ) -> tuple[dict[str, int], Newest]:
     """Return the latest version of each target with results since then, and the last such row."""
     named = of_tables(tables)
-    rows = expectations_table(root, storage_options).scan(
-        ["at", "table_name", "version"], since, named
-    )
+    rows = ledger.table(ExpectationResult).scan(["at", "table_name", "version"], since, named)
     at = rows["at"][-1].as_py() if rows.num_rows else None
     newest = (
         rows.filter(pc.is_valid(rows["version"]))
@@ -128,39 +86,17 @@ def newest_versions(
     return versions, Newest(at, named & (pc.field("at") >= since), kept=False)
 
 
-def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:
-    """Return the table of results, to read or to drop a part of it."""
-    uri = bookkeeping_uri(root, ExpectationResult.table)
-    return LedgerTable(uri, ExpectationResult.schema, storage_options, SHORT_ROWS_PER_GROUP)
-
-
-def prune_expectation_results(
-    root: str, oldest: datetime, storage_options: dict[str, str] | None = None
-) -> int:
-    """Drop results older than ``oldest``, except each table's last check; returns how many.
-
-    The table is compacted into one file.
-    """
-    return expectations_table(root, storage_options).prune(lambda rows: _keep(rows, oldest))
-
-
-def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A table without changes isn't checked again, so its last check still applies.
+def keep_results(rows: Sequence[ExpectationResult], oldest: datetime) -> list[bool]:
+    """Keep each table's last check: a table without changes isn't checked again.
 
     That includes a check that broke off.
     """
     checked = {
-        row["table_name"]: row["at"]
+        row.table_name: row.at
         for row in rows
-        if row["version"] is not None and not _is_no_check(row)
+        if row.version is not None and row.expectation not in NO_CHECKS
     }
     # For a table without a completed check, the check that broke off is all that is known.
-    broke_off = {
-        row["table_name"]: row["at"] for row in rows if row["expectation"] == CAN_BE_JUDGED
-    }
+    broke_off = {row.table_name: row.at for row in rows if row.expectation == CAN_BE_JUDGED}
     needed = broke_off | checked
-    return [row["at"] >= min(oldest, needed.get(row["table_name"], oldest)) for row in rows]
-
-
-def _is_no_check(row: Mapping[str, Any]) -> bool:
-    return bool(row["expectation"] in NO_CHECKS)
+    return [row.at >= min(oldest, needed.get(row.table_name, oldest)) for row in rows]

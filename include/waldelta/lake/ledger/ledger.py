@@ -15,38 +15,29 @@ on (``prune_ledger``).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow.compute as pc
 
 from waldelta.errors import LateWriter
+from waldelta.lake.ledger.ledger_row import LedgerRow, R
 from waldelta.lake.ledger.records import (
     SYNCED,
-    AttributeState,
     BatchCut,
-    ColumnState,
     ConsumedBatch,
-    ExternalCommit,
-    FileState,
     Gap,
     KeptWindow,
-    LabelState,
     Release,
-    Row,
     Run,
     SlotMove,
-    StorageState,
     TableState,
-    TargetCut,
     now,
 )
-from waldelta.lake.ledger.table import LedgerTable, Newest
-from waldelta.lake.storage import bookkeeping_uri
+from waldelta.lake.ledger.table import LedgerTable, Newest, of_run
 
 # Events of single moves; all other events are about a slot as a whole.
 OF_BATCHES = ("intent", "compared")
@@ -54,8 +45,6 @@ _OF_LIVES = ~pc.field("event").isin(OF_BATCHES)
 _TICK = timedelta(microseconds=1)
 # The status of a failed run.
 _FAILED = "failed"
-
-R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptWindow, Release)
 
 
 class Ledger:
@@ -73,13 +62,21 @@ class Ledger:
         """The credentials of the object store, for other tables of the same lake."""
         return self._options
 
-    def append(self, row: Row) -> None:
-        """Add one row to its table, creating the table with the first."""
-        self._table(type(row)).append(asdict(row))
+    def table(self, kind: type[R]) -> LedgerTable[R]:
+        """Return the table of one kind of rows."""
+        return LedgerTable(kind, self.root, self._options)
 
-    def append_all(self, rows: Sequence[R]) -> None:
-        """Add rows of one kind in one commit: all of them, or none."""
-        self._table(type(rows[0])).extend([asdict(row) for row in rows])
+    def append(self, row: LedgerRow) -> None:
+        """Add one row to its table, creating the table with the first."""
+        self.table(type(row)).append(row)
+
+    def append_all(self, rows: Sequence[LedgerRow], after: Newest | None = None) -> None:
+        """Add rows of one kind in one commit: all of them, or none.
+
+        Raises LateWriter, and adds nothing, when ``after`` isn't the newest row any more.
+        """
+        if rows:
+            self.table(type(rows[0])).extend(rows, after)
 
     def append_state(self, row: TableState, after: TableState | None) -> TableState:
         """Add a target's row after the row that it replaces (None: the target has none yet).
@@ -147,34 +144,32 @@ class Ledger:
             at = newest["at"] if newest is not None else None
             # The loop reads again when another attempt has recorded a result in between.
             with suppress(LateWriter):
-                self._table(Run).append(
-                    asdict(row), Newest(at, _of_run(row.run_id, row.verb), kept=False)
-                )
+                self.table(Run).append(row, Newest(at, of_run(row.run_id, row.verb), kept=False))
                 return
 
     def gaps(self, slot: str) -> list[Gap]:
         """Return all rows about gaps of a slot, oldest first."""
-        return self._read(Gap, pc.field("slot") == slot)
+        return self.table(Gap).read(pc.field("slot") == slot)
 
     def releases(self) -> list[Release]:
         """Return all decisions that let changes pass stop gates, oldest first."""
-        return self._read(Release)
+        return self.table(Release).read()
 
     def slot_moves(self) -> list[SlotMove]:
         """Return all moves, oldest first."""
-        return self._read(SlotMove)
+        return self.table(SlotMove).read()
 
     def last_move(self) -> SlotMove | None:
         """Return the newest row of any move."""
-        return self._newest(SlotMove)
+        return self.table(SlotMove).newest()
 
     def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
         """Return the events of slots as a whole, or of one slot, oldest first.
 
         These are all events but ``intent`` and ``compared``.
         """
-        return self._read(
-            SlotMove, _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
+        return self.table(SlotMove).read(
+            _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
         )
 
     def furthest_lsn(self, slot: str, incarnation: str, last_batch: int | None = None) -> int:
@@ -185,7 +180,7 @@ class Ledger:
         left it. With ``last_batch``, the end of a change log, only moves before the first one past
         a later batch count.
         """
-        moves = self._read(SlotMove, _of_life(slot, incarnation))
+        moves = self.table(SlotMove).read(_of_life(slot, incarnation))
         left = [move for move in moves if move.event == "promoted"]
         counted = moves
         if last_batch is not None:
@@ -207,7 +202,7 @@ class Ledger:
         They were durable by then. A slot that its server's restart set back is moved past the same
         batch again. So the first row with a number of messages says how many had landed.
         """
-        rows = self._table(SlotMove).scan(
+        rows = self.table(SlotMove).scan(
             ["batch", "lsn", "messages"], chosen=_of_life(slot, incarnation) & ~_OF_LIVES
         )
         found: dict[int, ConsumedBatch] = {}
@@ -223,21 +218,18 @@ class Ledger:
 
         The comparison is with what had landed.
         """
-        moves = [move for move in self._moves(slot, incarnation) if move.batch is not None]
+        single = self.table(SlotMove).read(_of_life(slot, incarnation) & ~_OF_LIVES)
+        moves = [move for move in single if move.batch is not None]
         of_last = [move for move in moves if move.batch == moves[-1].batch]
         # Without compared_after, the row itself proves it: recovery compares first.
         return of_last[-1] if of_last and all(move.compared_after for move in of_last) else None
-
-    def _moves(self, slot: str, incarnation: str) -> list[SlotMove]:
-        """Return the single moves of this slot incarnation, oldest first."""
-        return self._read(SlotMove, _of_life(slot, incarnation) & ~_OF_LIVES)
 
     def last_window(self) -> KeptWindow | None:
         """Return the newest row on read windows.
 
         It is None when the server always managed the pipeline file's window.
         """
-        return self._newest(KeptWindow)
+        return self.table(KeptWindow).newest()
 
     def table_states(self) -> dict[str, TableState]:
         """Return the latest state of each target, by table name."""
@@ -245,8 +237,8 @@ class Ledger:
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """Return all states of all targets, or of one, oldest first."""
-        return self._read(
-            TableState, None if table_name is None else pc.field("table_name") == table_name
+        return self.table(TableState).read(
+            None if table_name is None else pc.field("table_name") == table_name
         )
 
     def complete_states(self, table_name: str) -> list[TableState]:
@@ -260,23 +252,23 @@ class Ledger:
 
         The other columns, which are most of the data, aren't read.
         """
-        rows = self._table(TableState).scan(["table_name", "generation", "status"])
+        rows = self.table(TableState).scan(["table_name", "generation", "status"])
         return [(row["table_name"], row["generation"], row["status"]) for row in rows.to_pylist()]
 
     def batches(self) -> list[BatchCut]:
         """Return all cuts, oldest first."""
-        return self._read(BatchCut)
+        return self.table(BatchCut).read()
 
     def last_cut(self) -> BatchCut | None:
         """Return the newest cut."""
-        return self._newest(BatchCut)
+        return self.table(BatchCut).newest()
 
     def cut_ends(self, after_batch: int) -> list[tuple[str, int]]:
         """Return run and end position of each cut after a batch, newest first.
 
         The cuts' targets, which are most of the data, aren't read.
         """
-        rows = self._table(BatchCut).scan(
+        rows = self.table(BatchCut).scan(
             ["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch
         )
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
@@ -287,8 +279,8 @@ class Ledger:
         It may be the result of a later run, or of the run that made the cut.
         """
         same = (pc.field("batch") == cut.batch) & (pc.field("end_lsn") == cut.end_lsn)
-        made = self._read(BatchCut, same)  # Maintenance publishes a cut again.
-        runs = self._table(Run).scan(["at", "applied"], made[0].at, pc.field("verb") == "consume")
+        made = self.table(BatchCut).read(same)  # Maintenance publishes a cut again.
+        runs = self.table(Run).scan(["at", "applied"], made[0].at, pc.field("verb") == "consume")
         if runs["applied"].null_count < len(runs):
             return True
         # The clock of the run may be behind. An earlier attempt of the same run has reported less.
@@ -300,55 +292,40 @@ class Ledger:
 
         The newest cut is never marked, because it may be the only one.
         """
-        return self._table(BatchCut).mark(
+        return self.table(BatchCut).mark(
             "expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at)))
         )
 
     def runs(self, since: datetime | None = None) -> list[Run]:
         """Return all rows of runs from a moment on, oldest first."""
-        return self._read(Run, None if since is None else pc.field("at") >= since)
+        return self.table(Run).read(since=since)
 
     def first_run_at(self) -> datetime | None:
         """Return the time of the oldest row of a run that is left; None without any."""
-        return min(self._table(Run).scan(["at"])["at"].to_pylist(), default=None)
+        return min(self.table(Run).scan(["at"])["at"].to_pylist(), default=None)
 
     def last_run(self) -> Run | None:
         """Return the newest row of any run."""
-        return self._newest(Run)
+        return self.table(Run).newest()
 
     def run_result(self, run_id: str, verb: str = "consume") -> Run | None:
         """Return the latest row of a run."""
-        found = self._read(Run, _of_run(run_id, verb))
+        found = self.table(Run).read(of_run(run_id, verb))
         return found[-1] if found else None
-
-    def prune(self, kind: type[R], keep: Callable[[Sequence[R]], Sequence[bool]]) -> int:
-        """Drop the rows of one table for which ``keep`` returns False; returns how many."""
-        return self._table(kind).prune(lambda rows: keep([_build(kind, row) for row in rows]))
 
     def _append_behind(self, row: R, after: R | None, chosen: pc.Expression | None = None) -> R:
         """Add a row if the newest of the selected rows still is ``after`` (None: there is none)."""
-        written = self._table(type(row)).append(
-            asdict(row), Newest(after.at if after is not None else None, chosen)
+        return self.table(type(row)).append(
+            row, Newest(after.at if after is not None else None, chosen)
         )
-        return replace(row, at=written["at"])
-
-    def _read(self, kind: type[R], chosen: pc.Expression | None = None) -> list[R]:
-        return [_build(kind, row) for row in self._table(kind).read(chosen)]
-
-    def _newest(self, kind: type[R]) -> R | None:
-        row = self._table(kind).newest()
-        return _build(kind, row) if row is not None else None
 
     def _newest_attempt(self, run_id: str, verb: str) -> dict[str, Any] | None:
         found = (
-            self._table(Run)
-            .scan(["at", "begun", "status"], chosen=_of_run(run_id, verb), kept=False)
+            self.table(Run)
+            .scan(["at", "begun", "status"], chosen=of_run(run_id, verb), kept=False)
             .to_pylist()
         )
         return found[-1] if found else None
-
-    def _table(self, kind: type[Row]) -> LedgerTable:
-        return LedgerTable(bookkeeping_uri(self.root, kind.table), kind.schema, self._options)
 
 
 def _reports(run: Run, cut: BatchCut) -> bool:
@@ -361,41 +338,6 @@ def _reports(run: Run, cut: BatchCut) -> bool:
 
 def _of_life(slot: str, incarnation: str) -> pc.Expression:
     return (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
-
-
-def _of_run(run_id: str, verb: str) -> pc.Expression:
-    return (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
-
-
-def _build(kind: type[R], row: dict[str, Any]) -> R:
-    nested: dict[str, type[Any]] = {
-        "columns": ColumnState,
-        "targets": TargetCut,
-        "foreign_commits": ExternalCommit,
-    }
-    # A table written by an earlier version may lack a column that has a default.
-    values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
-    for name, of in nested.items():
-        if name in values and not (kind is Run and values[name] is None):
-            # A struct in a list may lack a field, too; the field is null then.
-            items = [
-                {k: v for k, v in item.items() if v is not None} for item in values[name] or []
-            ]
-            values[name] = [of(**item) for item in items]
-    for name in ("later_filters", "publishes", "unpublished", "unmended_leaves", "entries"):
-        if name in values:
-            values[name] = values[name] or []
-    for name in ("expired", "compared_after"):
-        if name in values:
-            values[name] = bool(values[name])
-    if (storage := values.get("storage")) is not None:
-        values["storage"] = StorageState(
-            [FileState(**item) for item in storage["files"]],
-            [AttributeState(**item) for item in storage["attributes"]],
-            [LabelState(**item) for item in storage.get("labels") or ()],
-            storage.get("as_of") or 0,
-        )
-    return kind(**values)
 
 
 def next_generation(rows: Iterable[TableState]) -> int:

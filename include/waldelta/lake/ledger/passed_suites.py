@@ -6,24 +6,21 @@ and maintenance for whole targets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from typing import Any, ClassVar
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-import pyarrow as pa
-
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import (
     FILES_READ_BY_CHECKS,
     SHORT_ROWS_PER_GROUP,
-    LedgerTable,
     of_tables,
 )
-from waldelta.lake.storage import bookkeeping_uri
 
 
 @dataclass(frozen=True, slots=True)
-class PassedSuite:
+class PassedSuite(LedgerRow):
     """A target's version of which all rows meet a suite (identified by its digest).
 
     ``whole``: every row was judged. Otherwise, only rows were judged that changed since an earlier
@@ -31,8 +28,6 @@ class PassedSuite:
     none after it; None when not known.
     """
 
-    at: datetime
-    run_id: str
     table_name: str
     generation: int
     version: int
@@ -41,61 +36,29 @@ class PassedSuite:
     end_lsn: int | None = None
 
     table: ClassVar[str] = "judged"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("run_id", pa.string()),
-            ("table_name", pa.string()),
-            ("generation", pa.int64()),
-            ("version", pa.int64()),
-            ("suite", pa.string()),
-            ("whole", pa.bool_()),
-            ("end_lsn", pa.int64()),
-        ]
-    )
+    rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
+    most_files: ClassVar[int] = FILES_READ_BY_CHECKS
 
 
-class PassedSuites:
-    """Reads and writes this table of one lake, without a JVM."""
-
-    def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
-        uri = bookkeeping_uri(root, PassedSuite.table)
-        self._table = LedgerTable(
-            uri,
-            PassedSuite.schema,
-            dict(storage_options or {}) or None,
-            SHORT_ROWS_PER_GROUP,
-            FILES_READ_BY_CHECKS,
-        )
-
-    def append(self, rows: Sequence[PassedSuite]) -> None:
-        """Add what one check found, in one commit."""
-        if rows:
-            self._table.extend([asdict(row) for row in rows])
-
-    def latest(self, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
-        """Return each table's latest row of a whole target, followed by its latest row."""
-        rows = self._table.scan(PassedSuite.schema.names, chosen=of_tables(tables)).to_pylist()
-        newest = {(row["table_name"], part): row for row in rows for part in _parts(row)}
-        found: dict[str, list[PassedSuite]] = {}
-        for name in {row["table_name"] for row in rows}:
-            both = [newest[name, part] for part in (True, False) if (name, part) in newest]
-            found[name] = [PassedSuite(**row) for row in both]
-        return found
-
-    def prune(self) -> int:
-        """Drop all rows but these; returns how many were dropped."""
-        return self._table.prune(_keep)
+def latest_suites(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
+    """Return each table's latest row of a whole target, followed by its latest row."""
+    rows = ledger.table(PassedSuite).read(of_tables(tables))
+    newest = {(row.table_name, part): row for row in rows for part in _parts(row)}
+    return {
+        name: [newest[name, part] for part in (True, False) if (name, part) in newest]
+        for name in {row.table_name for row in rows}
+    }
 
 
-def _parts(row: dict[str, Any]) -> tuple[bool, ...]:
+def _parts(row: PassedSuite) -> tuple[bool, ...]:
     """Return the categories whose latest row this may be: whole targets, and any."""
-    return (True, False) if row["whole"] else (False,)
+    return (True, False) if row.whole else (False,)
 
 
-def _keep(rows: Sequence[dict[str, Any]]) -> list[bool]:
+def keep_suites(rows: Sequence[PassedSuite]) -> list[bool]:
+    """Keep the rows that latest_suites() returns."""
     latest = {
-        (row["table_name"], part): number for number, row in enumerate(rows) for part in _parts(row)
+        (row.table_name, part): number for number, row in enumerate(rows) for part in _parts(row)
     }
     kept = set(latest.values())
     return [number in kept for number in range(len(rows))]

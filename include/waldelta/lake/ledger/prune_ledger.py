@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from waldelta.lake.ledger.expectation_results import prune_expectation_results
+from waldelta.lake.ledger.expectation_results import ExpectationResult, keep_results
 from waldelta.lake.ledger.ledger import OF_BATCHES, Ledger
-from waldelta.lake.ledger.passed_suites import PassedSuites
-from waldelta.lake.ledger.profiles import Profiles
+from waldelta.lake.ledger.passed_suites import PassedSuite, keep_suites
+from waldelta.lake.ledger.profiles import Profile, keep_profiles
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import (
@@ -37,17 +37,17 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
     ``first_batch`` is the lowest batch that the change log still has.
     """
     return (
-        ledger.prune(SlotMove, lambda rows: keep_moves(rows, oldest, first_batch))
-        + ledger.prune(TableState, lambda rows: keep_states(rows, oldest))
-        + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
-        + ledger.prune(Run, lambda rows: keep_newest(rows, oldest))
-        + ledger.prune(Gap, lambda rows: keep_gaps(rows, oldest))
-        + ledger.prune(KeptWindow, lambda rows: keep_newest(rows, oldest))
+        ledger.table(SlotMove).prune(lambda rows: keep_moves(rows, oldest, first_batch))
+        + ledger.table(TableState).prune(lambda rows: keep_states(rows, oldest))
+        + ledger.table(BatchCut).prune(lambda rows: keep_cuts(rows, oldest, first_batch))
+        + ledger.table(Run).prune(lambda rows: keep_newest(rows, oldest))
+        + ledger.table(Gap).prune(lambda rows: keep_gaps(rows, oldest))
+        + ledger.table(KeptWindow).prune(lambda rows: keep_newest(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
         + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
-        + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
-        + Profiles(ledger.root, ledger.storage_options).prune()
-        + PassedSuites(ledger.root, ledger.storage_options).prune()
+        + ledger.table(ExpectationResult).prune(lambda rows: keep_results(rows, oldest))
+        + ledger.table(Profile).prune(keep_profiles)
+        + ledger.table(PassedSuite).prune(keep_suites)
     )
 
 

@@ -23,19 +23,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import UTC_TIME
 from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.table import LedgerTable, in_order, of_tables
-from waldelta.lake.storage import bookkeeping_uri
+from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
+from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
 COMPLETED, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
@@ -68,19 +66,8 @@ class SentMessage:
     raw: bytes | None = None
 
 
-_MESSAGE = pa.struct(
-    [
-        ("batch", pa.int64()),
-        ("seq", pa.int64()),
-        ("lsn", pa.int64()),
-        ("xid", pa.int64()),
-        ("raw", pa.binary()),
-    ]
-)
-
-
 @dataclass(frozen=True, slots=True)
-class IncompleteRow:
+class IncompleteRow(LedgerRow):
     """A row that arrived without the values of ``columns``, or whose values fail an expectation.
 
     The expectation has ``gate: quarantine`` and is named in ``reason``. ``outdated``: the target
@@ -94,8 +81,6 @@ class IncompleteRow:
     or discarded it.
     """
 
-    at: datetime
-    run_id: str
     # For rows: quarantined, reread, resolved, accepted, discarded; for messages: unreadable,
     # skipped, resolved
     status: str
@@ -113,25 +98,6 @@ class IncompleteRow:
     outdated: bool | None = None
 
     table: ClassVar[str] = "quarantine"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("status", pa.string()),
-            ("table_name", pa.string()),
-            ("generation", pa.int64()),
-            ("batch", pa.int64()),
-            ("key", pa.string()),
-            ("columns", pa.list_(pa.string())),
-            ("sent", pa.string()),
-            ("lsn", pa.int64()),
-            ("commit_ts", UTC_TIME),
-            ("reason", pa.string()),
-            ("messages", pa.list_(_MESSAGE)),
-            ("by", pa.string()),
-            ("outdated", pa.bool_()),
-        ]
-    )
 
     @property
     def id(self) -> str:
@@ -142,20 +108,14 @@ class IncompleteRow:
         """
         if (message := message_of(self.key)) is not None:
             return message
-        return row_id_of(self.table_name, self.generation, self.batch, self.lsn, self.key)
+        named = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
+        return hashlib.sha256(named.encode()).hexdigest()[:ID_LETTERS]
 
     @property
     def is_kept_out(self) -> bool:
         """Whether a gate or an operator keeps it out of the target, or keeps it there outdated."""
-        return self.status == DISCARDED or (self.status == QUARANTINED and _is_of_gate(self.reason))
-
-
-def _is_quarantined(row: Mapping[str, Any], generations: Mapping[str, int]) -> bool:
-    return bool(generations.get(row["table_name"]) == row["generation"])
-
-
-def _is_of_gate(reason: str | None) -> bool:
-    return (reason or "").startswith(FAILS)
+        is_of_gate = (self.reason or "").startswith(FAILS)
+        return self.status == DISCARDED or (self.status == QUARANTINED and is_of_gate)
 
 
 def message_key(message: str) -> str:
@@ -168,10 +128,8 @@ def message_of(key: str) -> str | None:
     return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
 
 
-def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
-    """Return an IncompleteRow's ``id``."""
-    told = f"{table_name}\n{generation}\n{batch}\n{lsn}\n{key}"
-    return hashlib.sha256(told.encode()).hexdigest()[:ID_LETTERS]
+# The columns to read for a row's id, and when and by whom it was written.
+OF_ID = ("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +152,7 @@ class GateReason:
     is_open: bool
 
 
+_OF_KEY = ("table_name", "generation", "key", "at", "status")
 _OUTLINE = ["key", "status", "batch", "outdated"]
 R = TypeVar("R", IncompleteRow, Outline)
 
@@ -204,8 +163,8 @@ class Quarantine:
     """
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
-        self.uri = bookkeeping_uri(root, IncompleteRow.table)
-        self._table = LedgerTable(self.uri, IncompleteRow.schema, storage_options)
+        self._table = LedgerTable(IncompleteRow, root, storage_options)
+        self.uri = self._table.uri
         self._log = DeltaLog(self.uri, storage_options)
         self._outline: tuple[int, pa.Table] | None = None
 
@@ -215,11 +174,8 @@ class Quarantine:
         """Return the rows of one copy of a table, or those of these keys, oldest first."""
         chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
         if keys is None:
-            return self._read(chosen)
-        found = self._table.scan(
-            IncompleteRow.schema.names, chosen=chosen & pc.field("key").isin(list(keys)), kept=False
-        )
-        return [as_row(values) for values in found.to_pylist()]
+            return self._table.read(chosen)
+        return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
         """Return the rows of one copy of a table in short, oldest first.
@@ -243,17 +199,26 @@ class Quarantine:
         """Return how many rows each table lacks in the given generation; tables without any are
         left out.
         """
-        return dict(Counter(row.table_name for row in self.open_rows(generations)))
+        return _counts(self.scan_open(generations))
 
     def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
         """Return the latest row for each key that these tables lack in the given generation.
 
         The rows are sorted by table and time.
         """
-        held = [row for row in self._read() if generations.get(row.table_name) == row.generation]
-        latest = {(row.table_name, row.key): row for row in held}
-        rows = [row for row in latest.values() if row.status == QUARANTINED]
-        return sorted(rows, key=lambda row: (row.table_name, row.at))
+        return rows_of(IncompleteRow, self.scan_open(generations, self._table.schema.names))
+
+    def scan_open(
+        self,
+        generations: Mapping[str, int],
+        columns: Sequence[str] = (),
+        *,
+        kept: bool = True,
+    ) -> pa.Table:
+        """Return the same rows, with their keys and these columns; ``kept``: see read_sorted()."""
+        names = list(dict.fromkeys((*_OF_KEY, *columns)))
+        rows = self._table.scan(names, chosen=of_tables(generations), kept=kept)
+        return _open(rows, generations)
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """Return how many rows each table lacks because they arrived without a value.
@@ -261,14 +226,10 @@ class Quarantine:
         This reads once for all tables. An update that a gate set aside may have arrived without a
         value, too, but isn't counted.
         """
-        names = ["table_name", "generation", "key", "status", "columns", "reason"]
-        chosen = of_tables(generations)
-        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
-        latest = {(r["table_name"], r["key"]): r for r in rows if _is_quarantined(r, generations)}
-        waiting = (
-            row for row in latest.values() if row["status"] == QUARANTINED and row["columns"]
-        )
-        return dict(Counter(row["table_name"] for row in waiting if not _is_of_gate(row["reason"])))
+        rows = self.scan_open(generations, ("columns", "reason"), kept=False)
+        lacks_values = pc.greater(pc.list_value_length(rows["columns"]), 0)
+        of_gate = pc.fill_null(pc.starts_with(rows["reason"], FAILS), False)
+        return _counts(rows.filter(pc.and_(lacks_values, pc.invert(of_gate))))
 
     def gate_reasons(
         self, tables: Collection[str], generations: Mapping[str, int]
@@ -277,23 +238,20 @@ class Quarantine:
 
         Rows that are missing from the given generation of the target still wait (``is_open``).
         """
-        names = ["table_name", "generation", "key", "status", "run_id", "reason"]
-        chosen = of_tables(tables)
-        rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
-        latest = {
-            (row["table_name"], row["key"]): row
-            for row in rows
-            if _is_quarantined(row, generations)
+        rows = self._table.scan((*OF_ID, "reason"), chosen=of_tables(tables), kept=False)
+        waiting = {
+            (row.table_name, row.key, row.at)
+            for row in rows_of(IncompleteRow, _open(rows, generations))
         }
         return [
             GateReason(
-                row["table_name"],
-                row["run_id"],
-                row["reason"],
-                latest.get((row["table_name"], row["key"])) is row,
+                row.table_name,
+                row.run_id,
+                row.reason,
+                (row.table_name, row.key, row.at) in waiting,
             )
-            for row in rows
-            if row["status"] == QUARANTINED and _is_of_gate(row["reason"])
+            for row in rows_of(IncompleteRow, rows)
+            if row.status == QUARANTINED and row.reason and row.reason.startswith(FAILS)
         ]
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
@@ -301,17 +259,16 @@ class Quarantine:
 
         The decision may be in the row's generation or the next.
         """
-        names = ["run_id", "status", "table_name", "generation", "batch", "lsn", "key"]
-        rows = self._table.scan(names, kept=False).to_pylist()
+        rows = self._table.read(columns=OF_ID, kept=False)
         decided = {
-            (r["table_name"], r["key"])
-            for r in rows
-            if (r["run_id"], r["status"]) == (run_id, status)
+            (row.table_name, row.key)
+            for row in rows
+            if (row.run_id, row.status) == (run_id, status)
         }
         return {
-            row_id_of(r["table_name"], r["generation"], r["batch"], r["lsn"], r["key"])
-            for r in rows
-            if r["status"] == QUARANTINED and (r["table_name"], r["key"]) in decided
+            row.id
+            for row in rows
+            if row.status == QUARANTINED and (row.table_name, row.key) in decided
         }
 
     def lacking(
@@ -382,7 +339,7 @@ class Quarantine:
             keys := self._table.scan(["key"], chosen=chosen, kept=False)["key"].unique().to_pylist()
         ):
             return []
-        return self._read(pc.field("key").isin(keys))
+        return self._table.read(pc.field("key").isin(keys))
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest``, except those of keys that targets lack; returns how
@@ -390,18 +347,28 @@ class Quarantine:
 
         The table is compacted into one file.
         """
-        return self._table.prune(lambda rows: _keep([as_row(row) for row in rows], oldest))
-
-    def _read(self, chosen: pc.Expression | None = None) -> list[IncompleteRow]:
-        return [as_row(values) for values in self._table.read(chosen)]
+        return self._table.prune(lambda rows: _keep(rows, oldest))
 
 
-def as_row(values: dict[str, Any]) -> IncompleteRow:
-    """Return a row as it was read; rows of an earlier version's table lack newer columns."""
-    messages = values.get("messages")
-    return IncompleteRow(
-        **values | {"messages": messages and [SentMessage(**message) for message in messages]}
+def _open(rows: pa.Table, generations: Mapping[str, int]) -> pa.Table:
+    """Return the last row of each key of these generations, where it is quarantined.
+
+    They are sorted by table and time.
+    """
+    latest = last_rows(rows, ["table_name", "generation", "key"])
+    names = pa.array(list(generations), pa.string())
+    wanted = pa.array(list(generations.values()), pa.int64())
+    current = wanted.take(pc.index_in(latest["table_name"], value_set=names))
+    own = latest.filter(pc.equal(latest["generation"], current))
+    return own.filter(pc.equal(own["status"], QUARANTINED)).sort_by(
+        [("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")]
     )
+
+
+def _counts(rows: pa.Table) -> dict[str, int]:
+    """Return the number of rows by table."""
+    counts = rows["table_name"].value_counts().to_pylist()
+    return {item["values"]: item["counts"] for item in counts}
 
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:

@@ -5,17 +5,17 @@ This module works without a JVM.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
+from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late, in_order, of_tables
-from waldelta.lake.storage import bookkeeping_uri
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
     "equal",
@@ -31,42 +31,9 @@ ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 # a value.
 ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
 
-_COLUMN = pa.struct([("name", pa.string()), ("source", pa.string()), ("target", pa.string())])
-_ROW = pa.struct(
-    [
-        ("kind", pa.string()),
-        ("key", pa.string()),
-        ("rows", pa.int64()),
-        ("columns", pa.list_(_COLUMN)),
-        ("hash", pa.int64()),
-    ]
-)
-_SHORT = (
-    "at",
-    "run_id",
-    "table_name",
-    "status",
-    "reason",
-    "position",
-    "version",
-    "source_rows",
-    "target_rows",
-    "missing",
-    "extra",
-    "different",
-    "doubled",
-    "in_flight",
-    "lacking",
-    "repaired",
-    "is_complete",
-    "left_out",
-    "seconds",
-    "by",
-)
-
 
 @dataclass(frozen=True, slots=True)
-class Reconciliation:
+class Reconciliation(LedgerRow):
     """The result of comparing one table.
 
     The target's ``version`` has applied everything up to ``batch``; the source was read at
@@ -77,8 +44,6 @@ class Reconciliation:
     wasn't compared, or couldn't be repaired.
     """
 
-    at: datetime
-    run_id: str
     table_name: str
     status: str
     reason: str | None = None
@@ -106,37 +71,6 @@ class Reconciliation:
     by: str | None = None
 
     table: ClassVar[str] = "reconciliations"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("table_name", pa.string()),
-            ("status", pa.string()),
-            ("reason", pa.string()),
-            ("generation", pa.int64()),
-            ("position", pa.int64()),
-            ("batch", pa.int64()),
-            ("version", pa.int64()),
-            ("snapshot", pa.string()),
-            ("source_rows", pa.int64()),
-            ("target_rows", pa.int64()),
-            ("missing", pa.int64()),
-            ("extra", pa.int64()),
-            ("different", pa.int64()),
-            ("doubled", pa.int64()),
-            ("in_flight", pa.int64()),
-            ("lacking", pa.int64()),
-            ("repaired", pa.int64()),
-            ("buckets", pa.int64()),
-            ("differing_buckets", pa.int64()),
-            ("is_complete", pa.bool_()),
-            ("left_out", pa.list_(pa.string())),
-            ("differences", pa.list_(_ROW)),
-            ("seconds", pa.float64()),
-            ("source_seconds", pa.float64()),
-            ("by", pa.string()),
-        ]
-    )
 
     @property
     def differing(self) -> int:
@@ -153,8 +87,7 @@ class Reconciliations:
     """Reads and writes the table of one lake; every write is durable when it returns."""
 
     def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
-        self.uri = bookkeeping_uri(root, Reconciliation.table)
-        self._table = LedgerTable(self.uri, Reconciliation.schema, storage_options)
+        self._table = LedgerTable(Reconciliation, root, storage_options)
 
     def add(self, rows: Sequence[Reconciliation], since: datetime | None = None) -> None:
         """Add the results of one run, in one commit.
@@ -170,10 +103,12 @@ class Reconciliations:
 
     @again_when_late
     def _add_behind(self, rows: Sequence[Reconciliation], since: datetime) -> None:
-        same = of_tables(row.table_name for row in rows)
-        later = self.history(since).filter(same).to_pylist()
+        names = {row.table_name for row in rows}
+        later = [row for row in self.history(since) if row.table_name in names]
         newest = Newest(
-            later[-1]["at"] if later else None, same & (pc.field("at") >= since), kept=False
+            later[-1].at if later else None,
+            of_tables(names) & (pc.field("at") >= since),
+            kept=False,
         )
         self._extend(
             [
@@ -188,27 +123,12 @@ class Reconciliations:
         if rows:
             self._table.extend(in_order(rows), after)
 
-    def of_run(self, run_id: str) -> list[Reconciliation]:
-        """Return one run's results by table; after a retry, its last ones."""
-        found = {row.table_name: row for row in self._read(pc.field("run_id") == run_id)}
-        return [found[name] for name in sorted(found)]
-
-    def latest(self, tables: Collection[str] | None = None) -> dict[str, Reconciliation]:
-        """Return the last result of each table, or of these, with the differing rows.
-
-        For a table without a result, it is the row that says why.
-        """
-        found, _ = last_answers(self.history().to_pylist())
-        return self.in_full(
-            {name: row for name, row in found.items() if tables is None or name in tables}
-        )
-
-    def in_full(self, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Reconciliation]:
+    def in_full(self, answers: Mapping[str, Reconciliation]) -> dict[str, Reconciliation]:
         """Return rows of the history, by table, with the differing rows."""
-        wanted = {name: (row["at"], row["run_id"]) for name, row in answers.items()}
+        wanted = {name: (row.at, row.run_id) for name, row in answers.items()}
         if not wanted:
             return {}
-        rows = self._read(
+        rows = self._table.read(
             pc.field("at").isin(pa.array([at for at, _ in wanted.values()], UTC_TIME))
         )
         return {
@@ -217,9 +137,10 @@ class Reconciliations:
             if (row.at, row.run_id) == wanted.get(row.table_name)
         }
 
-    def history(self, since: datetime | None = None) -> pa.Table:
+    def history(self, since: datetime | None = None) -> list[Reconciliation]:
         """Return all results without the differing rows, oldest first."""
-        return self._table.scan(_SHORT, since)
+        names = [name for name in self._table.schema.names if name != "differences"]
+        return self._table.read(since=since, columns=names)
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest``, except each table's last result; returns how many.
@@ -228,23 +149,18 @@ class Reconciliations:
         """
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
-    def _read(self, chosen: pc.Expression) -> list[Reconciliation]:
-        return [_built(row) for row in self._table.read(chosen)]
 
-
-def _is_behind(row: Reconciliation, other: Mapping[str, Any]) -> bool:
+def _is_behind(row: Reconciliation, other: Reconciliation) -> bool:
     """Return whether a result is about an older version than another one."""
-    if (
-        other["table_name"] != row.table_name
-        or other["status"] not in ANSWERS
-        or None in (row.version, other["version"])
-    ):
+    if other.table_name != row.table_name or other.status not in ANSWERS:
+        return False
+    if row.version is None or other.version is None:
         return False
     # The version of a repaired table is the one that was compared before the repair.
-    return (other["version"], other["status"] == REPAIRED) > (row.version, False)
+    return (other.version, other.status == REPAIRED) > (row.version, False)
 
 
-def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
+def _keep(rows: Sequence[Reconciliation], oldest: datetime) -> list[bool]:
     """Keep each table's last result and last attempt, however old, and its last complete result.
 
     A target that differed still does until it is compared again, and one that was equal in all
@@ -253,48 +169,36 @@ def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
     found, attempts = last_answers(rows)
     whole = last_whole(rows)
     needed = {id(row) for row in (*found.values(), *attempts.values(), *whole.values())}
-    return [row["at"] >= oldest or id(row) in needed for row in rows]
+    return [row.at >= oldest or id(row) in needed for row in rows]
 
 
 def last_answers(
-    rows: Iterable[Mapping[str, Any]],
-) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+    rows: Iterable[Reconciliation],
+) -> tuple[dict[str, Reconciliation], dict[str, Reconciliation]]:
     """Return, by table, the last result and the last attempt since that had none.
 
     Without any result, it is the last row. A target that differed still does when another
     comparison failed. ``rows`` are in their order.
     """
-    found: dict[str, Mapping[str, Any]] = {}
-    attempts: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Reconciliation] = {}
+    attempts: dict[str, Reconciliation] = {}
     for row in rows:
-        name = row["table_name"]
-        if row["status"] in ANSWERS:
+        name = row.table_name
+        if row.status in ANSWERS:
             found[name] = row
             attempts.pop(name, None)
-        elif name in found and found[name]["status"] in ANSWERS:
+        elif name in found and found[name].status in ANSWERS:
             attempts[name] = row
         else:
             found[name] = row
     return found, attempts
 
 
-def last_whole(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def last_whole(rows: Iterable[Reconciliation]) -> dict[str, Reconciliation]:
     """Return, by table, the last result for which no column was left out; ``rows`` are in their
     order.
     """
-    return {
-        row["table_name"]: row for row in rows if row["status"] in ANSWERS and not row["left_out"]
-    }
-
-
-def _built(row: dict[str, Any]) -> Reconciliation:
-    differences = [
-        RowDifference(
-            **found | {"columns": [ColumnDifference(**column) for column in found["columns"] or ()]}
-        )
-        for found in row["differences"] or ()
-    ]
-    return Reconciliation(**row | {"differences": differences, "left_out": row["left_out"] or []})
+    return {row.table_name: row for row in rows if row.status in ANSWERS and not row.left_out}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The rows of the ledger's tables: a class for each kind, with its table and schema."""
+"""The rows of the ledger's tables: a class for each kind, with its table."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar, cast
 
-import pyarrow as pa
-
-from waldelta.arrow import UTC_TIME
 from waldelta.config import TargetMode
 from waldelta.config.target_mode import MIRROR
+from waldelta.lake.ledger.ledger_row import LedgerRow
 
 # Values of a state's ``status``.
 COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (
@@ -28,7 +26,7 @@ def now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMove:
+class SlotMove(LedgerRow):
     """An event of the slot, done or about to be done (``intent``); ``lsn`` is where the slot moves
     to.
 
@@ -47,8 +45,6 @@ class SlotMove:
     None in rows of earlier versions. A change log with another number has lost some of them since.
     """
 
-    at: datetime
-    run_id: str
     event: str  # creating, created, adopted, intent, compared, promoted, dropped
     slot: str
     system_identifier: str
@@ -60,21 +56,6 @@ class SlotMove:
     messages: int | None = None
 
     table: ClassVar[str] = "slot_moves"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("event", pa.string()),
-            ("slot", pa.string()),
-            ("system_identifier", pa.string()),
-            ("timeline", pa.int64()),
-            ("incarnation", pa.string()),
-            ("lsn", pa.int64()),
-            ("batch", pa.int64()),
-            ("compared_after", pa.bool_()),
-            ("messages", pa.int64()),
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +80,6 @@ class ColumnState:
     not_null: bool
     # Names change, but attribute numbers don't.
     attnum: int = 0
-
-
-_COLUMN = pa.struct(
-    [
-        ("name", pa.string()),
-        ("type_oid", pa.int64()),
-        ("typmod", pa.int64()),
-        ("type_name", pa.string()),
-        ("spark_type", pa.string()),
-        ("not_null", pa.bool_()),
-        ("attnum", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,40 +134,6 @@ class StorageState:
     as_of: int = field(default=0, compare=False)
 
 
-_STORAGE = pa.struct(
-    [
-        (
-            "files",
-            pa.list_(
-                pa.struct(
-                    [("oid", pa.int64()), ("relfilenode", pa.int64()), ("inherits", pa.string())]
-                )
-            ),
-        ),
-        (
-            "attributes",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("attnum", pa.int64()),
-                        ("xmin", pa.int64()),
-                        ("has_missing", pa.bool_()),
-                        ("default_oid", pa.int64()),
-                    ]
-                )
-            ),
-        ),
-        (
-            "labels",
-            pa.list_(
-                pa.struct([("attnum", pa.int64()), ("oid", pa.int64()), ("label", pa.string())])
-            ),
-        ),
-        ("as_of", pa.int64()),
-    ]
-)
-
-
 @dataclass(frozen=True, slots=True)
 class ExternalCommit:
     """A commit by an external writer that changed a target's data.
@@ -213,18 +147,8 @@ class ExternalCommit:
     at: datetime | None = None
 
 
-_EXTERNAL_COMMIT = pa.struct(
-    [
-        ("version", pa.int64()),
-        ("operation", pa.string()),
-        ("by", pa.string()),
-        ("at", UTC_TIME),
-    ]
-)
-
-
 @dataclass(frozen=True, slots=True)
-class TableState:
+class TableState(LedgerRow):
     """The state of a target's sync: the snapshot of its copy, and its columns.
 
     ``status`` is copying, synced, failed, needs_sync or removed. A removed table is no longer
@@ -233,8 +157,6 @@ class TableState:
     ``storage`` are None in rows of versions that didn't record them.
     """
 
-    at: datetime
-    run_id: str
     table_name: str
     generation: int
     status: str
@@ -282,39 +204,6 @@ class TableState:
     copy_skipped: bool | None = None
 
     table: ClassVar[str] = "tables"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("table_name", pa.string()),
-            ("generation", pa.int64()),
-            ("status", pa.string()),
-            ("snapshot", pa.string()),
-            ("snapshot_lsn", pa.int64()),
-            ("relation_ids", pa.list_(pa.int64())),
-            ("key_columns", pa.list_(pa.string())),
-            ("columns", pa.list_(_COLUMN)),
-            ("row_filter", pa.string()),
-            ("rows", pa.int64()),
-            ("bytes", pa.int64()),
-            ("seconds", pa.float64()),
-            ("reason", pa.string()),
-            ("incarnation", pa.string()),
-            ("storage", _STORAGE),
-            ("target_filter", pa.string()),
-            ("later_filters", pa.list_(pa.string())),
-            ("publishes", pa.list_(pa.string())),
-            ("unpublished", pa.list_(pa.int64())),
-            ("fed_by", pa.string()),
-            ("root_id", pa.int64()),
-            ("unmended_leaves", pa.list_(pa.int64())),
-            ("entries", pa.list_(pa.string())),
-            ("version", pa.int64()),
-            ("foreign_commits", pa.list_(_EXTERNAL_COMMIT)),
-            ("mode", pa.string()),
-            ("copy_skipped", pa.bool_()),
-        ]
-    )
 
     @property
     def kept_as(self) -> TargetMode:
@@ -376,33 +265,13 @@ class TargetCut:
         )
 
 
-_CUT = pa.struct(
-    [
-        ("table_name", pa.string()),
-        ("generation", pa.int64()),
-        ("version", pa.int64()),
-        ("inserted", pa.int64()),
-        ("updated", pa.int64()),
-        ("deleted", pa.int64()),
-        ("skipped", pa.int64()),
-        ("truncated", pa.bool_()),
-        ("reread", pa.int64()),
-        ("quarantined", pa.int64()),
-        ("verbatim", pa.int64()),
-        ("commit_ts", UTC_TIME),
-    ]
-)
-
-
 @dataclass(frozen=True, slots=True)
-class BatchCut:
+class BatchCut(LedgerRow):
     """A consistent cut: every target as of the end of one batch.
 
     ``expired``: it is older than the retention of the targets' versions, so it may not be readable.
     """
 
-    at: datetime
-    run_id: str
     batch: int
     end_lsn: int
     commit_ts: datetime | None
@@ -410,21 +279,12 @@ class BatchCut:
     expired: bool = False
 
     table: ClassVar[str] = "batches"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME), ("run_id", pa.string()), ("batch", pa.int64()),
-            ("end_lsn", pa.int64()), ("commit_ts", UTC_TIME), ("targets", pa.list_(_CUT)),
-            ("expired", pa.bool_()),
-        ]
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(LedgerRow):
     """An event of a run; ``result`` is the run's JSON result so far."""
 
-    at: datetime
-    run_id: str
     verb: str
     status: str  # running, succeeded, failed
     run_type: str = "manual"
@@ -453,34 +313,10 @@ class Run:
     targets: list[TargetCut] | None = None
 
     table: ClassVar[str] = "runs"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("verb", pa.string()),
-            ("status", pa.string()),
-            ("run_type", pa.string()),
-            ("interval_start", UTC_TIME),
-            ("interval_end", UTC_TIME),
-            ("start_lsn", pa.int64()),
-            ("end_lsn", pa.int64()),
-            ("changes", pa.int64()),
-            ("seconds", pa.float64()),
-            ("result", pa.string()),
-            ("as_of", UTC_TIME),
-            ("lag_before_bytes", pa.int64()),
-            ("lag_bytes", pa.int64()),
-            ("retained_bytes", pa.int64()),
-            ("wal_status", pa.string()),
-            ("applied", pa.bool_()),
-            ("begun", UTC_TIME),
-            ("targets", pa.list_(_CUT)),
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(LedgerRow):
     """A range of changes that the lake lacks and that this slot incarnation can't return any more.
 
     ``from_lsn`` is the landed end. ``to_lsn`` is the position of the slot or server when the gap
@@ -488,8 +324,6 @@ class Gap:
     ``to_lsn`` is where the next slot incarnation began.
     """
 
-    at: datetime
-    run_id: str
     status: str  # open, closed
     slot: str
     system_identifier: str
@@ -502,56 +336,28 @@ class Gap:
     remedy: str
 
     table: ClassVar[str] = "gaps"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("status", pa.string()),
-            ("slot", pa.string()),
-            ("system_identifier", pa.string()),
-            ("timeline", pa.int64()),
-            ("incarnation", pa.string()),
-            ("from_lsn", pa.int64()),
-            ("to_lsn", pa.int64()),
-            ("cause", pa.string()),
-            ("detail", pa.string()),
-            ("remedy", pa.string()),
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)
-class KeptWindow:
+class KeptWindow(LedgerRow):
     """A read window other than the pipeline file's, because the server couldn't manage that one.
 
     ``window_bytes`` None: the pipeline file's window works again.
     """
 
-    at: datetime
-    run_id: str
     window_bytes: int | None
     timeout_s: int
 
     table: ClassVar[str] = "bites"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("window_bytes", pa.int64()),
-            ("timeout_s", pa.int64()),
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(LedgerRow):
     """An operator's decision to let changes pass a table's stop gates.
 
     It covers all changes whose commits are before ``upto_lsn``.
     """
 
-    at: datetime
-    run_id: str
     table_name: str
     generation: int
     incarnation: str
@@ -561,22 +367,6 @@ class Release:
     reason: str | None = None
 
     table: ClassVar[str] = "releases"
-    schema: ClassVar[pa.Schema] = pa.schema(
-        [
-            ("at", UTC_TIME),
-            ("run_id", pa.string()),
-            ("table_name", pa.string()),
-            ("generation", pa.int64()),
-            ("incarnation", pa.string()),
-            ("timeline", pa.int64()),
-            ("upto_lsn", pa.int64()),
-            ("by", pa.string()),
-            ("reason", pa.string()),
-        ]
-    )
-
-
-Row = SlotMove | TableState | BatchCut | Run | Gap | KeptWindow | Release
 
 
 @dataclass(frozen=True, slots=True)

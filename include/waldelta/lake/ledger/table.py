@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Generic, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
@@ -22,21 +23,25 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted, scan_sorted
-from waldelta.lake.storage import NO_HOOKS, checkpoint, files_of, sync_commit, write_checkpoint
+from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted
+from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
+from waldelta.lake.storage import (
+    NO_HOOKS,
+    bookkeeping_uri,
+    checkpoint,
+    files_of,
+    sync_commit,
+    write_checkpoint,
+)
 from waldelta.lake.write_errors import target_not_writable
 
 log = logging.getLogger(__name__)
 
-# A read opens every file that may have matching rows, at about a millisecond each.
-MOST_FILES = 64
 _ATTEMPTS = 20
-# A run's row may have megabytes of JSON. With small row groups it is found in a file of thousands
-# without reading the others.
-_GROUP_ROWS = 500
-# A check writes up to hundreds of short rows, and readers read many of them at once.
+# For kinds of which a check writes up to hundreds of short rows, and readers read many of them at
+# once.
 SHORT_ROWS_PER_GROUP = 20_000
-# The maximum number of files of a table that each check reads completely.
+# For kinds of which each check reads all files.
 FILES_READ_BY_CHECKS = 16
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
@@ -62,35 +67,37 @@ again_when_late = tenacity.retry(
 )
 
 
+def of_run(run_id: str, verb: str) -> pc.Expression:
+    """Select the rows of a run, in the table of runs."""
+    return (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
+
+
 def of_tables(names: Iterable[str]) -> pc.Expression:
     """Select the rows about these tables, by ``table_name``."""
     return pc.field("table_name").isin(pa.array(sorted(names), pa.string()))
 
 
-class _Row(Protocol):
-    """A dataclass of ledger rows."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def at(self) -> datetime:
-        """When it was written."""
-
-
-def in_order(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Return rows of one moment as the table takes them, each a microsecond later than the one
-    before.
+def in_order(rows: Sequence[R]) -> list[R]:
+    """Return rows of one moment, each a microsecond later than the one before.
 
     Rows are read back in the order of ``at``.
     """
-    return [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
+    return [replace(row, at=row.at + timedelta(microseconds=n)) for n, row in enumerate(rows)]
+
+
+def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the last row of each group, in the rows' order."""
+    numbered = rows.select(list(keys)).append_column("n", pa.array(np.arange(rows.num_rows)))
+    return rows.take(
+        numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
     """The row that must still be the newest of those that a filter selects (None: all rows).
 
-    ``at`` identifies the row; None: there must be none. ``kept``: see _file_cache.scan_sorted().
+    ``at`` identifies the row; None: there must be none. ``kept``: see _file_cache.read_sorted().
     """
 
     at: datetime | None
@@ -98,23 +105,18 @@ class Newest:
     kept: bool = True
 
 
-class LedgerTable:
-    """A small Delta table whose rows have an ``at``; written and read without a JVM."""
+class LedgerTable(Generic[R]):
+    """The rows of one kind: a small Delta table, written and read without a JVM."""
 
     def __init__(
-        self,
-        uri: str,
-        schema: pa.Schema,
-        storage_options: dict[str, str] | None = None,
-        group_rows: int = _GROUP_ROWS,
-        most_files: int | None = None,
+        self, kind: type[R], root: str, storage_options: dict[str, str] | None = None
     ) -> None:
-        self.uri, self.schema = uri, schema
-        self._most_files = most_files
+        self.uri, self.schema = bookkeeping_uri(root, kind.table), schema_of(kind)  # type: ignore[arg-type]
+        self._kind = kind
         self._options = storage_options
-        self._groups = WriterProperties(max_row_group_size=group_rows)
+        self._groups = WriterProperties(max_row_group_size=kind.rows_per_group)
 
-    def append(self, row: dict[str, Any], after: Newest | None = None) -> dict[str, Any]:
+    def append(self, row: R, after: Newest | None = None) -> R:
         """Add a row after all others, creating the table with the first; returns it as it was
         written.
 
@@ -128,10 +130,10 @@ class LedgerTable:
     @_again_when_changed
     def extend(
         self,
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[R],
         after: Newest | None = None,
         check: Callable[[], object] | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[R]:
         """Add rows, in the order of their ``at``, after all others in one commit, as append() does.
 
         ``check`` raises when the caller may not write any more. It is called after the table was
@@ -143,10 +145,10 @@ class LedgerTable:
 
     def _extend(
         self,
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[R],
         after: Newest | None,
         check: Callable[[], object] | None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[R]:
         table = self._open()
         if check is not None:
             check()
@@ -156,25 +158,36 @@ class LedgerTable:
                 " run again"
             )
         if table is None:
-            self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
+            self._create(self._stored(rows))
             return list(rows)
         rows = self._behind(table, rows)
         write_deltalake(
             table,
-            pa.Table.from_pylist(list(rows), schema=self.schema),
+            self._stored(rows),
             mode="append",
             schema_mode=self._schema_mode(table),
             **_ONLY_IF_UNCHANGED,
         )
         self._keep(table)
-        if len(table.file_uris()) > (self._most_files or MOST_FILES):
+        if len(table.file_uris()) > self._kind.most_files:
             self._compact(table)
         return rows
 
-    def read(self, chosen: pc.Expression | None = None) -> list[dict[str, Any]]:
-        """Return the rows that a filter selects, oldest first."""
-        table = self._open()
-        return [] if table is None else read_sorted(table, chosen, self._options).to_pylist()
+    def read(
+        self,
+        chosen: pc.Expression | None = None,
+        since: datetime | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        kept: bool = True,
+    ) -> list[R]:
+        """Return the rows from ``since`` on that a filter selects, oldest first.
+
+        Fields that aren't among ``columns`` (None: all) have their defaults. ``kept``: see
+        read_sorted().
+        """
+        rows = self.scan(columns or self.schema.names, since, chosen, kept=kept)
+        return rows_of(self._kind, rows)
 
     def scan(
         self,
@@ -187,13 +200,13 @@ class LedgerTable:
         """Return some columns of the rows from ``since`` on that a filter selects, oldest first.
 
         This reads little of a long history. It returns no rows when there is no table. A column
-        that the table doesn't have yet is null. ``kept``: see scan_sorted().
+        that the table doesn't have yet is null. ``kept``: see read_sorted().
         """
         table = self._open()
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
-        rows = scan_sorted(table, columns, since, chosen, self._options, kept=kept)
+        rows = read_sorted(table, columns, since, chosen, self._options, kept=kept)
         for field in fields:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
@@ -204,20 +217,18 @@ class LedgerTable:
         table = self._open()
         return -1 if table is None else table.version()
 
-    def newest(self) -> dict[str, Any] | None:
+    def newest(self) -> R | None:
         """Return the row that was appended last."""
         table = self._open()
         at = self._newest_at(table) if table is not None else None
-        return (
-            read_sorted(table, pc.field("at") >= at, self._options).to_pylist()[-1]
-            if table is not None and at is not None
-            else None
-        )
+        if table is None or at is None:
+            return None
+        return rows_of(self._kind, read_sorted(table, since=at, storage_options=self._options))[-1]
 
     @_again_when_changed
     def replace(
         self,
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[R],
         predicate: str,
         check: Callable[[], object] | None = None,
     ) -> None:
@@ -232,11 +243,11 @@ class LedgerTable:
             if check is not None:
                 check()
             if table is None:
-                self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
+                self._create(self._stored(rows))
                 return
             write_deltalake(
                 table,
-                pa.Table.from_pylist(self._behind(table, rows), schema=self.schema),
+                self._stored(self._behind(table, rows)),
                 mode="overwrite",
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
@@ -277,7 +288,7 @@ class LedgerTable:
         return int(marked)
 
     @_again_when_changed
-    def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
+    def prune(self, keep: Callable[[Sequence[R]], Sequence[bool]]) -> int:
         """Drop the rows for which ``keep`` returns False, and compact into one file; returns how
         many.
 
@@ -288,7 +299,7 @@ class LedgerTable:
         if table is None:
             return 0
         rows = read_sorted(table, storage_options=self._options)
-        kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
+        kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
             write_deltalake(
@@ -354,20 +365,23 @@ class LedgerTable:
     def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        rows = scan_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)[
+        rows = read_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)[
             "at"
         ].to_pylist()
         return rows[-1] if rows else None
 
-    def _behind(self, table: DeltaTable, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _behind(self, table: DeltaTable, rows: Sequence[R]) -> list[R]:
         """Return the rows, moved to times after the newest row where the clock is behind."""
         newest = self._newest_at(table)
-        early = newest + STATISTIC - rows[0]["at"] if rows and newest is not None else timedelta(0)
+        early = newest + STATISTIC - rows[0].at if rows and newest is not None else timedelta(0)
         return (
-            [row | {"at": row["at"] + early} for row in rows]
+            [replace(row, at=row.at + early) for row in rows]
             if early > timedelta(0)
             else list(rows)
         )
+
+    def _stored(self, rows: Sequence[R]) -> pa.Table:
+        return pa.Table.from_pylist([asdict(row) for row in rows], schema=self.schema)
 
     def _newest_at(self, table: DeltaTable) -> datetime | None:
         actions = files_of(table)

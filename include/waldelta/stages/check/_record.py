@@ -12,11 +12,10 @@ from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
     newest_versions,
 )
-from waldelta.lake.ledger.passed_suites import PassedSuite, PassedSuites
-from waldelta.lake.ledger.profiles import Profile, Profiles
+from waldelta.lake.ledger.passed_suites import PassedSuite
+from waldelta.lake.ledger.profiles import Profile
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.stages.check._incremental import Known
@@ -56,7 +55,7 @@ def _record(
     after: Newest | None = None
     if since is not None:
         tables = [verdict.table for verdict in report.tables]
-        later, after = newest_versions(ledger.root, since, tables, ledger.storage_options)
+        later, after = newest_versions(ledger, since, tables)
     rows = [
         ExpectationResult(
             at,
@@ -75,7 +74,7 @@ def _record(
         for verdict in _last_words(report, later)
         for outcome in verdict.outcomes
     ]
-    append_expectation_results(ledger.root, rows, ledger.storage_options, after)
+    ledger.append_all(rows, after)
     return later
 
 
@@ -99,7 +98,7 @@ def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, 
 
 
 def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:
-    Profiles(ledger.root, ledger.storage_options).append([
+    ledger.append_all([
         Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
         for verdict in report.tables
         if verdict.measured is not None and verdict.version is not None
@@ -113,7 +112,7 @@ def _keep_suites(
     before: tuple[Known, Mapping[str, TableState]],
 ) -> None:
     known, states = before
-    PassedSuites(ledger.root, ledger.storage_options).append([
+    ledger.append_all([
         PassedSuite(
             at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
             known.end_of(states[v.table], v.version),

@@ -28,8 +28,8 @@ from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog, target_uri
 from waldelta.lake.ledger import BatchCut, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.passed_suites import PassedSuites
-from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
+from waldelta.lake.ledger.passed_suites import latest_suites
+from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, latest_profiles
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import own_docs_folder
@@ -145,7 +145,6 @@ def check(
     check writes no pages; everything else is the same.
     """
     began, outcome = now(), outcome or RunOutcome()
-    profiles = Profiles(ledger.root, ledger.storage_options)
     folder = own_docs_folder(pipeline)
     states = {
         name: state for name, state in ledger.table_states().items() if state.status == SYNCED
@@ -154,9 +153,7 @@ def check(
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(own.unused))
-    known = Known(
-        PassedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut()
-    )
+    known = Known(latest_suites(ledger, wanted), ledger.last_cut())
     quick = frozenset(wanted) if outcome.is_upkeep else outcome.quick
     unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts(
         {n: states[n].generation for n in wanted}
@@ -166,7 +163,7 @@ def check(
         n: replace(outcome.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0))
         for n in wanted
     }
-    before = _before(pipeline, profiles, wanted, run_id)
+    before = _before(pipeline, ledger, wanted, run_id)
     outcome = replace(outcome, rules=rules, before=before, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with (
@@ -531,11 +528,11 @@ def _about(
 
 
 def _before(
-    pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str
+    pipeline: PipelineFile, ledger: Ledger, tables: Sequence[str], run_id: str
 ) -> dict[str, Before]:
     """Returns what earlier runs measured of these targets; empty when profile anomalies are off."""
     wanted = pipeline.quality.drift
     if not wanted.enabled:
         return {}
-    found = profiles.latest(tables, KEPT_PER_TABLE, but=run_id)
+    found = latest_profiles(ledger, tables, KEPT_PER_TABLE, but=run_id)
     return {name: bounds_of(found.get(name, []), wanted) for name in tables}

@@ -8,7 +8,7 @@ import json
 import resource
 import threading
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.bookkeeping import write_earlier
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.lake import bookkeeping_uri
@@ -24,6 +25,7 @@ from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, Targ
 from waldelta.lake.ledger import _file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger._file_cache import read_sorted
+from waldelta.lake.ledger.ledger_row import schema_of
 from waldelta.lake.ledger.prune_ledger import (
     keep_cuts,
     keep_gaps,
@@ -48,6 +50,13 @@ from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 OLD = NOON - 100 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRun(Run):
+    """A run as a later version records it."""
+
+    later: int | None = None
 
 
 def move(
@@ -219,7 +228,7 @@ def test_reads_filter(ledger):
 
 def test_a_table_never_has_many_files(ledger, monkeypatch):
     """Reads stay fast without maintenance: every so many appends the files become one."""
-    monkeypatch.setattr(ledger_table, "MOST_FILES", 8)
+    monkeypatch.setattr(Run, "most_files", 8)
     for number in range(30):
         ledger.append(run(f"r{number}"))
         assert files(ledger, Run) <= 8
@@ -229,11 +238,7 @@ def test_a_table_never_has_many_files(ledger, monkeypatch):
 
 def test_a_table_of_an_earlier_version_is_read_and_goes_on(ledger):
     """A column that was added since has its default in old rows."""
-    schema = pa.schema([field for field in TableState.schema if field.name != "incarnation"])
-    row = {k: v for k, v in asdict(state("t", 1, "synced")).items() if k != "incarnation"}
-    write_deltalake(
-        bookkeeping_uri(ledger.root, "tables"), pa.Table.from_pylist([row], schema=schema)
-    )
+    write_earlier(ledger.root, [state("t", 1, "synced")], ["incarnation"])
     assert ledger.table_states()["t"].incarnation is None
     ledger.append(state("u", 1, "synced", incarnation="0/1"))
     assert {name: s.incarnation for name, s in ledger.table_states().items()} == {
@@ -271,7 +276,7 @@ def test_a_row_appended_while_rows_are_pruned_stays(ledger):
         judged.append([r.run_id for r in rows])
         return [r.run_id != "old" for r in rows]
 
-    assert ledger.prune(Run, keep) == 1
+    assert ledger.table(Run).prune(keep) == 1
     assert judged == [["old"], ["old", "meanwhile"]]
     assert [r.run_id for r in ledger.runs()] == ["meanwhile"]
 
@@ -364,11 +369,7 @@ UNCOMPARED = {
 @pytest.mark.parametrize("rows, uncompared", UNCOMPARED.values(), ids=UNCOMPARED)
 def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
     """Rows of an earlier version, too, say nothing of it, and are no reason to warn."""
-    columns = [name for name in SlotMove.schema.names if name != "compared_after"]
-    created = pa.Table.from_pylist([asdict(move("created", 10))], schema=SlotMove.schema).select(
-        columns
-    )
-    write_deltalake(bookkeeping_uri(ledger.root, SlotMove.table), created)
+    write_earlier(ledger.root, [move("created", 10)], ["compared_after"])
     for row in rows:
         ledger.append(row)
     found = ledger.uncompared("s", "0/1")
@@ -400,13 +401,7 @@ def test_batches_that_were_consumed(ledger):
         replace(landed(25, 2), messages=4),
         replace(BY_GET, incarnation="0/2"),
     ]
-    columns = [
-        name for name in SlotMove.schema.names if name != "messages"
-    ]  # an earlier version's table
-    created = pa.Table.from_pylist([asdict(move("created", 5))], schema=SlotMove.schema).select(
-        columns
-    )
-    write_deltalake(bookkeeping_uri(ledger.root, SlotMove.table), created)
+    write_earlier(ledger.root, [move("created", 5)], ["messages"])
     assert ledger.consumed_batches("s", "0/1") == {}
     for row in rows:
         ledger.append(row)
@@ -450,10 +445,7 @@ def test_the_latest_state_and_copy_of_each_target_are_kept():
 
 def test_cuts_expire_but_for_the_newest(ledger):
     """Marked in rows that an earlier version wrote too; repeated, it writes nothing."""
-    write_deltalake(
-        bookkeeping_uri(ledger.root, BatchCut.table),
-        pa.Table.from_pylist([asdict(cut(1, OLD))], schema=BatchCut.schema).drop_columns("expired"),
-    )
+    write_earlier(ledger.root, [cut(1, OLD)], ["expired"])
     ledger.append(cut(2, OLD + DAY))
     assert [row.expired for row in ledger.batches()] == [False, False]
     assert [ledger.expire_cuts(before) for before in (OLD, NOON, NOON)] == [0, 1, 0]
@@ -488,21 +480,16 @@ def test_rows_with_a_clock_ahead_are_kept(ledger):
 
 def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
     """Rows that were there have the defaults."""
-    earlier = pa.struct(
-        [
-            field
-            for field in BatchCut.schema.field("targets").type.value_type
-            if field.name not in ("reread", "quarantined", "verbatim")
-        ]
-    )
-    schema = pa.schema(
-        [
-            f if f.name != "targets" else pa.field("targets", pa.list_(earlier))
-            for f in BatchCut.schema
-        ]
-    )
     first = replace(cut(1), targets=[TargetCut("public.t", 1, 5, inserted=3)])
-    ledger_table.LedgerTable(bookkeeping_uri(lake, BatchCut.table), schema).append(asdict(first))
+    written = asdict(first)
+    for name in ("reread", "quarantined", "verbatim"):
+        del written["targets"][0][name]
+    targets = pa.array([written["targets"]])
+    table = pa.Table.from_pylist([written], schema=schema_of(BatchCut))
+    write_deltalake(
+        bookkeeping_uri(lake, BatchCut.table),
+        table.set_column(table.schema.get_field_index("targets"), "targets", targets),
+    )
     ledger = Ledger(lake)
     assert ledger.last_cut().targets == first.targets
     later = replace(cut(2), targets=[replace(first.targets[0], quarantined=7)])
@@ -522,8 +509,10 @@ def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
     assert ledger.table_states()["public.t"].storage == storage
     earlier = asdict(TableState(now(), "r", "public.u", 1, "synced", storage=storage))
     earlier["storage"]["labels"] = None
-    ledger_table.LedgerTable(bookkeeping_uri(lake, TableState.table), TableState.schema).append(
-        earlier
+    write_deltalake(
+        bookkeeping_uri(lake, TableState.table),
+        pa.Table.from_pylist([earlier], schema=schema_of(TableState)),
+        mode="append",
     )
     assert ledger.table_states()["public.u"].storage == replace(storage, labels=[])
 
@@ -581,11 +570,11 @@ def test_each_file_is_opened_once(lake, monkeypatch):
     assert len(opened) == len(set(opened)) == 3
 
 
-def test_a_scan_reads_columns_from_a_moment_on(ledger, lake):
+def test_a_scan_reads_columns_from_a_moment_on(ledger):
     """Also within the millisecond to which statistics of files are rounded, across files, and for
     columns that aren't there yet.
     """
-    table = ledger_table.LedgerTable(bookkeeping_uri(lake, Run.table), Run.schema)
+    table = ledger.table(Run)
     assert table.scan(["run_id", "at"]).num_rows == 0
     for number in range(3):
         ledger.append(run(f"run-{number}", NOON + timedelta(microseconds=900 + 3000 * number)))
@@ -599,23 +588,24 @@ def test_a_scan_reads_columns_from_a_moment_on(ledger, lake):
         ).num_rows
         == 2
     )
-    later = ledger_table.LedgerTable(table.uri, Run.schema.append(pa.field("later", pa.int64())))
+    later = ledger.table(LaterRun)
     assert later.scan(["later", "run_id"]).to_pylist()[0] == {"later": None, "run_id": "run-0"}
+    assert [row.run_id for row in later.read(since=NOON + timedelta(microseconds=950))] == [
+        "run-1",
+        "run-2",
+    ]
 
 
-def test_rewritten_files_are_read_by_parts(ledger, lake):
+def test_rewritten_files_are_read_by_parts(ledger, monkeypatch):
     """One run's result is found without reading those of all others, after a compaction as after
     maintenance.
     """
-    table = ledger_table.LedgerTable(bookkeeping_uri(lake, Run.table), Run.schema, group_rows=10)
-    row = asdict(run("x", NOON))
+    monkeypatch.setattr(Run, "rows_per_group", 10)
+    table = ledger.table(Run)
     for half in range(2):
-        rows = [
-            row | {"run_id": str(n), "at": NOON + timedelta(seconds=n)}
-            for n in range(half * 50, half * 50 + 50)
-        ]
+        rows = [run(str(n), NOON + timedelta(seconds=n)) for n in range(half * 50, half * 50 + 50)]
         table.extend(rows)
-    table.prune(lambda rows: [row["run_id"] != "99" for row in rows])
+    table.prune(lambda rows: [row.run_id != "99" for row in rows])
     (file,) = DeltaTable(table.uri).file_uris()
     assert pq.ParquetFile(file.removeprefix("file://")).num_row_groups == 10
     assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == [
@@ -646,7 +636,7 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
         ledger.append(move("intent", number))
         assert disk.volatile(local_path(lake), f"_waldelta/{SlotMove.table}") == []
     assert len(list(table.glob("_delta_log/*.checkpoint.parquet"))) == 2
-    assert ledger._table(SlotMove).prune(lambda rows: [True] * len(rows)) == 0
+    assert ledger.table(SlotMove).prune(lambda rows: [True] * len(rows)) == 0
     cut()
     assert rows == sorted(rows)
     assert rows[-1] == 6

@@ -14,8 +14,8 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
 from waldelta.lake import DeltaLog
-from waldelta.lake.ledger import BatchCut, TargetCut
-from waldelta.lake.ledger.passed_suites import PassedSuite, PassedSuites
+from waldelta.lake.ledger import BatchCut, Ledger, TargetCut
+from waldelta.lake.ledger.passed_suites import PassedSuite, keep_suites, latest_suites
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check._incremental import (
     At,
@@ -195,15 +195,15 @@ def test_the_position_is_of_the_newest_cut_alone(tmp_path):
 
 def test_kept_rows(tmp_path):
     """The latest of each table, and the latest of a whole target, outlive maintenance."""
-    suites = PassedSuites(f"file://{tmp_path}")
-    assert suites.latest(["t"]) == {}
+    ledger = Ledger(tmp_path.as_uri())
+    assert latest_suites(ledger, ["t"]) == {}
     for version, whole in enumerate([True, True, False, False]):
-        suites.append(
+        ledger.append_all(
             [PassedSuite(now(), "r", name, 1, version, "s", whole) for name in ("t", "u")]
         )
     for dropped in (4, 0):
-        assert suites.prune() == dropped
-        latest = suites.latest(["t"])
+        assert ledger.table(PassedSuite).prune(keep_suites) == dropped
+        latest = latest_suites(ledger, ["t"])
         assert {
             name: [(row.version, row.whole) for row in rows] for name, rows in latest.items()
         } == {"t": [(1, True), (3, False)]}

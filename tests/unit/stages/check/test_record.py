@@ -119,16 +119,16 @@ def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
 
 def test_who_tells_between_anothers_count_and_its_entry_has_the_last_word(lake, monkeypatch):
     """A repair tells once it has let the target go: rows may be discarded at that moment."""
-    ledger, append = Ledger(lake), quarantined.append_expectation_results
+    ledger, append = Ledger(lake), Ledger.append_all
     ledger.append(TableState(now(), "s", "public.t", 1, "synced"))
     Quarantine(lake).add([lacking("1"), lacking("2")])
 
     def late(*entry):
-        monkeypatch.setattr(quarantined, "append_expectation_results", append)
+        monkeypatch.setattr(Ledger, "append_all", append)
         Quarantine(lake).add([lacking("1", DISCARDED)])
         quarantined.record_unknown(ledger, "discard", {"public.t": None})
         append(*entry)
 
-    monkeypatch.setattr(quarantined, "append_expectation_results", late)
+    monkeypatch.setattr(Ledger, "append_all", late)
     quarantined.record_unknown(ledger, "repair", {"public.t": None})
     assert told(lake) == ("repair", False, recorded_unknown(1))

@@ -34,7 +34,7 @@ from waldelta.changes.stage import Staged
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.quarantine import FAILS
 from waldelta.lake.ledger.records import now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -617,4 +617,4 @@ def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
         for v in verdicts
         if v.success is not None or v.why
     ]
-    append_expectation_results(job.pipeline.target.root, rows, job.storage_options)
+    job.ledger.append_all(rows)

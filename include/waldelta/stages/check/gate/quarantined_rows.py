@@ -19,7 +19,6 @@ from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,
-    append_expectation_results,
     last_recorded,
     recorded_unknown,
 )
@@ -155,13 +154,8 @@ def record_current(job: Job, tables: Collection[str]) -> None:
     and the tables' next check records the result.
     """
     with record_or_warn("the quarantine's current rows", tables):
-        _record_unknown(job, tables)
+        record_unknown(job.ledger, job.run_id, last_recorded(job.ledger, ALL_VALUES_KNOWN, tables))
     record_let_in(job, tables)
-
-
-def _record_unknown(job: Job, tables: Collection[str]) -> None:
-    told = last_recorded(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
-    record_unknown(job.ledger, job.run_id, told)
 
 
 def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | None]) -> None:
@@ -170,12 +164,11 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
     Counts again after each entry, because another process may have recorded a newer count between
     this count and its entry.
     """
-    root, options, recorded = ledger.root, ledger.storage_options, dict(recorded)
+    recorded = dict(recorded)
+    quarantine = Quarantine(ledger.root, ledger.storage_options)
     while recorded:
         held = target_generations(ledger)
-        counts = Quarantine(root, options).unknown_counts(
-            {name: held[name] for name in recorded if name in held}
-        )
+        counts = quarantine.unknown_counts({name: held[name] for name in recorded if name in held})
         found = {
             name: counts.get(name, 0)
             for name in sorted(recorded)
@@ -200,7 +193,7 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
             )
             for name, rows in found.items()
         ]
-        append_expectation_results(root, results, options)
+        ledger.append_all(results)
         recorded |= {name: recorded_unknown(rows) for name, rows in found.items()}
 
 

@@ -19,11 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.expectation_results import (
-    ExpectationResult,
-    append_expectation_results,
-    expectations_table,
-)
+from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import of_tables
 from waldelta.pipeline import Job
@@ -66,14 +62,12 @@ def judged_by_gates(tables: Collection[str]) -> pc.Expression:
 
 def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
     """Returns the latest gate results of these tables that are not met or couldn't be evaluated."""
-    told = expectations_table(job.pipeline.target.root, job.storage_options)
-    rows = told.scan(ExpectationResult.schema.names, chosen=judged_by_gates(tables)).to_pylist()
     last = {
-        (row["table_name"], row["meaning"]): row
-        for row in rows
-        if row["meaning"].startswith((STOP, QUARANTINE))
+        (row.table_name, row.meaning): row
+        for row in job.ledger.table(ExpectationResult).read(judged_by_gates(tables))
+        if row.meaning.startswith((STOP, QUARANTINE))
     }
-    return [ExpectationResult(**row) for row in last.values() if not row["success"]]
+    return [row for row in last.values() if not row.success]
 
 
 def _keeping(
@@ -115,7 +109,7 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
         )
         for row in over
     ]
-    append_expectation_results(job.pipeline.target.root, rows, job.storage_options)
+    job.ledger.append_all(rows)
 
 
 @contextmanager

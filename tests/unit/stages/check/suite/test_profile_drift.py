@@ -14,7 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
-from waldelta.lake.ledger.profiles import ColumnProfile, Profile, Profiles
+from waldelta.lake.ledger import Ledger
+from waldelta.lake.ledger.profiles import ColumnProfile, Profile, keep_profiles, latest_profiles
 from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
 from waldelta.stages.check.suite import plan_suite
 from waldelta.stages.check.suite.plan import departures, is_judged
@@ -208,16 +209,16 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
 
 def test_the_latest_profiles_of_each_table(tmp_path):
     """But those of a run that is checked again; maintenance keeps so many of each."""
-    profiles = Profiles(f"file://{tmp_path}")
-    assert profiles.latest(["public.t"], 5) == {}
+    ledger = Ledger(tmp_path.as_uri())
+    assert latest_profiles(ledger, ["public.t"], 5) == {}
     for k in range(7):
-        profiles.append(
+        ledger.append_all(
             [
                 profile(k, column(nulls=0.5), run=f"r{k}"),
                 Profile(AT, f"r{k}", "public.u", k, 10 * k),
             ]
         )
-    found = profiles.latest(["public.t"], 3, but="r6")
+    found = latest_profiles(ledger, ["public.t"], 3, but="r6")
     assert {name: [p.rows for p in of] for name, of in found.items()} == {"public.t": [3, 4, 5]}
     assert found["public.t"][0].columns == [column(nulls=0.5)]
 
@@ -225,12 +226,12 @@ def test_the_latest_profiles_of_each_table(tmp_path):
 def test_pruning_keeps_the_latest(tmp_path, monkeypatch):
     """Of each table, however long ago."""
     monkeypatch.setattr("waldelta.lake.ledger.profiles.KEPT_PER_TABLE", 2)
-    profiles = Profiles(f"file://{tmp_path}")
+    ledger = Ledger(tmp_path.as_uri())
     for k in range(4):
-        profiles.append([profile(k)])
-    profiles.append([Profile(AT, "r", "public.u", 1, 9)])
-    assert profiles.prune() == 2
-    found = profiles.latest(["public.t", "public.u"], 9)
+        ledger.append_all([profile(k)])
+    ledger.append_all([Profile(AT, "r", "public.u", 1, 9)])
+    assert ledger.table(Profile).prune(keep_profiles) == 2
+    found = latest_profiles(ledger, ["public.t", "public.u"], 9)
     assert {name: [p.rows for p in of] for name, of in found.items()} == {
         "public.t": [2, 3],
         "public.u": [9],
