@@ -20,7 +20,6 @@ from waldelta.row_filter.typed_tree import (
     NUMERIC,
     TEXT,
     TEXTS,
-    ColumnType,
     Type,
     Typed,
     short_name,
@@ -32,7 +31,7 @@ _LARGEST_INT4 = (1 << 31) - 1
 class Operands(ABC):
     """Gives types to the operands of a filter's calls."""
 
-    def __init__(self, row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> None:
+    def __init__(self, row_filter: RowFilter, columns: Mapping[str, Type]) -> None:
         self.filter, self.columns = row_filter, columns
 
     def refused(self, node: Node | Typed, reason: str) -> FilterNotTranslatable:
@@ -49,8 +48,8 @@ class Operands(ABC):
         """Return a column of the target, with what is certain about its collation."""
         if (column := self.columns.get(node.name)) is None:
             raise self.refused(node, f"column {node.name!r} isn't in the target")
-        typed = Typed("column", column.type, value=node.name, start=node.start)
-        if column.type.name not in TEXTS and column.type.element not in TEXTS:
+        typed = Typed("column", column, value=node.name, start=node.start)
+        if column.name not in TEXTS and column.element not in TEXTS:
             return typed
         collation = self.filter.collations.get(node.name, Collation.DETERMINISTIC)
         return replace(typed, collation=collation, strength=1)

@@ -31,7 +31,6 @@ from waldelta.row_filter.typed_tree import (
     BOOL,
     MAX_DIGITS,
     NUMERIC,
-    ColumnType,
     Type,
     Typed,
 )
@@ -46,7 +45,7 @@ _NAMED_COLLATIONS = {
 }  # fmt: skip
 
 
-def resolve(row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> Typed:
+def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
     """Return the typed filter.
 
     Raises FilterNotTranslatable with the position of a part that has no certain translation.

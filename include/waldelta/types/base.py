@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,12 @@ Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
 
 @dataclass(frozen=True)
 class TargetType(ABC):
-    """A column's type in the lake: as Spark's DDL names it, and as Arrow carries it."""
+    """A column's type in the lake: as Spark's DDL names it, and as Arrow carries it.
+
+    ``may_be_raw``: the type can't hold some values that PostgreSQL prints.
+    """
+
+    may_be_raw: ClassVar[bool] = True
 
     spark: str
     arrow: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,8 @@ _PREFIX = (ord("\\"), ord("x"))
 @dataclass(frozen=True)
 class Bytea(TargetType):
     """Bytes, printed as ``\\x`` and two digits each."""
+
+    may_be_raw: ClassVar[bool] = False
 
     spark: str = "binary"
     arrow: Any = field(default_factory=pa.binary)

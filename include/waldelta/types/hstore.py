@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,8 @@ _SHAPE = f"(?s)^(?:{_PAIR}(?:, {_PAIR})*)?$"
 @dataclass(frozen=True)
 class Hstore(TargetType):
     """A map of strings; values may be null."""
+
+    may_be_raw: ClassVar[bool] = False
 
     spark: str = "map<string,string>"
     arrow: Any = field(default_factory=lambda: pa.map_(pa.string(), pa.string()))

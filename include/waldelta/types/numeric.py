@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,8 @@ _UNHELD = "^(NaN|-?Infinity)$"
 class Boolean(TargetType):
     """A boolean, printed as t or f."""
 
+    may_be_raw: ClassVar[bool] = False
+
     spark: str = "boolean"
     arrow: Any = field(default_factory=pa.bool_)
 
@@ -51,6 +53,8 @@ class Number(TargetType):
     """Integers and floats, including NaN, the infinities and negative zero; ``name`` is
     PostgreSQL's.
     """
+
+    may_be_raw: ClassVar[bool] = False
 
     name: str
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from psycopg import sql
@@ -15,6 +15,8 @@ from waldelta.types.base import Representable, Selected, TargetType, utf8
 @dataclass(frozen=True)
 class Text(TargetType):
     """Unchanged text; ``is_plain`` when the type is text itself and needs no output function."""
+
+    may_be_raw: ClassVar[bool] = False
 
     spark: str = "string"
     arrow: Any = field(default_factory=pa.string)

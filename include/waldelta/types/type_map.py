@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
@@ -17,7 +18,14 @@ from waldelta.types.binary import Bytea
 from waldelta.types.datetime import Moment
 from waldelta.types.hstore import Hstore
 from waldelta.types.json import Variant
-from waldelta.types.numeric import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
+from waldelta.types.numeric import (
+    Boolean,
+    Decimal,
+    Number,
+    NumericAsDouble,
+    decimal,
+    scaled_decimal,
+)
 from waldelta.types.text import Text
 
 _BOX_OID = 603
@@ -38,6 +46,9 @@ _SCALARS: dict[int, TargetType] = {
     1184: Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
 }
 _TEXT = Text()
+# All types with one name in Spark's DDL, by this name; stored_type() has the others.
+_STORED = {kind.spark: kind for kind in (*_SCALARS.values(), _TEXT, Hstore(), Variant())}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 # Built-in types with elements that don't print as arrays do.
 _NOT_ARRAYS = frozenset({"int2vector", "oidvector", "point", "lseg", "box", "line", "name"})
 _VECTORS = frozenset({"vector", "halfvec"})
@@ -126,9 +137,21 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
     return Array(f"array<{scalar.spark}>", pa.list_(scalar.arrow), scalar, delimiter)
 
 
-def may_be_raw(kind: TargetType) -> bool:
-    """Return whether values of the type may be raw.
+@cache
+def stored_type(type_name: str, spark_type: str) -> TargetType:
+    """Return a column's type by its names in PostgreSQL and Spark, which the ledger has.
 
-    For types by name, as in the ledger, column_type() has the answer.
+    It is for values that are stored. Texts are read by what target_type() returns.
+
+    >>> [stored_type(name, "double").may_be_raw for name in ("numeric", "double precision")]
+    [True, False]
     """
-    return not isinstance(kind, Text | Number)
+    if spark_type.startswith("array<"):
+        element = stored_type(type_name.removesuffix("[]"), spark_type[len("array<") : -1])
+        return Array(spark_type, pa.list_(element.arrow), element)
+    if limits := _DECIMAL.fullmatch(spark_type):
+        precision, scale = (int(limit) for limit in limits.groups())
+        return Decimal(spark_type, pa.decimal128(precision, scale))
+    if spark_type == "double" and type_name != "double precision":
+        return NumericAsDouble()  # A numeric, or a domain.
+    return _STORED[spark_type]

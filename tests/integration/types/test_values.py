@@ -430,6 +430,8 @@ def test_both_sides_make_the_same_text_of_every_type(values):
         (table,) = read_published_tables(connection, ["p"])
     columns = [(c.name, target_type(c.type)) for c in table.columns]
     copied = from_copy(values.conninfo, columns)
+    raws = [kind for (_, kind), (_, raw) in zip(columns, copied, strict=True) if raw is not None]
+    assert [kind for kind in raws if not kind.may_be_raw] == []
     for raw in (True, False):
         ours, theirs = (
             lake_texts(columns, copied, raw=raw),

@@ -15,10 +15,10 @@ import pytest
 from psycopg import sql
 
 from waldelta.config import TypeOptions
-from waldelta.config.type_options import TableTypeOptions
+from waldelta.config.type_options import DEFAULT_TYPES, TableTypeOptions
 from waldelta.errors import DecodeError
 from waldelta.postgres import PgType
-from waldelta.types import column_types
+from waldelta.types import column_types, stored_type
 from waldelta.types.type_map import target_type
 
 
@@ -178,6 +178,40 @@ def test_columns_that_stay_text():
 def test_types(pg_type, spark):
     """The type of the lake for what design's table names and for its edges."""
     assert target_type(pg_type).spark == spark
+
+
+@pytest.mark.parametrize(
+    "pg_type, options, expected",
+    [
+        (BOOL, DEFAULT_TYPES, False),
+        (BYTEA, DEFAULT_TYPES, False),
+        (INT4, DEFAULT_TYPES, False),
+        (FLOAT8, DEFAULT_TYPES, False),
+        (TEXT, DEFAULT_TYPES, False),
+        (ENUM, DEFAULT_TYPES, False),
+        (HSTORE, DEFAULT_TYPES, False),
+        (ANY_NUMERIC, DEFAULT_TYPES, False),
+        (ANY_NUMERIC, AS_DOUBLE, True),
+        (ANY_NUMERIC, AS_DECIMAL, True),
+        (numeric(12, 2), DEFAULT_TYPES, True),
+        (DATE, DEFAULT_TYPES, True),
+        (TIMESTAMP, DEFAULT_TYPES, True),
+        (TIMESTAMPTZ, DEFAULT_TYPES, True),
+        (JSONB, AS_VARIANT, True),
+        (VECTOR, DEFAULT_TYPES, True),
+        *((array_of(t), DEFAULT_TYPES, True) for t in (BOOL, BYTEA, INT4, TEXT, numeric(9, 1))),
+        (array_of(ANY_NUMERIC), AS_DOUBLE, True),
+    ],
+    ids=str,
+)
+def test_which_types_may_need_raw_text(pg_type, options, expected):
+    """The source's type and the names in the ledger give one answer; integration/types has what
+    the real server prints.
+    """
+    kind = target_type(pg_type, options)
+    stored = stored_type(pg_type.name, kind.spark)
+    assert (kind.may_be_raw, stored.may_be_raw) == (expected, expected)
+    assert (stored.spark, stored.arrow) == (kind.spark, kind.arrow)
 
 
 # type, PostgreSQL's text, value; RAW: null, with the text kept

@@ -54,7 +54,6 @@ from waldelta.stages.check.measure.row_conditions import (
     with_raw,
 )
 from waldelta.types import TargetType
-from waldelta.types.type_map import may_be_raw
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -320,9 +319,7 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     gate.
     """
     kinds = zip(columns.names, columns.types, strict=True)
-    raw = [
-        name for name, kind in kinds if job.pipeline.target.metadata_columns and may_be_raw(kind)
-    ]
+    raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
     verdicts = []
     for gated in gate.expectations:
         meant = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
