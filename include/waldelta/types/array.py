@@ -51,6 +51,11 @@ class Array(TargetType):
         )
         return lists, None if held.all() else split_representable(text, held)[1]
 
+    def exact_sql(self, value: str) -> str:
+        """Return the array of its elements' exact forms."""
+        element = self.element.exact_sql("x")
+        return value if element == "x" else f"transform({value}, x -> {element})"
+
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
         """Return which values have one dimension with lower bound 1.
 

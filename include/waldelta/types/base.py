@@ -58,6 +58,14 @@ class TargetType(ABC):
         """
         return printed(column), None
 
+    def exact_sql(self, value: str) -> str:
+        """Return Spark SQL by whose results ``<=>`` and GROUP BY tell all stored values apart."""
+        return value
+
+    def equal_sql(self, value: str) -> str:
+        """Return Spark SQL whose results are equal where the values are equal in PostgreSQL."""
+        return value
+
 
 def is_text(kind: pa.DataType) -> bool:
     """Return True for Arrow types that may contain PostgreSQL's text."""

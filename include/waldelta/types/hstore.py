@@ -56,6 +56,14 @@ class Hstore(TargetType):
             raw,
         )
 
+    def exact_sql(self, value: str) -> str:
+        """Return the map, which has no equality, as an array of entries."""
+        return f"array_sort(map_entries({value}))"
+
+    def equal_sql(self, value: str) -> str:
+        """Return the same, since only maps with the same entries are equal."""
+        return self.exact_sql(value)
+
 
 def _has_shape(text: ArrowArray) -> Mask:
     matched: ArrowArray = pc.match_substring_regex(text, _SHAPE)

@@ -66,6 +66,10 @@ class Variant(TargetType):
             return text, None
         return split_representable(text, held)
 
+    def exact_sql(self, value: str) -> str:
+        """Return the document as text with sorted keys."""
+        return f"to_json({value})"
+
     def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
         """Return which documents a variant can hold, and which of them need a closer
         examination.

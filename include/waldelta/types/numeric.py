@@ -19,6 +19,7 @@ from waldelta.types.base import (
     split_representable,
     utf8,
 )
+from waldelta.types.text import Text
 
 MAX_PRECISION = 38  # The precision of Spark's decimal.
 _UNHELD = "^(NaN|-?Infinity)$"
@@ -68,6 +69,10 @@ class Number(TargetType):
         """Return the value itself."""
         return sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)), None
 
+    def exact_sql(self, value: str) -> str:
+        """Return a float's text, which distinguishes -0 from 0."""
+        return _float_text(value) if pa.types.is_floating(self.arrow) else value
+
 
 @dataclass(frozen=True)
 class Decimal(TargetType):
@@ -111,6 +116,24 @@ class NumericAsDouble(TargetType):
         return pc.if_else(held, typed, pa.scalar(None, self.arrow)), (
             rounded if raw is None else pc.coalesce(raw, rounded)
         )
+
+    def exact_sql(self, value: str) -> str:
+        """Return the text, which distinguishes -0 from 0."""
+        return _float_text(value)
+
+
+@dataclass(frozen=True)
+class NumericAsText(Text):
+    """numeric as PostgreSQL prints it, with any number of digits."""
+
+    def equal_sql(self, value: str) -> str:
+        """Return the text without the zeros at the end of a fraction."""
+        shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
+        return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
+
+
+def _float_text(value: str) -> str:
+    return f"cast({value} as string)"
 
 
 def _digits(text: ArrowArray) -> ArrowArray:

@@ -23,6 +23,7 @@ from waldelta.types.numeric import (
     Decimal,
     Number,
     NumericAsDouble,
+    NumericAsText,
     decimal,
     scaled_decimal,
 )
@@ -64,7 +65,7 @@ def column_types(
     """
     return {
         name: (
-            _TEXT
+            _as_text(kind)
             if name in options.text
             else target_type(
                 kind, options if key_columns and name not in key_columns else options.comparable
@@ -112,7 +113,11 @@ def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> Target
 def _unlimited(options: TypeOptions) -> TargetType:
     if options.numeric_scale is not None:
         return scaled_decimal(options.numeric_scale)
-    return NumericAsDouble() if options.numeric == "double" else _TEXT
+    return NumericAsDouble() if options.numeric == "double" else NumericAsText()
+
+
+def _as_text(pg_type: PgType) -> TargetType:
+    return NumericAsText() if (pg_type.base or pg_type).oid == NUMERIC_OID else _TEXT
 
 
 def _extension(pg_type: PgType) -> TargetType:

@@ -214,6 +214,46 @@ def test_which_types_may_need_raw_text(pg_type, options, expected):
     assert (stored.spark, stored.arrow) == (kind.spark, kind.arrow)
 
 
+NUMERIC_TEXT = (
+    "case when instr(v, '.') > 0 then trim(trailing '.' from trim(trailing '0' from v)) else v end"
+)
+
+
+@pytest.mark.parametrize(
+    "pg_type, options, exact, equal",
+    [
+        (INT4, DEFAULT_TYPES, "v", "v"),
+        (TEXT, DEFAULT_TYPES, "v", "v"),
+        (FLOAT4, DEFAULT_TYPES, "cast(v as string)", "v"),
+        (FLOAT8, DEFAULT_TYPES, "cast(v as string)", "v"),
+        (ANY_NUMERIC, AS_DOUBLE, "cast(v as string)", "v"),
+        (ANY_NUMERIC, DEFAULT_TYPES, "v", NUMERIC_TEXT),
+        (domain_over(ANY_NUMERIC), DEFAULT_TYPES, "v", NUMERIC_TEXT),
+        (numeric(50, 1), DEFAULT_TYPES, "v", NUMERIC_TEXT),
+        (numeric(12, 2), DEFAULT_TYPES, "v", "v"),
+        (HSTORE, DEFAULT_TYPES, *(["array_sort(map_entries(v))"] * 2)),
+        (JSONB, AS_VARIANT, "to_json(v)", "v"),
+        (array_of(TEXT), DEFAULT_TYPES, "v", "v"),
+        (array_of(FLOAT8), DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
+        (VECTOR, DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
+    ],
+    ids=str,
+)
+def test_forms_that_spark_compares(pg_type, options, exact, equal):
+    """What equality would take for the same though it isn't, or can't compare, is brought into
+    another form.
+    """
+    kind = target_type(pg_type, options)
+    assert (kind.exact_sql("v"), kind.equal_sql("v")) == (exact, equal)
+    assert stored_type(pg_type.name, kind.spark).exact_sql("v") == exact
+
+
+def test_a_numeric_that_is_named_as_text_is_compared_as_a_number():
+    types = {"n": numeric(12, 2), "t": INT4}
+    found = column_types(types, [], TypeOptions(text=("n", "t")))
+    assert [kind.equal_sql("v") for kind in found.values()] == [NUMERIC_TEXT, "v"]
+
+
 # type, PostgreSQL's text, value; RAW: null, with the text kept
 RAW = object()
 VALUES = [

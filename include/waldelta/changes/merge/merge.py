@@ -14,7 +14,7 @@ from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
-from waldelta.changes.merge.keyless import CopiedColumn, count_statement, rewrite_statement
+from waldelta.changes.merge.keyless import count_statement, rewrite_statement
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -97,8 +97,7 @@ def _merge(
     source = with_variants(
         source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT]
     )
-    by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
-    columns = [by_name[name] for name in names]
+    columns = plan.decode.columns
     found = {}
     if changes_copies(plan, tag):
         counted = spark.sql(

@@ -188,6 +188,11 @@ def new_value(i: int, name: str, toastable: Collection[int]) -> str:
     return f"s.c{i}"
 
 
+def raw_entries(raw: str) -> str:
+    """Return a row's raw values as an array, which has an equality; null when there are none."""
+    return f"case when size({raw}) > 0 then array_sort(map_entries({raw})) end"
+
+
 def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
     """Return the row's raw values: those sent now, and those of unchanged columns."""
     if not toastable:

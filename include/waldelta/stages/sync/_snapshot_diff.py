@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
-from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
+from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.states import count_actions
 from waldelta.changes.merge.target_table import VARIANT, target_write_error
 from waldelta.changes.stage import staged_in
@@ -216,7 +216,7 @@ def _differing(copy: TableCopy) -> list[str]:
     found = []
     for i, (_, kind) in enumerate(copy.columns):
         sent = f"parse_json(c{i})" if kind.spark == VARIANT else f"c{i}"
-        found.append(f"not ({comparable(f't{i}', kind.spark)} <=> {comparable(sent, kind.spark)})")
+        found.append(f"not ({kind.exact_sql(f't{i}')} <=> {kind.exact_sql(sent)})")
     if copy.lsn is not None:
-        found.append(f"not ({comparable_map('t_raw')} <=> {comparable_map('raw')})")
+        found.append(f"not ({raw_entries('t_raw')} <=> {raw_entries('raw')})")
     return found

@@ -61,7 +61,6 @@ from waldelta.stages.repair.replay._differences import write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
 from waldelta.stages.repair.replay._rebuild_keyless import (
     batches_since_copy,
-    copied_columns,
     write_rows,
 )
 from waldelta.stages.repair.replay.interval import Span
@@ -384,9 +383,8 @@ def _mend_whole(
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
-    statement = replace_statement(
-        uri, parquet(folder), copied_columns(state), metadata_columns=kept
-    )
+    columns = plan.target.decode.columns
+    statement = replace_statement(uri, parquet(folder), columns, metadata_columns=kept)
     return _Mended(counts, statement)
 
 
