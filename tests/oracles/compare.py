@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.merge.live_rows import live_rows
 from waldelta.changes.merge.statements import raw_entries
-from waldelta.changes.merge.target_table import as_stored
+from waldelta.changes.merge.target_table import stored_frame
 from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
@@ -101,7 +101,7 @@ def compare_target(
         reader = _reader(conninfo, copy, tasks, holder.pid)
         schema = ddl(copy.schema)
         source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(once(reader), schema)
-        source = as_stored(source, [(name, kind.spark) for name, kind in copy.columns])
+        source = stored_frame(source, copy.columns)
         target = _read_target(
             spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version
         )

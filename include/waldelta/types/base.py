@@ -58,6 +58,10 @@ class TargetType(ABC):
         """
         return printed(column), None
 
+    def stored_sql(self, value: str) -> str:
+        """Return Spark SQL for the stored value, from the value as Arrow carries it."""
+        return value
+
     def exact_sql(self, value: str) -> str:
         """Return Spark SQL by whose results ``<=>`` and GROUP BY tell all stored values apart."""
         return value

@@ -66,6 +66,10 @@ class Variant(TargetType):
             return text, None
         return split_representable(text, held)
 
+    def stored_sql(self, value: str) -> str:
+        """Return the variant of a document's text."""
+        return f"parse_json({value})"
+
     def exact_sql(self, value: str) -> str:
         """Return the document as text with sorted keys."""
         return f"to_json({value})"

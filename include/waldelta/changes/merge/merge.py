@@ -19,13 +19,12 @@ from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
     CommitTag,
+    as_stored,
     insert_statement,
     merge_statement,
     tagged,
-    with_variants,
 )
 from waldelta.changes.merge.states import merge_states
-from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
 from waldelta.pipeline import Job
@@ -94,9 +93,7 @@ def _merge(
     """
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
     names = plan.decode.names
-    source = with_variants(
-        source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT]
-    )
+    source = as_stored(source, plan.decode.types)
     columns = plan.decode.columns
     found = {}
     if changes_copies(plan, tag):

@@ -20,7 +20,6 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.counts import RAW_ROWS
 from waldelta.changes.merge.statements import merged_raw, of_leaves, raw_entries
-from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage import Staged
 from waldelta.errors import ApplyError
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -135,7 +134,7 @@ def _differences(plan: TargetPlan, *, metadata_columns: bool) -> list[str]:
     for i, (name, kind) in enumerate(plan.decode.columns):
         if i in shape.key:
             continue
-        sent = f"parse_json(s.c{i})" if kind.spark == VARIANT else f"s.c{i}"
+        sent = kind.stored_sql(f"s.c{i}")
         differs = f"not ({kind.exact_sql(f't.{quote(name)}')} <=> {kind.exact_sql(sent)})"
         found.append(f"(not s.u{i} and {differs})" if i in shape.toastable else differs)
     if metadata_columns:
