@@ -21,6 +21,7 @@ from waldelta.types.json import Variant
 from waldelta.types.numeric import (
     Boolean,
     Decimal,
+    Float,
     Number,
     NumericAsDouble,
     NumericAsText,
@@ -31,7 +32,7 @@ from waldelta.types.text import Text
 
 _BOX_OID = 603
 _JSON, _JSONB = 114, 3802
-_FLOAT = Number("float", pa.float32(), "float4")
+_FLOAT = Float("float", pa.float32(), "float4")
 _SCALARS: dict[int, TargetType] = {
     16: Boolean(),
     17: Bytea(),
@@ -40,7 +41,7 @@ _SCALARS: dict[int, TargetType] = {
     23: Number("int", pa.int32(), "int4"),
     25: Text(is_plain=True),
     700: _FLOAT,
-    701: Number("double", pa.float64(), "float8"),
+    701: Float("double", pa.float64(), "float8"),
     1043: Text(is_plain=True),
     1082: Moment("date", pa.date32(), "date"),
     1114: Moment("timestamp_ntz", pa.timestamp("us"), "timestamp"),

@@ -16,8 +16,9 @@ from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.type_catalog import read_types
-from waldelta.stages.repair.reconcile._checksum_text import Marks, lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum_text import lake_rows, source_text
 from waldelta.stages.repair.reconcile._hash64 import hash_texts
+from waldelta.types.checksum import Marks
 from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.pg
