@@ -75,6 +75,14 @@ class TargetType(ABC):
         """Return Spark SQL whose results are equal where the values are equal in PostgreSQL."""
         return value
 
+    def equal_texts(self, texts: ArrowArray) -> ArrowArray:
+        """Return binary texts that are the same for printed values that are equal in PostgreSQL."""
+        return texts
+
+    def equal_texts_sql(self, text: str) -> str:
+        """Return Spark SQL that is the same for printed values that are equal in PostgreSQL."""
+        return text
+
     def checksum_sql(
         self, column: sql.Composable, marks: Marks, /, *, keeps_raw: bool
     ) -> sql.Composable:

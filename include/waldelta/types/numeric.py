@@ -92,8 +92,26 @@ class Number(TargetType):
         return as_text(column), None
 
 
+class Fraction(TargetType):
+    """Numbers of which equal ones may have several texts: -0 and 0, or 1.0 and 1.00."""
+
+    def equal_texts(self, texts: ArrowArray) -> ArrowArray:
+        """Return the texts of the typed values."""
+        typed, _ = self.from_text(texts)
+        if pa.types.is_floating(typed.type):
+            typed = pc.add(typed, pa.scalar(0.0, typed.type))  # Adding 0 turns -0 into 0.
+        return typed.cast(pa.string()).cast(pa.binary())
+
+    def equal_texts_sql(self, text: str) -> str:
+        """Return the typed value; null for a text that can't be converted, which decoding reports
+        later.
+        """
+        typed = f"try_cast(cast({text} as string) as {self.spark})"
+        return f"{typed} + 0D" if pa.types.is_floating(self.arrow) else typed
+
+
 @dataclass(frozen=True)
-class Float(Number):
+class Float(Fraction, Number):
     """Floats, including NaN, the infinities and negative zero."""
 
     def exact_sql(self, value: str) -> str:
@@ -122,7 +140,7 @@ class Float(Number):
 
 
 @dataclass(frozen=True)
-class Decimal(TargetType):
+class Decimal(Fraction):
     """numeric(p, s); NaN and values with more digits are raw: ``unheld`` matches such texts."""
 
     unheld: str = _UNHELD
@@ -163,7 +181,7 @@ def _as_integers(values: ArrowArray) -> ArrowArray:
 
 
 @dataclass(frozen=True)
-class NumericAsDouble(TargetType):
+class NumericAsDouble(Fraction):
     """numeric as double: only values that a double represents with the same digits.
 
     NaN and the infinities are included.

@@ -254,6 +254,39 @@ def test_a_numeric_that_is_named_as_text_is_compared_as_a_number():
     assert [kind.equal_sql("v") for kind in found.values()] == [NUMERIC_TEXT, "v"]
 
 
+@pytest.mark.parametrize(
+    ("pg_type", "options", "equal", "others"),
+    [
+        (FLOAT8, DEFAULT_TYPES, ("0", "-0"), ("NaN", "5e-324", "Infinity", "-1.5", None)),
+        (FLOAT4, DEFAULT_TYPES, ("-0", "0"), ("1e-45", "1.5", None)),
+        (ANY_NUMERIC, AS_DOUBLE, ("1.0", "1.00"), ("1.01", "0.5", "NaN", None)),
+        (ANY_NUMERIC, AS_DECIMAL, ("1.0", "1.00"), ("1.01", "-1", None)),
+        (INT4, DEFAULT_TYPES, ("1", "1"), ("-1", None)),
+        (TEXT, DEFAULT_TYPES, ("0", "0"), ("-0", "", "0.0", None)),
+    ],
+)
+def test_equal_numbers_have_one_text(pg_type, options, equal, others):
+    """However they are written; others have another."""
+    kind = target_type(pg_type, options)
+    first, second, *rest = kind.equal_texts(texts(*equal, *others)).to_pylist()
+    assert first == second
+    assert len({first, *rest}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("pg_type", "options", "expected"),
+    [
+        (FLOAT4, DEFAULT_TYPES, "try_cast(cast(v as string) as float) + 0D"),
+        (ANY_NUMERIC, AS_DOUBLE, "try_cast(cast(v as string) as double) + 0D"),
+        (numeric(9, 1), DEFAULT_TYPES, "try_cast(cast(v as string) as decimal(9,1))"),
+        (INT4, DEFAULT_TYPES, "v"),
+        (TEXT, DEFAULT_TYPES, "v"),
+    ],
+)
+def test_equal_numbers_go_to_one_task_of_spark(pg_type, options, expected):
+    assert target_type(pg_type, options).equal_texts_sql("v") == expected
+
+
 # type, PostgreSQL's text, value; RAW: null, with the text kept
 RAW = object()
 VALUES = [
