@@ -16,7 +16,6 @@ from waldelta.row_filter.parse.tree import Cast, Column, Literal, Node
 from waldelta.row_filter.typed_tree import (
     BOOL,
     FLOATS,
-    MAX_DIGITS,
     NUMERIC,
     TEXT,
     TEXTS,
@@ -24,6 +23,7 @@ from waldelta.row_filter.typed_tree import (
     Typed,
     short_name,
 )
+from waldelta.types.numeric import MAX_PRECISION
 
 _LARGEST_INT4 = (1 << 31) - 1
 
@@ -86,8 +86,8 @@ class Operands(ABC):
             raise self.refused(node, f"a constant of type {kind} in an unusual form")
         if kind.name == "numeric":
             digits = (1, 0) if text[-1].isalpha() else numeric_digits(text)
-            if sum(digits) > MAX_DIGITS:
-                raise self.refused(node, f"a number of more than {MAX_DIGITS} digits")
+            if sum(digits) > MAX_PRECISION:
+                raise self.refused(node, f"a number of more than {MAX_PRECISION} digits")
             kind = replace(kind, digits=digits)
         if kind.name == "interval" and interval_parts(text) is None:
             raise self.refused(node, "an interval in an unusual form, or a very long one")
@@ -153,8 +153,8 @@ class Operands(ABC):
             )
         if typed.type.name == "numeric":
             precision, scale = (*modifiers, 0)[:2]
-            if precision > MAX_DIGITS or scale > precision:
-                raise self.refused(node, f"a numeric of more than {MAX_DIGITS} digits")
+            if precision > MAX_PRECISION or scale > precision:
+                raise self.refused(node, f"a numeric of more than {MAX_PRECISION} digits")
             digits = (precision - scale, scale)
             return Typed(
                 "numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start

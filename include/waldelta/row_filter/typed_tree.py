@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 
 from waldelta.row_filter.analyzed_filter import Collation
+from waldelta.types import stored_type
+from waldelta.types.numeric import Decimal
 
 # PostgreSQL's short names for the names that it prints.
 _SHORT = {
@@ -30,8 +32,6 @@ _SHORT = {
     "timestamp with time zone": "timestamptz",
     "interval": "interval",
 }
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-MAX_DIGITS = 38  # The precision of Spark's decimal.
 
 INTEGERS = ("int2", "int4", "int8")
 FLOATS = ("float4", "float8")
@@ -126,11 +126,11 @@ def column_type(printed: str, spark_type: str) -> Type:
         held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"
         return Type("array", element=short, printed=printed) if held else opaque
     if short == "numeric":
-        found = _DECIMAL.fullmatch(spark_type)
+        kind = stored_type(printed, spark_type)
         # For a numeric without precision any number may be raw, so its order isn't known.
-        if found is None or "(" not in printed:
+        if not isinstance(kind, Decimal) or "(" not in printed:
             return opaque
-        precision, scale = int(found[1]), int(found[2])
+        precision, scale = kind.arrow.precision, kind.arrow.scale
         return Type("numeric", (precision - scale, scale), printed=printed)
     if short is None or short == "interval" or spark_type != SPARK_TYPE_NAMES.get(short):
         return opaque
