@@ -1,4 +1,4 @@
-"""Reads values of PostgreSQL's types into Arrow: one file per family of types."""
+"""Decides all that depends on a PostgreSQL type: one file per family of types."""
 
 from typing import TYPE_CHECKING
 
