@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.comparable import comparable
 from waldelta.changes.merge.live_rows import live_rows
-from waldelta.changes.merge.target_table import as_stored
+from waldelta.changes.merge.statements import raw_entries
+from waldelta.changes.merge.target_table import stored_frame
 from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
@@ -35,6 +35,7 @@ from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote
+from waldelta.types import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ def compare_target(
         reader = _reader(conninfo, copy, tasks, holder.pid)
         schema = ddl(copy.schema)
         source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(once(reader), schema)
-        source = as_stored(source, [(name, kind.spark) for name, kind in copy.columns])
+        source = stored_frame(source, copy.columns)
         target = _read_target(
             spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version
         )
@@ -158,7 +159,11 @@ def _exact(frame: DataFrame, names: Sequence[str], columns: Sequence[str]) -> Da
     types = dict(frame.dtypes)
     return frame.select(
         *(
-            F.expr(comparable(quote(name), types[name])).alias(alias)
+            F.expr(
+                raw_entries(RAW)
+                if name == RAW
+                else stored_type("", types[name]).exact_sql(quote(name))
+            ).alias(alias)
             for name, alias in zip(names, columns, strict=True)
         )
     )

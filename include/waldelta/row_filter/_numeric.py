@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from waldelta.row_filter.typed_tree import MAX_DIGITS, NUMERIC, Type, Typed
+from waldelta.row_filter.typed_tree import NUMERIC, Type, Typed
+from waldelta.types.numeric import MAX_PRECISION
 
 Digits: TypeAlias = tuple[int, int]
 
@@ -31,13 +32,13 @@ def with_digits(typed: Typed) -> Typed:
     arguments = [a.type.digits or (1, 0) for a in typed.arguments if a.type.name == "numeric"]
     if len(arguments) > 1:
         both = common([a.type for a in typed.arguments if a.type.name == "numeric"])
-        if sum(both) > MAX_DIGITS:
-            raise TooManyDigits(f"numbers that need more than {MAX_DIGITS} digits together")
+        if sum(both) > MAX_PRECISION:
+            raise TooManyDigits(f"numbers that need more than {MAX_PRECISION} digits together")
     if typed.type.name != "numeric" or typed.key not in _RESULT:
         return typed
     whole, scale = _RESULT[typed.key](arguments, _places(typed))
-    if whole + scale + (typed.key == "numeric_multiply") > MAX_DIGITS:
-        raise TooManyDigits(f"a result that may need more than {MAX_DIGITS} digits")
+    if whole + scale + (typed.key == "numeric_multiply") > MAX_PRECISION:
+        raise TooManyDigits(f"a result that may need more than {MAX_PRECISION} digits")
     return replace(typed, type=replace(NUMERIC, digits=(whole, scale)))
 
 

@@ -16,15 +16,14 @@ from waldelta.row_filter.parse.tree import Cast, Column, Literal, Node
 from waldelta.row_filter.typed_tree import (
     BOOL,
     FLOATS,
-    MAX_DIGITS,
     NUMERIC,
     TEXT,
     TEXTS,
-    ColumnType,
     Type,
     Typed,
     short_name,
 )
+from waldelta.types.numeric import MAX_PRECISION
 
 _LARGEST_INT4 = (1 << 31) - 1
 
@@ -32,7 +31,7 @@ _LARGEST_INT4 = (1 << 31) - 1
 class Operands(ABC):
     """Gives types to the operands of a filter's calls."""
 
-    def __init__(self, row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> None:
+    def __init__(self, row_filter: RowFilter, columns: Mapping[str, Type]) -> None:
         self.filter, self.columns = row_filter, columns
 
     def refused(self, node: Node | Typed, reason: str) -> FilterNotTranslatable:
@@ -49,8 +48,8 @@ class Operands(ABC):
         """Return a column of the target, with what is certain about its collation."""
         if (column := self.columns.get(node.name)) is None:
             raise self.refused(node, f"column {node.name!r} isn't in the target")
-        typed = Typed("column", column.type, value=node.name, start=node.start)
-        if column.type.name not in TEXTS and column.type.element not in TEXTS:
+        typed = Typed("column", column, value=node.name, start=node.start)
+        if column.name not in TEXTS and column.element not in TEXTS:
             return typed
         collation = self.filter.collations.get(node.name, Collation.DETERMINISTIC)
         return replace(typed, collation=collation, strength=1)
@@ -87,8 +86,8 @@ class Operands(ABC):
             raise self.refused(node, f"a constant of type {kind} in an unusual form")
         if kind.name == "numeric":
             digits = (1, 0) if text[-1].isalpha() else numeric_digits(text)
-            if sum(digits) > MAX_DIGITS:
-                raise self.refused(node, f"a number of more than {MAX_DIGITS} digits")
+            if sum(digits) > MAX_PRECISION:
+                raise self.refused(node, f"a number of more than {MAX_PRECISION} digits")
             kind = replace(kind, digits=digits)
         if kind.name == "interval" and interval_parts(text) is None:
             raise self.refused(node, "an interval in an unusual form, or a very long one")
@@ -154,8 +153,8 @@ class Operands(ABC):
             )
         if typed.type.name == "numeric":
             precision, scale = (*modifiers, 0)[:2]
-            if precision > MAX_DIGITS or scale > precision:
-                raise self.refused(node, f"a numeric of more than {MAX_DIGITS} digits")
+            if precision > MAX_PRECISION or scale > precision:
+                raise self.refused(node, f"a numeric of more than {MAX_PRECISION} digits")
             digits = (precision - scale, scale)
             return Typed(
                 "numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start

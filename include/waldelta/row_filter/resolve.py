@@ -29,12 +29,11 @@ from waldelta.row_filter.parse.tree import (
 )
 from waldelta.row_filter.typed_tree import (
     BOOL,
-    MAX_DIGITS,
     NUMERIC,
-    ColumnType,
     Type,
     Typed,
 )
+from waldelta.types.numeric import MAX_PRECISION
 
 _LOGIC = {"AND": "and", "OR": "or", "NOT": "not"}
 _ESCAPES = {"like_escape": "like", "similar_to_escape": "similar", "similar_escape": "similar"}
@@ -46,7 +45,7 @@ _NAMED_COLLATIONS = {
 }  # fmt: skip
 
 
-def resolve(row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> Typed:
+def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
     """Return the typed filter.
 
     Raises FilterNotTranslatable with the position of a part that has no certain translation.
@@ -247,9 +246,9 @@ class _Resolver(Operands):
         kind = results[0].type
         if kind.name == "numeric":
             kind = replace(NUMERIC, digits=numeric.common([r.type for r in results]))
-            if sum(kind.digits or ()) > MAX_DIGITS:
+            if sum(kind.digits or ()) > MAX_PRECISION:
                 raise self.refused(
-                    node, f"numbers that need more than {MAX_DIGITS} digits together"
+                    node, f"numbers that need more than {MAX_PRECISION} digits together"
                 )
         collation, strength = self.merged(node, results)
         return Typed(

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 
 from waldelta.row_filter.analyzed_filter import Collation
+from waldelta.types import stored_type
+from waldelta.types.numeric import Decimal
 
 # PostgreSQL's short names for the names that it prints.
 _SHORT = {
@@ -30,18 +32,11 @@ _SHORT = {
     "timestamp with time zone": "timestamptz",
     "interval": "interval",
 }
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-MAX_DIGITS = 38  # The precision of Spark's decimal.
 
 INTEGERS = ("int2", "int4", "int8")
 FLOATS = ("float4", "float8")
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
-# Spark's types that can hold every value of their PostgreSQL type. For other types, some values are
-# raw in _wd_raw.
-_COMPLETE = frozenset(
-    {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary"}
-)
 # The Spark type that holds the values of each type.
 SPARK_TYPE_NAMES = {
     "int2": "smallint",
@@ -85,16 +80,6 @@ BOOL, TEXT, NUMERIC = Type("bool"), Type("text"), Type("numeric")
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnType:
-    """A column as the target stores it; ``may_be_raw``: some of its values may be raw in
-    ``_wd_raw``.
-    """
-
-    type: Type
-    may_be_raw: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Typed:
     """A node. ``key`` is column, constant, or the key in the table of signatures (or of the
     syntax).
@@ -128,34 +113,25 @@ def short_name(printed: str) -> str | None:
     return _SHORT.get(printed)
 
 
-def column_type(printed: str, spark_type: str) -> ColumnType:
+def column_type(printed: str, spark_type: str) -> Type:
     """Return the type of a column, from its names in PostgreSQL and Spark.
 
-    >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits
+    >>> column_type("numeric(12,2)", "decimal(12,2)").digits
     (10, 2)
-    >>> [column_type(kind, "double").may_be_raw for kind in ("numeric", "double precision")]
-    [True, False]
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
     short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
-    # A numeric, or a domain on one, is stored as double by an option: only values that it doesn't
-    # round.
-    may_be_raw = spark_type not in _COMPLETE or (spark_type == "double" and short != "float8")
-    opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
+    opaque = Type("opaque", printed=printed)
     if is_array:
         held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"
-        return (
-            ColumnType(Type("array", element=short, printed=printed), may_be_raw)
-            if held
-            else opaque
-        )
+        return Type("array", element=short, printed=printed) if held else opaque
     if short == "numeric":
-        found = _DECIMAL.fullmatch(spark_type)
+        kind = stored_type(printed, spark_type)
         # For a numeric without precision any number may be raw, so its order isn't known.
-        if found is None or "(" not in printed:
+        if not isinstance(kind, Decimal) or "(" not in printed:
             return opaque
-        precision, scale = int(found[1]), int(found[2])
-        return ColumnType(Type("numeric", (precision - scale, scale), printed=printed), may_be_raw)
+        precision, scale = kind.arrow.precision, kind.arrow.scale
+        return Type("numeric", (precision - scale, scale), printed=printed)
     if short is None or short == "interval" or spark_type != SPARK_TYPE_NAMES.get(short):
         return opaque
-    return ColumnType(Type(short, printed=printed), may_be_raw)
+    return Type(short, printed=printed)

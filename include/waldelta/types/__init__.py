@@ -1,4 +1,4 @@
-"""Reads values of PostgreSQL's types into Arrow: one file per family of types."""
+"""Decides all that depends on a PostgreSQL type: one file per family of types."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,7 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.types.base import TargetType
-    from waldelta.types.type_map import column_types
+    from waldelta.types.type_map import column_types, stored_type
 
-__all__ = ["TargetType", "column_types"]
-__getattr__ = lazy_exports(__name__, base="TargetType", type_map="column_types")
+__all__ = ["TargetType", "column_types", "stored_type"]
+__getattr__ = lazy_exports(__name__, base="TargetType", type_map="column_types stored_type")

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
 
+from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
-from waldelta.types.base import Representable, TargetType, split_representable, utf8
+from waldelta.types.base import Representable, Selected, TargetType, split_representable, utf8
+from waldelta.types.checksum import Marks
 from waldelta.types.scan import Quotes, find_quotes, numbers, packed, take_bytes
 
 _NULL_WORD = b"NULL"
@@ -50,6 +54,50 @@ class Array(TargetType):
             numbers(bounds), typed, type=self.arrow, mask=pa.array(~valid)
         )
         return lists, None if held.all() else split_representable(text, held)[1]
+
+    def checksum_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
+        """Return the elements' texts, joined."""
+        if self.brackets != "{}":  # The column is a vector, which is always plain.
+            column = sql.SQL("{}::pg_catalog.float4[]").format(column)
+        element = sql.SQL("({})[_wd_i]").format(column)
+        value, unheld = self.element.element_parts(element, marks)
+        texts = sql.SQL(
+            "(select coalesce(pg_catalog.string_agg(coalesce({value}, {null}) || {mark}, '' order"
+            " by _wd_i), '') from pg_catalog.generate_subscripts({column}, 1) _wd_i)"
+        ).format(
+            value=value,
+            null=sql.Literal(marks.null),
+            mark=sql.Literal(marks.element),
+            column=column,
+        )
+        joined = sql.SQL("case when {} is not null then '[' || {} || ']' end").format(column, texts)
+        plain = sql.SQL(
+            "(pg_catalog.array_ndims({c}) > 1 or pg_catalog.array_lower({c}, 1) <> 1)"
+        ).format(c=column)
+        if unheld is None:
+            return joined, plain
+        some = sql.SQL(
+            "exists (select from pg_catalog.generate_subscripts({}, 1) _wd_i where {})"
+        ).format(column, unheld)
+        return joined, sql.SQL("({} or {})").format(plain, some)
+
+    def checksum_text(self, values: ArrowArray, marks: Marks, /) -> ArrowArray:
+        """Return the elements' texts, joined."""
+        elements = self.element.checksum_text(storage(values.flatten()), marks)
+        elements = pc.fill_null(elements, marks.null) if elements.null_count else elements
+        # The mark follows each element instead of separating them, so an empty element differs from
+        # none.
+        elements = pc.binary_join_element_wise(elements, marks.element, "")
+        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+        offsets = numbers(np.concatenate([[0], np.cumsum(lengths)]))
+        lists = pa.ListArray.from_arrays(offsets, elements)
+        joined = pc.binary_join_element_wise("[", pc.binary_join(lists, ""), "]", "")
+        return pc.if_else(values.is_valid(), joined, pa.scalar(None, pa.string()))
+
+    def exact_sql(self, value: str) -> str:
+        """Return the array of its elements' exact forms."""
+        element = self.element.exact_sql("x")
+        return value if element == "x" else f"transform({value}, x -> {element})"
 
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
         """Return which values have one dimension with lower bound 1.

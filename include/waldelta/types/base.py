@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,9 @@ from psycopg import sql
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 
+if TYPE_CHECKING:
+    from waldelta.types.checksum import Marks
+
 # The typed values, and PostgreSQL's text where the type can't hold the value (None: no such value
 # in this array).
 Representable: TypeAlias = tuple[ArrowArray, ArrowArray | None]
@@ -22,7 +25,14 @@ Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
 
 @dataclass(frozen=True)
 class TargetType(ABC):
-    """A column's type in the lake: as Spark's DDL names it, and as Arrow carries it."""
+    """A column's type in the lake: as Spark's DDL names it, and as Arrow carries it.
+
+    ``may_be_raw``: the type can't hold some values that PostgreSQL prints. ``has_checksum``: both
+    sides can produce the same text for a checksum.
+    """
+
+    may_be_raw: ClassVar[bool] = True
+    has_checksum: ClassVar[bool] = True
 
     spark: str
     arrow: Any
@@ -52,6 +62,57 @@ class TargetType(ABC):
         any, returns the raw texts.
         """
         return printed(column), None
+
+    def stored_sql(self, value: str) -> str:
+        """Return Spark SQL for the stored value, from the value as Arrow carries it."""
+        return value
+
+    def exact_sql(self, value: str) -> str:
+        """Return Spark SQL by whose results ``<=>`` and GROUP BY tell all stored values apart."""
+        return value
+
+    def equal_sql(self, value: str) -> str:
+        """Return Spark SQL whose results are equal where the values are equal in PostgreSQL."""
+        return value
+
+    def equal_texts(self, texts: ArrowArray) -> ArrowArray:
+        """Return binary texts that are the same for printed values that are equal in PostgreSQL."""
+        return texts
+
+    def equal_texts_sql(self, text: str) -> str:
+        """Return Spark SQL that is the same for printed values that are equal in PostgreSQL."""
+        return text
+
+    def checksum_sql(
+        self, column: sql.Composable, marks: Marks, /, *, keeps_raw: bool
+    ) -> sql.Composable:
+        """Return what to select for a value's text in a checksum; null for null.
+
+        A value that the type can't hold is PostgreSQL's text with ``keeps_raw``, else null.
+        """
+        held, unheld = self.checksum_parts(column, marks)
+        if unheld is None:
+            return held
+        raw = printed(column) if keeps_raw else sql.SQL("null")
+        return sql.SQL("case when {} then {} else {} end").format(unheld, raw, held)
+
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return SQL for the text of a value that the type can hold, and the condition that it
+        can't, if any.
+        """
+        return printed(column), None
+
+    def element_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
+        """Return checksum_parts() of an array's element: only a whole array can be raw."""
+        return self.checksum_parts(column, marks)
+
+    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+        """Return the texts of stored values that checksum_sql() selects; null for null."""
+        return values.cast(pa.string())
+
+    def checksum_raw(self, raw: ArrowArray) -> ArrowArray:
+        """Return the texts of raw values that checksum_sql() selects."""
+        return raw
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -92,6 +153,11 @@ def printed(column: sql.Composable) -> sql.Composable:
     return sql.SQL("case when {0} is distinct from null then pg_catalog.concat({0}) end").format(
         column
     )
+
+
+def as_text(column: sql.Composable) -> sql.Composable:
+    """Return SQL for the text of types whose cast prints what the output function does."""
+    return sql.SQL("{}::pg_catalog.text").format(column)
 
 
 def split_representable(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:

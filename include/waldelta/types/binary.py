@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask, arrow_buffer
-from waldelta.types.base import Representable, Selected, TargetType, split_representable, validity
+from waldelta.types.base import (
+    Representable,
+    Selected,
+    TargetType,
+    as_text,
+    split_representable,
+    validity,
+)
+from waldelta.types.checksum import Marks, hex_text
 from waldelta.types.scan import packed
 
 _BAD = 255
@@ -23,6 +32,8 @@ _PREFIX = (ord("\\"), ord("x"))
 @dataclass(frozen=True)
 class Bytea(TargetType):
     """Bytes, printed as ``\\x`` and two digits each."""
+
+    may_be_raw: ClassVar[bool] = False
 
     spark: str = "binary"
     arrow: Any = field(default_factory=pa.binary)
@@ -47,6 +58,15 @@ class Bytea(TargetType):
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """Return the value itself."""
         return sql.SQL("{}::pg_catalog.bytea").format(column), None
+
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return the text in hexadecimal."""
+        return as_text(column), None
+
+    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+        """Return the text in hexadecimal."""
+        prefixed: ArrowArray = pc.binary_join_element_wise("\\x", hex_text(values), "")
+        return prefixed
 
 
 def _is_hex(text: ArrowArray) -> Mask:

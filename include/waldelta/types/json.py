@@ -11,7 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,11 @@ _OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # With this bit set, [ an
 class Variant(TargetType):
     """A JSON document as a variant.
 
-    ``may_repeat_keys`` is True for json, whose objects may have the same key twice.
+    ``may_repeat_keys`` is True for json, whose objects may have the same key twice. A variant's
+    text differs from the document that PostgreSQL prints, so it has no checksum.
     """
+
+    has_checksum: ClassVar[bool] = False
 
     spark: str = "variant"
     arrow: Any = field(default_factory=pa.string)
@@ -65,6 +68,14 @@ class Variant(TargetType):
         if held.all():
             return text, None
         return split_representable(text, held)
+
+    def stored_sql(self, value: str) -> str:
+        """Return the variant of a document's text."""
+        return f"parse_json({value})"
+
+    def exact_sql(self, value: str) -> str:
+        """Return the document as text with sorted keys."""
+        return f"to_json({value})"
 
     def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
         """Return which documents a variant can hold, and which of them need a closer

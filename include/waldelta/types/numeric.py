@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from decimal import Decimal as Exact
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
@@ -15,18 +17,35 @@ from waldelta.types.base import (
     Representable,
     Selected,
     TargetType,
+    as_text,
     cast_or_raw,
     split_representable,
     utf8,
 )
+from waldelta.types.checksum import Marks, bytea_text, integers
+from waldelta.types.text import Text
 
 MAX_PRECISION = 38  # The precision of Spark's decimal.
 _UNHELD = "^(NaN|-?Infinity)$"
+_NANS = {
+    4: (np.uint32(0x7F800000), np.uint32(0x7FC00000)),
+    8: (np.uint64(0x7FF << 52), np.uint64(0xFFF << 51)),
+}
+# Of a decimal's scale: with more digits, Arrow prints small values with an exponent.
+_EXACT_DIGITS = 6
+# True for a numeric that changes when cast to double; one outside a double's range can't be cast.
+_ROUNDED = (
+    "case when {0} in ('NaN', 'Infinity', '-Infinity', 0) then false when pg_catalog.abs({0})"
+    " between 5e-324 and 1.79e308 then {0}::pg_catalog.float8::text::pg_catalog.numeric <> {0} else"
+    " {0} is not null end"
+)
 
 
 @dataclass(frozen=True)
 class Boolean(TargetType):
     """A boolean, printed as t or f."""
+
+    may_be_raw: ClassVar[bool] = False
 
     spark: str = "boolean"
     arrow: Any = field(default_factory=pa.bool_)
@@ -45,12 +64,16 @@ class Boolean(TargetType):
         """Return the value itself."""
         return sql.SQL("{}::pg_catalog.bool").format(column), None
 
+    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+        """Return t and f."""
+        return pc.if_else(values, "t", "f")
+
 
 @dataclass(frozen=True)
 class Number(TargetType):
-    """Integers and floats, including NaN, the infinities and negative zero; ``name`` is
-    PostgreSQL's.
-    """
+    """Integers; ``name`` is PostgreSQL's."""
+
+    may_be_raw: ClassVar[bool] = False
 
     name: str
 
@@ -64,9 +87,60 @@ class Number(TargetType):
         """Return the value itself."""
         return sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)), None
 
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return the text."""
+        return as_text(column), None
+
+
+class Fraction(TargetType):
+    """Numbers of which equal ones may have several texts: -0 and 0, or 1.0 and 1.00."""
+
+    def equal_texts(self, texts: ArrowArray) -> ArrowArray:
+        """Return the texts of the typed values."""
+        typed, _ = self.from_text(texts)
+        if pa.types.is_floating(typed.type):
+            typed = pc.add(typed, pa.scalar(0.0, typed.type))  # Adding 0 turns -0 into 0.
+        return typed.cast(pa.string()).cast(pa.binary())
+
+    def equal_texts_sql(self, text: str) -> str:
+        """Return the typed value; null for a text that can't be converted, which decoding reports
+        later.
+        """
+        typed = f"try_cast(cast({text} as string) as {self.spark})"
+        return f"{typed} + 0D" if pa.types.is_floating(self.arrow) else typed
+
 
 @dataclass(frozen=True)
-class Decimal(TargetType):
+class Float(Fraction, Number):
+    """Floats, including NaN, the infinities and negative zero."""
+
+    def exact_sql(self, value: str) -> str:
+        """Return the text, which distinguishes -0 from 0."""
+        return f"cast({value} as string)"
+
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return the bits, which is faster than printing; floats have many NaN bit patterns."""
+        sent = sql.SQL(
+            "pg_catalog.{send}(case when {column} = 'NaN' then 'NaN'::pg_catalog.{name} else"
+            " {column} end)::text"
+        ).format(
+            send=sql.Identifier(f"{self.name}send"), column=column, name=sql.Identifier(self.name)
+        )
+        return sent, None
+
+    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+        """Return the bits."""
+        size = self.arrow.bit_width // 8
+        whole = pa.uint32() if size == 4 else pa.uint64()
+        bits = integers(values.cast(self.arrow).view(whole)).copy()
+        infinite, nan = _NANS[size]
+        sign = bits.dtype.type(1 << (size * 8 - 1))
+        bits[(bits & ~sign) > infinite] = nan
+        return bytea_text(bits.astype(f">u{size}"), values)
+
+
+@dataclass(frozen=True)
+class Decimal(Fraction):
     """numeric(p, s); NaN and values with more digits are raw: ``unheld`` matches such texts."""
 
     unheld: str = _UNHELD
@@ -75,9 +149,39 @@ class Decimal(TargetType):
         """Read values exactly or as raw, since Arrow refuses to round."""
         return cast_or_raw(text, self.arrow, self.unheld)
 
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return the digits, as many after the point as the type has."""
+        value = sql.SQL("{}::pg_catalog.numeric").format(column)
+        scale = sql.SQL(str(self.arrow.scale))
+        # NaN is greater than every number.
+        limit = sql.SQL(f"1e{self.arrow.precision - self.arrow.scale}")
+        unheld = sql.SQL(
+            "pg_catalog.abs({v}) >= {limit} or {v} <> pg_catalog.round({v}, {scale})"
+        ).format(v=value, limit=limit, scale=scale)
+        return sql.SQL("pg_catalog.round({}, {})::text").format(value, scale), unheld
+
+    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+        """Return the digits, as many after the point as the type has."""
+        values, scale = values.cast(self.arrow), self.arrow.scale
+        if scale <= _EXACT_DIGITS:
+            return values.cast(pa.string())
+        whole = _as_integers(values).cast(pa.string())
+        negative = pc.starts_with(whole, "-")
+        digits = pc.utf8_lpad(pc.utf8_ltrim(whole, "-"), scale + 1, "0")
+        parts = pc.utf8_slice_codeunits(digits, 0, -scale), pc.utf8_slice_codeunits(digits, -scale)
+        text: ArrowArray = pc.binary_join_element_wise(*parts, ".")
+        return pc.if_else(negative, pc.binary_join_element_wise("-", text, ""), text)
+
+
+def _as_integers(values: ArrowArray) -> ArrowArray:
+    """Return a decimal's digits as a decimal of scale 0."""
+    valid, data = values.buffers()
+    kind = pa.decimal128(values.type.precision, 0)
+    return pa.Array.from_buffers(kind, len(values), [valid, data], values.null_count, values.offset)
+
 
 @dataclass(frozen=True)
-class NumericAsDouble(TargetType):
+class NumericAsDouble(Fraction):
     """numeric as double: only values that a double represents with the same digits.
 
     NaN and the infinities are included.
@@ -107,6 +211,50 @@ class NumericAsDouble(TargetType):
         return pc.if_else(held, typed, pa.scalar(None, self.arrow)), (
             rounded if raw is None else pc.coalesce(raw, rounded)
         )
+
+    def exact_sql(self, value: str) -> str:
+        """Return the text, which distinguishes -0 from 0."""
+        return f"cast({value} as string)"
+
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return the digits without trailing zeros, whether a double can hold them or not."""
+        return sql.SQL("pg_catalog.trim_scale({}::pg_catalog.numeric)::text").format(column), None
+
+    def element_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
+        """Return the digits, and whether a double has others."""
+        return self.checksum_parts(column, marks)[0], sql.SQL(_ROUNDED).format(column)
+
+    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+        """Return each double as PostgreSQL's numeric prints it, without trailing zeros."""
+        texts: ArrowArray = values.cast(pa.string())
+        odd = pc.match_substring_regex(texts, "[en]")  # The text has an exponent, or is nan or inf.
+        if pc.any(odd).as_py():
+            plain = [_plain(text) for text in texts.filter(odd).to_pylist()]
+            texts = pc.replace_with_mask(
+                texts, pc.fill_null(odd, False), pa.array(plain, pa.string())
+            )
+        return self.checksum_raw(texts)
+
+    def checksum_raw(self, raw: ArrowArray) -> ArrowArray:
+        """Return the digits without trailing zeros."""
+        trimmed = pc.utf8_rtrim(pc.utf8_rtrim(raw, "0"), ".")
+        found: ArrowArray = pc.if_else(pc.match_substring(raw, "."), trimmed, raw)
+        return pc.if_else(pc.equal(found, "-0"), "0", found)
+
+
+def _plain(text: str) -> str:
+    found = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text)
+    return found or format(Exact(text), "f")
+
+
+@dataclass(frozen=True)
+class NumericAsText(Text):
+    """numeric as PostgreSQL prints it, with any number of digits."""
+
+    def equal_sql(self, value: str) -> str:
+        """Return the text without the zeros at the end of a fraction."""
+        shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
+        return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
 
 
 def _digits(text: ArrowArray) -> ArrowArray:

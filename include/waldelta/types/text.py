@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.types.base import Representable, Selected, TargetType, utf8
+from waldelta.types.base import Representable, Selected, TargetType, as_text, utf8
+from waldelta.types.checksum import Marks
 
 
 @dataclass(frozen=True)
 class Text(TargetType):
     """Unchanged text; ``is_plain`` when the type is text itself and needs no output function."""
+
+    may_be_raw: ClassVar[bool] = False
 
     spark: str = "string"
     arrow: Any = field(default_factory=pa.string)
@@ -27,5 +30,9 @@ class Text(TargetType):
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """Return the output function's text."""
         if self.is_plain:
-            return sql.SQL("{}::pg_catalog.text").format(column), None
+            return as_text(column), None
         return super().copy_expressions(column)
+
+    def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
+        """Return the same text."""
+        return self.copy_expressions(column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
@@ -17,12 +18,21 @@ from waldelta.types.binary import Bytea
 from waldelta.types.datetime import Moment
 from waldelta.types.hstore import Hstore
 from waldelta.types.json import Variant
-from waldelta.types.numeric import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
+from waldelta.types.numeric import (
+    Boolean,
+    Decimal,
+    Float,
+    Number,
+    NumericAsDouble,
+    NumericAsText,
+    decimal,
+    scaled_decimal,
+)
 from waldelta.types.text import Text
 
 _BOX_OID = 603
 _JSON, _JSONB = 114, 3802
-_FLOAT = Number("float", pa.float32(), "float4")
+_FLOAT = Float("float", pa.float32(), "float4")
 _SCALARS: dict[int, TargetType] = {
     16: Boolean(),
     17: Bytea(),
@@ -31,13 +41,16 @@ _SCALARS: dict[int, TargetType] = {
     23: Number("int", pa.int32(), "int4"),
     25: Text(is_plain=True),
     700: _FLOAT,
-    701: Number("double", pa.float64(), "float8"),
+    701: Float("double", pa.float64(), "float8"),
     1043: Text(is_plain=True),
     1082: Moment("date", pa.date32(), "date"),
     1114: Moment("timestamp_ntz", pa.timestamp("us"), "timestamp"),
     1184: Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
 }
 _TEXT = Text()
+# All types with one name in Spark's DDL, by this name; stored_type() has the others.
+_STORED = {kind.spark: kind for kind in (*_SCALARS.values(), _TEXT, Hstore(), Variant())}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 # Built-in types with elements that don't print as arrays do.
 _NOT_ARRAYS = frozenset({"int2vector", "oidvector", "point", "lseg", "box", "line", "name"})
 _VECTORS = frozenset({"vector", "halfvec"})
@@ -53,7 +66,7 @@ def column_types(
     """
     return {
         name: (
-            _TEXT
+            _as_text(kind)
             if name in options.text
             else target_type(
                 kind, options if key_columns and name not in key_columns else options.comparable
@@ -101,7 +114,11 @@ def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> Target
 def _unlimited(options: TypeOptions) -> TargetType:
     if options.numeric_scale is not None:
         return scaled_decimal(options.numeric_scale)
-    return NumericAsDouble() if options.numeric == "double" else _TEXT
+    return NumericAsDouble() if options.numeric == "double" else NumericAsText()
+
+
+def _as_text(pg_type: PgType) -> TargetType:
+    return NumericAsText() if (pg_type.base or pg_type).oid == NUMERIC_OID else _TEXT
 
 
 def _extension(pg_type: PgType) -> TargetType:
@@ -126,9 +143,21 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
     return Array(f"array<{scalar.spark}>", pa.list_(scalar.arrow), scalar, delimiter)
 
 
-def may_be_raw(kind: TargetType) -> bool:
-    """Return whether values of the type may be raw.
+@cache
+def stored_type(type_name: str, spark_type: str) -> TargetType:
+    """Return a column's type by its names in PostgreSQL and Spark, which the ledger has.
 
-    For types by name, as in the ledger, column_type() has the answer.
+    It is for values that are stored. Texts are read by what target_type() returns.
+
+    >>> [stored_type(name, "double").may_be_raw for name in ("numeric", "double precision")]
+    [True, False]
     """
-    return not isinstance(kind, Text | Number)
+    if spark_type.startswith("array<"):
+        element = stored_type(type_name.removesuffix("[]"), spark_type[len("array<") : -1])
+        return Array(spark_type, pa.list_(element.arrow), element)
+    if limits := _DECIMAL.fullmatch(spark_type):
+        precision, scale = (int(limit) for limit in limits.groups())
+        return Decimal(spark_type, pa.decimal128(precision, scale))
+    if spark_type == "double" and type_name != "double precision":
+        return NumericAsDouble()  # A numeric, or a domain.
+    return _STORED[spark_type]

@@ -17,7 +17,11 @@ from waldelta.jobs.sync import run_sync
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.postgres import PgType
+from waldelta.postgres.type_catalog import NUMERIC_OID
 from waldelta.stages.sync.sync import sync
+from waldelta.types import stored_type
+from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -278,3 +282,55 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     state = job.table_states()["public.t"]
     assert [column.spark_type for column in state.columns] == ["int", "string", "string"]
     assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+# PostgreSQL's and Spark's names of a type, and two values in Spark SQL; minus and zero are columns,
+# since Spark takes the literals for the same.
+APART = [
+    ("double precision", "double", "minus", "zero"),
+    ("numeric", "double", "minus", "zero"),
+    ("real[]", "array<float>", "array(minus)", "array(zero)"),
+    ("real[]", "array<float>", "array(null)", "null"),
+    ("hstore", "map<string,string>", "map()", "null"),
+    ("hstore", "map<string,string>", "map('a', null)", "map('a', 'null')"),
+    ("jsonb", "variant", "parse_json('{}')", "parse_json('[]')"),
+    ("jsonb", "variant", "parse_json('null')", "null"),
+    ("numeric", "string", "'1.0'", "'1.00'"),
+]
+ALIKE = [
+    ("double precision", "double", "minus", "zero"),
+    ("real", "float", "'NaN'", "'NaN'"),
+    ("hstore", "map<string,string>", "map('a', '1', 'b', null)", "map('b', null, 'a', '1')"),
+]
+# A type, an equal pair of printed values, and another value
+PRINTED = [
+    ("double precision", "double", ("-0", "0"), "5e-324"),
+    ("real", "float", ("-0", "0"), "1e-45"),
+    ("numeric", "double", ("1.0", "1.00"), "1.01"),
+    ("numeric(9,2)", "decimal(9,2)", ("1.5", "1.50"), "1.51"),
+    ("numeric(9,2)", "decimal(9,2)", ("NaN", "much"), "1.51"),
+]
+
+
+def typed(cases):
+    """The cases' types, and values of them."""
+    for name, spark, *values in cases:
+        yield stored_type(name, spark), *(f"cast({value} as {spark})" for value in values)
+
+
+def test_spark_compares_values_as_their_types_say(spark):
+    """By identity, by PostgreSQL's equality, and as printed."""
+    apart = [f"{t.exact_sql(a)} <=> {t.exact_sql(b)}" for t, a, b in typed(APART)]
+    same = [f"{t.exact_sql(a)} <=> {t.exact_sql(a)}" for t, a, _ in typed(APART)]
+    same += [f"{t.equal_sql(a)} <=> {t.equal_sql(b)}" for t, a, b in typed(ALIKE)]
+    numeric = target_type(PgType(NUMERIC_OID, -1, "numeric"))
+    same.append(" <=> ".join(numeric.equal_sql(text) for text in ("'1.0'", "'1'")))
+    for name, kind, equal, other in PRINTED:
+        forms = [stored_type(name, kind).equal_texts_sql(f"binary('{v}')") for v in (*equal, other)]
+        same.append(f"{forms[0]} <=> {forms[1]}")
+        apart.append(f"{forms[0]} <=> {forms[2]}")
+    columns = spark.createDataFrame([("-0", "0")], "minus string, zero string")
+    found = columns.selectExpr(f"array({', '.join(apart)})", f"array({', '.join(same)})")
+    ((not_apart, are_same),) = found.collect()
+    assert [form for form, equal in zip(apart, not_apart, strict=True) if equal] == []
+    assert [form for form, equal in zip(same, are_same, strict=True) if not equal] == []

@@ -16,8 +16,9 @@ from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.type_catalog import read_types
-from waldelta.stages.repair.reconcile._checksum_text import Marks, lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum_text import lake_rows, source_text
 from waldelta.stages.repair.reconcile._hash64 import hash_texts
+from waldelta.types.checksum import Marks
 from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.pg
@@ -430,6 +431,8 @@ def test_both_sides_make_the_same_text_of_every_type(values):
         (table,) = read_published_tables(connection, ["p"])
     columns = [(c.name, target_type(c.type)) for c in table.columns]
     copied = from_copy(values.conninfo, columns)
+    raws = [kind for (_, kind), (_, raw) in zip(columns, copied, strict=True) if raw is not None]
+    assert [kind for kind in raws if not kind.may_be_raw] == []
     for raw in (True, False):
         ours, theirs = (
             lake_texts(columns, copied, raw=raw),

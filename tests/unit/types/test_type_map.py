@@ -15,10 +15,10 @@ import pytest
 from psycopg import sql
 
 from waldelta.config import TypeOptions
-from waldelta.config.type_options import TableTypeOptions
+from waldelta.config.type_options import DEFAULT_TYPES, TableTypeOptions
 from waldelta.errors import DecodeError
 from waldelta.postgres import PgType
-from waldelta.types import column_types
+from waldelta.types import column_types, stored_type
 from waldelta.types.type_map import target_type
 
 
@@ -178,6 +178,113 @@ def test_columns_that_stay_text():
 def test_types(pg_type, spark):
     """The type of the lake for what design's table names and for its edges."""
     assert target_type(pg_type).spark == spark
+
+
+@pytest.mark.parametrize(
+    "pg_type, options, expected",
+    [
+        (BOOL, DEFAULT_TYPES, False),
+        (BYTEA, DEFAULT_TYPES, False),
+        (INT4, DEFAULT_TYPES, False),
+        (FLOAT8, DEFAULT_TYPES, False),
+        (TEXT, DEFAULT_TYPES, False),
+        (ENUM, DEFAULT_TYPES, False),
+        (HSTORE, DEFAULT_TYPES, False),
+        (ANY_NUMERIC, DEFAULT_TYPES, False),
+        (ANY_NUMERIC, AS_DOUBLE, True),
+        (ANY_NUMERIC, AS_DECIMAL, True),
+        (numeric(12, 2), DEFAULT_TYPES, True),
+        (DATE, DEFAULT_TYPES, True),
+        (TIMESTAMP, DEFAULT_TYPES, True),
+        (TIMESTAMPTZ, DEFAULT_TYPES, True),
+        (JSONB, AS_VARIANT, True),
+        (VECTOR, DEFAULT_TYPES, True),
+        *((array_of(t), DEFAULT_TYPES, True) for t in (BOOL, BYTEA, INT4, TEXT, numeric(9, 1))),
+        (array_of(ANY_NUMERIC), AS_DOUBLE, True),
+    ],
+    ids=str,
+)
+def test_which_types_may_need_raw_text(pg_type, options, expected):
+    """The source's type and the names in the ledger give one answer; integration/types has what
+    the real server prints.
+    """
+    kind = target_type(pg_type, options)
+    stored = stored_type(pg_type.name, kind.spark)
+    assert (kind.may_be_raw, stored.may_be_raw) == (expected, expected)
+    assert (stored.spark, stored.arrow) == (kind.spark, kind.arrow)
+
+
+NUMERIC_TEXT = (
+    "case when instr(v, '.') > 0 then trim(trailing '.' from trim(trailing '0' from v)) else v end"
+)
+
+
+@pytest.mark.parametrize(
+    "pg_type, options, exact, equal",
+    [
+        (INT4, DEFAULT_TYPES, "v", "v"),
+        (TEXT, DEFAULT_TYPES, "v", "v"),
+        (FLOAT4, DEFAULT_TYPES, "cast(v as string)", "v"),
+        (FLOAT8, DEFAULT_TYPES, "cast(v as string)", "v"),
+        (ANY_NUMERIC, AS_DOUBLE, "cast(v as string)", "v"),
+        (ANY_NUMERIC, DEFAULT_TYPES, "v", NUMERIC_TEXT),
+        (domain_over(ANY_NUMERIC), DEFAULT_TYPES, "v", NUMERIC_TEXT),
+        (numeric(50, 1), DEFAULT_TYPES, "v", NUMERIC_TEXT),
+        (numeric(12, 2), DEFAULT_TYPES, "v", "v"),
+        (HSTORE, DEFAULT_TYPES, *(["array_sort(map_entries(v))"] * 2)),
+        (JSONB, AS_VARIANT, "to_json(v)", "v"),
+        (array_of(TEXT), DEFAULT_TYPES, "v", "v"),
+        (array_of(FLOAT8), DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
+        (VECTOR, DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
+    ],
+    ids=str,
+)
+def test_forms_that_spark_compares(pg_type, options, exact, equal):
+    """What equality would take for the same though it isn't, or can't compare, is brought into
+    another form.
+    """
+    kind = target_type(pg_type, options)
+    assert (kind.exact_sql("v"), kind.equal_sql("v")) == (exact, equal)
+    assert stored_type(pg_type.name, kind.spark).exact_sql("v") == exact
+
+
+def test_a_numeric_that_is_named_as_text_is_compared_as_a_number():
+    types = {"n": numeric(12, 2), "t": INT4}
+    found = column_types(types, [], TypeOptions(text=("n", "t")))
+    assert [kind.equal_sql("v") for kind in found.values()] == [NUMERIC_TEXT, "v"]
+
+
+@pytest.mark.parametrize(
+    ("pg_type", "options", "equal", "others"),
+    [
+        (FLOAT8, DEFAULT_TYPES, ("0", "-0"), ("NaN", "5e-324", "Infinity", "-1.5", None)),
+        (FLOAT4, DEFAULT_TYPES, ("-0", "0"), ("1e-45", "1.5", None)),
+        (ANY_NUMERIC, AS_DOUBLE, ("1.0", "1.00"), ("1.01", "0.5", "NaN", None)),
+        (ANY_NUMERIC, AS_DECIMAL, ("1.0", "1.00"), ("1.01", "-1", None)),
+        (INT4, DEFAULT_TYPES, ("1", "1"), ("-1", None)),
+        (TEXT, DEFAULT_TYPES, ("0", "0"), ("-0", "", "0.0", None)),
+    ],
+)
+def test_equal_numbers_have_one_text(pg_type, options, equal, others):
+    """However they are written; others have another."""
+    kind = target_type(pg_type, options)
+    first, second, *rest = kind.equal_texts(texts(*equal, *others)).to_pylist()
+    assert first == second
+    assert len({first, *rest}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("pg_type", "options", "expected"),
+    [
+        (FLOAT4, DEFAULT_TYPES, "try_cast(cast(v as string) as float) + 0D"),
+        (ANY_NUMERIC, AS_DOUBLE, "try_cast(cast(v as string) as double) + 0D"),
+        (numeric(9, 1), DEFAULT_TYPES, "try_cast(cast(v as string) as decimal(9,1))"),
+        (INT4, DEFAULT_TYPES, "v"),
+        (TEXT, DEFAULT_TYPES, "v"),
+    ],
+)
+def test_equal_numbers_go_to_one_task_of_spark(pg_type, options, expected):
+    assert target_type(pg_type, options).equal_texts_sql("v") == expected
 
 
 # type, PostgreSQL's text, value; RAW: null, with the text kept

@@ -98,6 +98,11 @@ class DecodePlan:
     undescribed: frozenset[tuple[int, int | None]] = frozenset()
 
     @property
+    def columns(self) -> list[tuple[str, TargetType]]:
+        """The target's columns, by name."""
+        return list(zip(self.names, self.types, strict=True))
+
+    @property
     def merges_leaves(self) -> bool:
         """Whether the target merges partitions, so that a TRUNCATE may affect only some of its
         rows.

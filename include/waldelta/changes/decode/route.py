@@ -34,9 +34,8 @@ from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift import Evolution
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.spark import spark_condition
-from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import string
-from waldelta.types import TargetType
+from waldelta.types import TargetType, stored_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -84,7 +83,7 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
     names = [column.name for column in columns]
     positions = tuple(names.index(name) for name in row_filter.columns)
     raw_positions = tuple(
-        i for i in positions if column_type(columns[i].type_name, columns[i].spark_type).may_be_raw
+        i for i in positions if stored_type(columns[i].type_name, columns[i].spark_type).may_be_raw
     )
 
     def condition(letter: str) -> str:

@@ -14,7 +14,6 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.target_table import (
-    VARIANT,
     TargetColumn,
     prepare_target,
     replace_target,
@@ -185,8 +184,7 @@ def _expression(
     if column.source is None:
         if name not in fills:
             return F.lit(None).cast(types[name].spark)
-        fill = F.col(f"f{fills[name]}")
-        return F.parse_json(fill) if types[name].spark == VARIANT else fill
+        return F.expr(types[name].stored_sql(f"f{fills[name]}"))
     source = F.col(quote(column.source))
     if column.same_type:
         return source

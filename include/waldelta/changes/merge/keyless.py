@@ -8,37 +8,24 @@ so that the target keeps what the source keeps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.changes.merge.statements import of_leaves
+from waldelta.changes.merge.statements import of_leaves, raw_entries
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import path, quote
+from waldelta.types import TargetType
 
-_FLOATS = ("float", "double")
-_FLOAT_ARRAY = re.compile(r"array<(float|double)>")
-# PostgreSQL's name of a numeric without a scale, and its type in the lake.
-_NUMERIC = ("numeric", "string")
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedColumn:
-    """A column of a target without a key: name, type in the lake, and PostgreSQL's name of its
-    type.
-    """
-
-    name: str
-    spark_type: str
-    type_name: str
+# The columns of a target by name.
+Columns: TypeAlias = Sequence[tuple[str, TargetType]]
 
 
 def count_statement(
     target: str,
     source: str,
-    columns: Sequence[CopiedColumn],
+    columns: Columns,
     *,
     metadata_columns: bool,
     truncated: Sequence[int] = (),
@@ -59,7 +46,7 @@ def count_statement(
 def rewrite_statement(
     target: str,
     source: str,
-    columns: Sequence[CopiedColumn],
+    columns: Columns,
     *,
     metadata_columns: bool,
     truncated: Sequence[int] = (),
@@ -78,7 +65,7 @@ def rewrite_statement(
 def rewritten_rows(
     base: str,
     source: str,
-    columns: Sequence[CopiedColumn],
+    columns: Columns,
     *,
     metadata_columns: bool,
     truncated: Sequence[int] = (),
@@ -110,9 +97,7 @@ def rewritten_rows(
     )
 
 
-def different_rows(
-    target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool
-) -> str:
+def different_rows(target: str, rows: str, columns: Columns, *, metadata_columns: bool) -> str:
     """Return the query of how many rows of ``rows`` the target lacks, and how many it has too many.
 
     ``rows`` is a relation as rewritten_rows() returns it.
@@ -130,9 +115,7 @@ def different_rows(
     )
 
 
-def replace_statement(
-    target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool
-) -> str:
+def replace_statement(target: str, rows: str, columns: Columns, *, metadata_columns: bool) -> str:
     """Return the INSERT OVERWRITE with relation ``rows``, as rewritten_rows() returns it."""
     names, aliases = _named(columns, metadata_columns=metadata_columns)
     return (
@@ -141,20 +124,18 @@ def replace_statement(
     )
 
 
-def _named(
-    columns: Sequence[CopiedColumn], *, metadata_columns: bool
-) -> tuple[list[str], list[str]]:
+def _named(columns: Columns, *, metadata_columns: bool) -> tuple[list[str], list[str]]:
     """Return the target's column names, and their aliases in statements."""
     own = ([LSN, COMMIT_TS, RAW], ["lsn", "commit_ts", "raw"]) if metadata_columns else ([], [])
-    return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[
-        1
-    ]
+    return [quote(name) for name, _ in columns] + own[0], [
+        f"v{i}" for i in range(len(columns))
+    ] + own[1]
 
 
 def _chosen(
     base: str,
     source: str,
-    columns: Sequence[CopiedColumn],
+    columns: Columns,
     metadata_columns: bool,
     truncated: Sequence[int],
 ) -> str:
@@ -164,7 +145,7 @@ def _chosen(
     Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal
     values that are written differently.
     """
-    held = [f"{quote(column.name)} as v{i}" for i, column in enumerate(columns)]
+    held = [f"{quote(name)} as v{i}" for i, (name, _) in enumerate(columns)]
     if metadata_columns:
         held += [f"{LSN} as lsn", f"{COMMIT_TS} as commit_ts", f"{RAW} as raw"]
     there = f" as o where not coalesce({of_leaves('o', truncated)}, false)" if truncated else ""
@@ -184,33 +165,11 @@ def _chosen(
     )
 
 
-def _forms(prefix: str, columns: Sequence[CopiedColumn], raw: str | None) -> str:
+def _forms(prefix: str, columns: Columns, raw: str | None) -> str:
     values = [f"{prefix}{i}" for i in range(len(columns))]
-    alike = [_alike(value, column) for value, column in zip(values, columns, strict=True)]
-    exact = [_exact(value, column) for value, column in zip(values, columns, strict=True)]
+    alike = [kind.equal_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
+    exact = [kind.exact_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
     if raw is not None:
-        alike.append(_entries(raw))
-        exact.append(_entries(raw))
+        alike.append(raw_entries(raw))
+        exact.append(raw_entries(raw))
     return f"struct({', '.join(alike)}) as alike, struct({', '.join(exact)}) as exact"
-
-
-def _alike(value: str, column: CopiedColumn) -> str:
-    if column.spark_type.startswith("map<"):
-        return _entries(value)
-    if (column.type_name, column.spark_type) == _NUMERIC:
-        shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
-        return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
-    return value
-
-
-def _exact(value: str, column: CopiedColumn) -> str:
-    if column.spark_type in _FLOATS:
-        return f"cast({value} as string)"
-    if _FLOAT_ARRAY.fullmatch(column.spark_type):
-        return f"transform({value}, x -> cast(x as string))"
-    return _entries(value) if column.spark_type.startswith("map<") else value
-
-
-def _entries(value: str) -> str:
-    """Return a map, which has no equality, as an array of entries."""
-    return f"array_sort(map_entries({value}))"

@@ -14,18 +14,17 @@ from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
-from waldelta.changes.merge.keyless import CopiedColumn, count_statement, rewrite_statement
+from waldelta.changes.merge.keyless import count_statement, rewrite_statement
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
     CommitTag,
+    as_stored,
     insert_statement,
     merge_statement,
     tagged,
-    with_variants,
 )
 from waldelta.changes.merge.states import merge_states
-from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
 from waldelta.pipeline import Job
@@ -94,11 +93,8 @@ def _merge(
     """
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
     names = plan.decode.names
-    source = with_variants(
-        source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT]
-    )
-    by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
-    columns = [by_name[name] for name in names]
+    source = as_stored(source, plan.decode.types)
+    columns = plan.decode.columns
     found = {}
     if changes_copies(plan, tag):
         counted = spark.sql(

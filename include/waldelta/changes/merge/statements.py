@@ -22,6 +22,7 @@ from waldelta.changes.decode.collapse import (
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.spark.session import TXN_APP, TXN_VERSION, USER_METADATA
 from waldelta.spark_sql import path, quote, string
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,12 +137,16 @@ def insert_statement(
     )
 
 
-def with_variants(source: str, columns: Sequence[str]) -> str:
-    """Return the relation ``source`` with these columns, which are JSON texts, as variants."""
-    if not columns:
+def as_stored(source: str, types: Sequence[TargetType]) -> str:
+    """Return the relation ``source`` with columns ``c<i>`` of these types as the target stores
+    them.
+    """
+    forms = {f"c{i}": kind.stored_sql(f"c{i}") for i, kind in enumerate(types)}
+    changed = {column: form for column, form in forms.items() if form != column}
+    if not changed:
         return source
-    parsed = ", ".join(f"parse_json({column}) as {column}" for column in columns)
-    return f"(select * except ({', '.join(columns)}), {parsed} from {source})"
+    stored = ", ".join(f"{form} as {column}" for column, form in changed.items())
+    return f"(select * except ({', '.join(changed)}), {stored} from {source})"
 
 
 def void_statement(target: str, column: str) -> str:
@@ -186,6 +191,11 @@ def new_value(i: int, name: str, toastable: Collection[int]) -> str:
     if i in toastable:
         return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
     return f"s.c{i}"
+
+
+def raw_entries(raw: str) -> str:
+    """Return a row's raw values as an array, which has an equality; null when there are none."""
+    return f"case when size({raw}) > 0 then array_sort(map_entries({raw})) end"
 
 
 def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:

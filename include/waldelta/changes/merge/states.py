@@ -25,12 +25,11 @@ from waldelta.changes.decode.row_states import MOVED, STATE_XID, TO_LSN, TO_TS, 
 from waldelta.changes.merge.live_rows import TRUNCATE, live_rows
 from waldelta.changes.merge.statements import (
     CommitTag,
+    as_stored,
     merged_raw,
     new_value,
     tagged,
-    with_variants,
 )
-from waldelta.changes.merge.target_table import VARIANT
 from waldelta.config import TargetMode
 from waldelta.config.target_mode import CHANGELOG, HISTORY
 from waldelta.errors import LateWriter
@@ -77,7 +76,6 @@ class Kept:
     names: tuple[str, ...]
     key: tuple[int, ...]
     toastable: tuple[int, ...] = ()
-    variants: tuple[int, ...] = ()
 
     @property
     def key_names(self) -> list[str]:
@@ -88,10 +86,7 @@ class Kept:
 def kept_of(plan: TargetPlan) -> Kept:
     """Return the target of a plan."""
     decode = plan.decode
-    variants = tuple(i for i, kind in enumerate(decode.types) if kind.spark == VARIANT)
-    return Kept(
-        plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable, variants
-    )
+    return Kept(plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable)
 
 
 def complete_states(
@@ -110,7 +105,7 @@ def complete_states(
         if not is_log
         else bool(kept.key) and _lacks(spark, staged, kept)
     )
-    source = with_variants(staged.source, [f"c{i}" for i in kept.variants])
+    source = as_stored(staged.source, plan.decode.types)
     if not looks_up:
         return replace(staged, source=source, counts=_metric_counts(counts), net=None)
     base = (

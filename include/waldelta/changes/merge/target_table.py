@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,12 @@ from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import path, quote
-from waldelta.types import column_types
+from waldelta.types import TargetType, column_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
 
-VARIANT = "variant"
 _METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
 # Parquet's own column names can't have these characters, so a table with one is written with column
 # mapping.
@@ -104,20 +103,13 @@ def target_schema(columns: Sequence[TargetColumn]) -> str:
     return ddl(pa.schema(fields))
 
 
-def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFrame:
-    """Return the frame with columns, given as (name, Spark type), as the target stores them.
-
-    Arrow carries a variant as text.
+def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) -> DataFrame:
+    """Return the frame, with columns as Arrow carries them, with these columns as the target stores
+    them.
     """
-    variants = {name for name, kind in columns if kind == VARIANT}
-    if not variants:
-        return frame
-    chosen = [F.col(quote(name)) for name in frame.columns]
+    forms = {name: kind.stored_sql(quote(name)) for name, kind in columns}
     return frame.select(
-        *(
-            F.parse_json(c).alias(name) if name in variants else c
-            for name, c in zip(frame.columns, chosen, strict=True)
-        )
+        *(F.expr(forms.get(name, quote(name))).alias(name) for name in frame.columns)
     )
 
 

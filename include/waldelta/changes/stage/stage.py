@@ -24,7 +24,6 @@ from waldelta.changes.stage.stage_tasks import (
     Counted,
     added_up,
     count,
-    is_spelt_freely,
     stage_in_tasks,
     tasks_of,
 )
@@ -35,10 +34,9 @@ from waldelta.quantities import counted
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import parquet
-from waldelta.types import TargetType
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
     def transform(changes: DataFrame) -> DataFrame:
         tasks = tasks_of(plan)
         key = [
-            _alike(F.coalesce(f"o{k}", f"c{i}"), decode_plan.types[i])
+            F.expr(decode_plan.types[i].equal_texts_sql(f"coalesce(o{k}, c{i})"))
             for k, i in enumerate(shape.key)
         ]
         events = route(changes.mapInArrow(once(decode_part), events_schema), routing, names)
@@ -154,15 +152,6 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
         return events.repartition(tasks, *key).mapInArrow(collapse_part, result_schema)
 
     return transform
-
-
-def _alike(text: Column, kind: TargetType) -> Column:
-    """Return an expression that is equal for equal values, as like_equal_numbers() does."""
-    if not is_spelt_freely(kind):
-        return text
-    # A text that can't be converted becomes null; decoding reports it later.
-    value = text.cast("string").try_cast(kind.spark)
-    return value + F.lit(0.0) if pa.types.is_floating(kind.arrow) else value
 
 
 def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:

@@ -35,7 +35,6 @@ from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
 from waldelta.spark import run_tasks
 from waldelta.spark.tasks import shares
-from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,26 +179,9 @@ def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
     ]
     kinds = [plan.types[i] for i in plan.shape.identity]
     return [
-        like_equal_numbers(text, kind) if is_spelt_freely(kind) else text
+        pa.chunked_array([kind.equal_texts(part) for part in text.chunks], text.type)
         for text, kind in zip(texts, kinds, strict=True)
     ]
-
-
-def is_spelt_freely(kind: TargetType) -> bool:
-    """Return whether equal values may have several texts: -0 and 0 of floats, 1.0 and 1.00 of
-    numeric.
-    """
-    return bool(pa.types.is_floating(kind.arrow) or pa.types.is_decimal(kind.arrow))
-
-
-def like_equal_numbers(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedArray:
-    """Return texts of numbers, the same for equal values."""
-    parts = [kind.from_text(part)[0] for part in texts.chunks]
-    if pa.types.is_floating(kind.arrow):
-        parts = [pc.add(part, pa.scalar(0.0, kind.arrow)) for part in parts]
-    return pa.chunked_array(
-        [part.cast(pa.string()).cast(pa.binary()) for part in parts], pa.binary()
-    )
 
 
 def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.RecordBatch]:

@@ -39,6 +39,7 @@ from waldelta.row_filter.spark.values import (
 )
 from waldelta.row_filter.typed_tree import FLOATS, MOMENTS, Type, Typed, column_type
 from waldelta.spark_sql import quote, string
+from waldelta.types import stored_type
 
 if TYPE_CHECKING:
     from waldelta.lake.ledger import ColumnState
@@ -64,7 +65,7 @@ def spark_condition(
     """
     types = {column.name: column_type(column.type_name, column.spark_type) for column in columns}
     typed = resolve(row_filter, types)
-    may_be_raw = {name for name, kind in types.items() if kind.may_be_raw}
+    may_be_raw = {c.name for c in columns if stored_type(c.type_name, c.spark_type).may_be_raw}
     raw = quote(RAW) if names is None else names.get(RAW)
     return _Translation(row_filter.analysed, may_be_raw, names or {}, raw).sql(typed).value
 

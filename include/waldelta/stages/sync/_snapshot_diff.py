@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
-from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
+from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.states import count_actions
-from waldelta.changes.merge.target_table import VARIANT, target_write_error
+from waldelta.changes.merge.target_table import target_write_error
 from waldelta.changes.stage import staged_in
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -215,8 +215,8 @@ def _differing(copy: TableCopy) -> list[str]:
     """Returns a condition per column that is true where two rows of one key differ."""
     found = []
     for i, (_, kind) in enumerate(copy.columns):
-        sent = f"parse_json(c{i})" if kind.spark == VARIANT else f"c{i}"
-        found.append(f"not ({comparable(f't{i}', kind.spark)} <=> {comparable(sent, kind.spark)})")
+        sent = kind.stored_sql(f"c{i}")
+        found.append(f"not ({kind.exact_sql(f't{i}')} <=> {kind.exact_sql(sent)})")
     if copy.lsn is not None:
-        found.append(f"not ({comparable_map('t_raw')} <=> {comparable_map('raw')})")
+        found.append(f"not ({raw_entries('t_raw')} <=> {raw_entries('raw')})")
     return found

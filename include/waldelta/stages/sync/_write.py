@@ -15,9 +15,9 @@ from waldelta.changes.merge.commits import take_over_for_copy
 from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
-    as_stored,
     replace_target,
     set_deletion_vectors,
+    stored_frame,
     target_schema,
     writes_deletion_vectors,
 )
@@ -102,7 +102,7 @@ def write_copy(
     read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(
         once(_in_frames(rows.reader)), target_schema(rows.columns)
     )
-    frame = as_stored(read, [(c.name, c.spark_type) for c in rows.columns])
+    frame = stored_frame(read, rows.copy.columns)
     diff: RowDiff | str | None = None
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)

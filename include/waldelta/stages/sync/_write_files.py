@@ -24,7 +24,6 @@ from pyarrow.fs import FileSelector
 from waldelta.changes.merge.by_driver import TARGET_CHECKPOINT_INTERVAL, arrow_schema, is_known
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
-    VARIANT,
     CommitResult,
     TargetColumn,
     needs_mapping,
@@ -40,6 +39,7 @@ from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask
+from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def open_target(
     Spark must write tables with column mapping, variants, deletion vectors or other features,
     tables with other columns, and tables that delta-rs can't access.
     """
-    if needs_mapping(columns) or any(column.spark_type == VARIANT for column in columns):
+    if needs_mapping(columns) or any(column.spark_type == Variant.spark for column in columns):
         return None
     wanted = Schema.from_arrow(pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns]))
     try:

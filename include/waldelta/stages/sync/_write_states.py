@@ -29,10 +29,9 @@ from waldelta.changes.merge.commits import (
 )
 from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
 from waldelta.changes.merge.snapshot_rows import staged_names
-from waldelta.changes.merge.statements import tagged, with_variants
+from waldelta.changes.merge.statements import as_stored, tagged
 from waldelta.changes.merge.states import ENDS, STATES, Kept, count_actions, states_statement
 from waldelta.changes.merge.target_table import (
-    VARIANT,
     CommitResult,
     TargetColumn,
     prepare_target,
@@ -197,15 +196,12 @@ def _add(
             check_alone(job, done, compared)
             return CommitResult(done.version, live.count(), 0)
         names = [name for name, _ in copy.columns]
-        variants = [i for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
         kept = Kept(
             mode,
             tuple(names),
             tuple(names.index(name) for name in copy.key_columns),
-            (),
-            tuple(variants),
         )
-        source = with_variants(parquet(folder), [f"c{i}" for i in variants])
+        source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
         new = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPDATE, 0)
         tag = CommitTag(
             txn[0],

@@ -9,8 +9,6 @@ import pyarrow as pa
 import pytest
 
 from waldelta.changes.stage._buckets import buckets_of
-from waldelta.changes.stage.stage_tasks import like_equal_numbers
-from waldelta.types.numeric import Number, NumericAsDouble, scaled_decimal
 
 
 def column(*values: str | None) -> pa.ChunkedArray:
@@ -42,26 +40,6 @@ def test_keys_that_are_alike_differ(one, other):
     assert buckets_of([column(v) for v in one], many) != buckets_of(
         [column(v) for v in other], many
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "equal", "others"),
-    [
-        (
-            Number("double", pa.float64(), "float8"),
-            ("0", "-0"),
-            ("NaN", "5e-324", "Infinity", "-1.5", None),
-        ),
-        (Number("float", pa.float32(), "float4"), ("-0", "0"), ("1e-45", "1.5", None)),
-        (NumericAsDouble(), ("1.0", "1.00"), ("1.01", "0.5", "NaN", None)),
-        (scaled_decimal(10), ("1.0", "1.00"), ("1.01", "-1", None)),
-    ],
-)
-def test_equal_numbers_are_alike(kind, equal, others):
-    """However they are written; others aren't."""
-    first, second, *rest = like_equal_numbers(column(*equal, *others), kind).to_pylist()
-    assert first == second
-    assert len({first, *rest}) == 1 + len(others)
 
 
 def test_it_is_the_same_in_every_process():

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from waldelta.changes.merge.comparable import comparable
 from waldelta.lake.ledger import TableState
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff, obstacle
 
@@ -48,24 +47,6 @@ TYPES = {"a": "int", "b": "int", "v": "string"}
 )
 def test_obstacle(former, key, held, expected):
     assert obstacle(former, key, held, TYPES) == expected
-
-
-@pytest.mark.parametrize(
-    "kind, expected",
-    [
-        ("int", "x"),
-        ("array<string>", "x"),
-        ("double", "cast(x as string)"),
-        ("array<float>", "cast(x as string)"),
-        ("variant", "to_json(x)"),
-        ("map<string,string>", "case when size(x) > 0 then array_sort(map_entries(x)) end"),
-    ],
-)
-def test_comparable(kind, expected):
-    """What equality would take for the same though it isn't, or can't compare, is brought into
-    another form.
-    """
-    assert comparable("x", kind) == expected
 
 
 def test_counts():

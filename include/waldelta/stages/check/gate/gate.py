@@ -29,7 +29,6 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
-from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage import Staged
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
@@ -54,7 +53,6 @@ from waldelta.stages.check.measure.row_conditions import (
     with_raw,
 )
 from waldelta.types import TargetType
-from waldelta.types.type_map import may_be_raw
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -320,9 +318,7 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     gate.
     """
     kinds = zip(columns.names, columns.types, strict=True)
-    raw = [
-        name for name, kind in kinds if job.pipeline.target.metadata_columns and may_be_raw(kind)
-    ]
+    raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
     verdicts = []
     for gated in gate.expectations:
         meant = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
@@ -368,10 +364,10 @@ def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged
 
 def _values(job: Job, columns: _Columns) -> list[Column]:
     """Returns staged columns as the target stores them."""
-    values = []
-    for i, (name, kind) in enumerate(zip(columns.names, columns.types, strict=True)):
-        value = F.parse_json(F.col(f"c{i}")) if kind.spark == VARIANT else F.col(f"c{i}")
-        values.append(value.alias(name))
+    values = [
+        F.expr(kind.stored_sql(f"c{i}")).alias(name)
+        for i, (name, kind) in enumerate(zip(columns.names, columns.types, strict=True))
+    ]
     if job.pipeline.target.metadata_columns:
         values += [
             F.col("lsn").alias(LSN),

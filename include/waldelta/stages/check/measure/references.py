@@ -22,9 +22,9 @@ from waldelta.lake.storage import open_version
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
-from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.check.constraints import ForeignKey
 from waldelta.stages.check.constraints.foreign_keys import KeyColumn
+from waldelta.types import stored_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -337,7 +337,7 @@ def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
 
 def _may_be_raw(state: TableState, column: KeyColumn) -> bool:
     held = _target_column(state, column)
-    return held is None or column_type(held.type_name, held.spark_type).may_be_raw
+    return held is None or stored_type(held.type_name, held.spark_type).may_be_raw
 
 
 def _comparisons(

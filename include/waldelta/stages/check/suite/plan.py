@@ -29,7 +29,6 @@ from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_constraint import of_column
 from waldelta.row_filter.spark import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
-from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import quote
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.constraints.declared_types import base_columns
@@ -46,6 +45,7 @@ from waldelta.stages.check.measure.row_conditions import (
 from waldelta.stages.check.suite._declared_limits import limits
 from waldelta.stages.check.suite._freshness import FreshnessLimit
 from waldelta.stages.check.suite.profile_drift import Before, find_departures
+from waldelta.types import stored_type
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
@@ -181,7 +181,7 @@ def _not_null(
         meaning = (
             f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
         )
-        if column_type(column.type_name, column.spark_type).may_be_raw:
+        if stored_type(column.type_name, column.spark_type).may_be_raw:
             yield from _has_value(column, held, meaning, omitted)
         elif _nameable(column.name):
             kwargs = {"column": _gx_name(column.name)}
@@ -288,7 +288,7 @@ def _is_null(column: ColumnState, held: Sequence[str]) -> str:
     Values that the column's type can't store are in ``_wd_raw``.
     """
     name = quote(column.name)
-    if not column_type(column.type_name, column.spark_type).may_be_raw:
+    if not stored_type(column.type_name, column.spark_type).may_be_raw:
         return f"{name} is null"
     if RAW not in held:
         return "false"
@@ -438,9 +438,7 @@ def _own(
 ) -> Iterator[PlannedExpectation]:
     if own is None:
         return
-    types = {
-        column.name: column_type(column.type_name, column.spark_type) for column in state.columns
-    }
+    types = {c.name: stored_type(c.type_name, c.spark_type) for c in state.columns}
     raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in held]
     # Expectations with a gate are included, because the gate never judged rows of a copy or
     # released rows.

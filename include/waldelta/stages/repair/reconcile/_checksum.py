@@ -17,10 +17,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.stages.repair.reconcile._checksum_text import Marks, hex_text, lake_rows
+from waldelta.stages.repair.reconcile._checksum_text import lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
 from waldelta.types import TargetType
-from waldelta.types.type_map import may_be_raw
+from waldelta.types.checksum import Marks, hex_text
 
 # With these numbers a bucket has few rows to read, and the sums are few compared with the rows.
 _ROWS_PER_BUCKET, _FEWEST, _MOST = 512, 16, 1 << 16
@@ -64,7 +64,7 @@ class Fingerprint:
 
         A batch has their texts after all columns, in this order.
         """
-        return tuple(name for name, kind in self.columns if may_be_raw(kind)) if self.raw else ()
+        return tuple(name for name, kind in self.columns if kind.may_be_raw) if self.raw else ()
 
     def raws_of(self, batch: pa.RecordBatch) -> list[ArrowArray | None]:
         """Returns the raw values of each column; None for a column that never has any."""

@@ -56,7 +56,6 @@ from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import plan_chunks
 from waldelta.snapshot.read_selected import whole_table
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
-from waldelta.stages.repair.reconcile._checksum_text import is_comparable
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import (
     DIFFERENCE_KINDS,
@@ -276,7 +275,7 @@ def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
     """
     held = {column.name: column.spark_type for column in state.columns}
     same = {
-        name for name, kind in copy.columns if held.get(name) == kind.spark and is_comparable(kind)
+        name for name, kind in copy.columns if held.get(name) == kind.spark and kind.has_checksum
     }
     return sorted((held.keys() | dict(copy.columns).keys()) - same)
 

@@ -19,9 +19,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPSERT,
 )
 from waldelta.changes.decode.counts import RAW_ROWS
-from waldelta.changes.merge.comparable import comparable, comparable_map
-from waldelta.changes.merge.statements import merged_raw, of_leaves
-from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.merge.statements import merged_raw, of_leaves, raw_entries
 from waldelta.changes.stage import Staged
 from waldelta.errors import ApplyError
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -133,16 +131,14 @@ def _differences(plan: TargetPlan, *, metadata_columns: bool) -> list[str]:
     """Returns a condition per column that is true where the target's row differs from the state."""
     shape = plan.decode.shape
     found = []
-    for i, (name, kind) in enumerate(zip(plan.decode.names, plan.decode.types, strict=True)):
+    for i, (name, kind) in enumerate(plan.decode.columns):
         if i in shape.key:
             continue
-        sent = f"parse_json(s.c{i})" if kind.spark == VARIANT else f"s.c{i}"
-        differs = (
-            f"not ({comparable(f't.{quote(name)}', kind.spark)} <=> {comparable(sent, kind.spark)})"
-        )
+        sent = kind.stored_sql(f"s.c{i}")
+        differs = f"not ({kind.exact_sql(f't.{quote(name)}')} <=> {kind.exact_sql(sent)})"
         found.append(f"(not s.u{i} and {differs})" if i in shape.toastable else differs)
     if metadata_columns:
         merged = merged_raw(plan.decode.names, shape.toastable)
         found += [f"not (t.{LSN} <=> s.lsn)", f"not (t.{COMMIT_TS} <=> s.commit_ts)"]
-        found.append(f"not ({comparable_map(f't.{RAW}')} <=> {comparable_map(f'({merged})')})")
+        found.append(f"not ({raw_entries(f't.{RAW}')} <=> {raw_entries(f'({merged})')})")
     return found

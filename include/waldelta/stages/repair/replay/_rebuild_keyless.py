@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
-from waldelta.changes.merge.keyless import CopiedColumn, different_rows, rewritten_rows
+from waldelta.changes.merge.keyless import different_rows, rewritten_rows
 from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
@@ -60,7 +60,7 @@ def write_rows(
     Raises SchemaChanged when the copy's version is gone, or had other columns.
     """
     plan, kept = replay.target, job.pipeline.target.metadata_columns
-    columns = copied_columns(plan.state)
+    columns = plan.decode.columns
     staged = stage(spark, change_log, plan, f"{folder}-net")
     version = (
         "limit 0"
@@ -76,11 +76,6 @@ def write_rows(
     ((lacking, many),) = spark.sql(statement).collect()
     found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
     return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}
-
-
-def copied_columns(state: TableState) -> list[CopiedColumn]:
-    """Returns the target's columns in the form that statements on tables without a key take."""
-    return [CopiedColumn(c.name, c.spark_type, c.type_name) for c in state.columns]
 
 
 def _version_of_copy(job: Job, state: TableState, target: str) -> int:

@@ -32,8 +32,7 @@ from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
-from waldelta.changes.merge.statements import merge_statement, tagged, with_variants
-from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.merge.statements import as_stored, merge_statement, tagged
 from waldelta.changes.stage import Staged, staged_in
 from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
@@ -61,7 +60,6 @@ from waldelta.stages.repair.replay._differences import write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
 from waldelta.stages.repair.replay._rebuild_keyless import (
     batches_since_copy,
-    copied_columns,
     write_rows,
 )
 from waldelta.stages.repair.replay.interval import Span
@@ -356,9 +354,7 @@ def _mend_by_key(
         check=lock.check,
         filled=filled,
     )
-    source = with_variants(
-        changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT]
-    )
+    source = as_stored(changes.source, decode.types)
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
     return _Mended(changes.counts, statement, keys, filled)
 
@@ -384,9 +380,8 @@ def _mend_whole(
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
-    statement = replace_statement(
-        uri, parquet(folder), copied_columns(state), metadata_columns=kept
-    )
+    columns = plan.target.decode.columns
+    statement = replace_statement(uri, parquet(folder), columns, metadata_columns=kept)
     return _Mended(counts, statement)
 
 

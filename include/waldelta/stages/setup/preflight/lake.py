@@ -16,21 +16,6 @@ from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import PublicationTable
 from waldelta.types import column_types
 
-# Spark types that can store every value of their PostgreSQL type.
-_COMPLETE = frozenset(
-    {
-        "boolean",
-        "smallint",
-        "int",
-        "bigint",
-        "float",
-        "double",
-        "string",
-        "binary",
-        "map<string,string>",
-    }
-)
-
 # For these schemes, Spark's default log store checks whether a commit exists and then writes it,
 # overwriting one written in between.
 _OVERWRITTEN = frozenset({"s3", "s3a"})
@@ -117,7 +102,7 @@ def judge_columns(
     if not target.metadata_columns:
         key = found.relation.identity_columns
         types = column_types({c.name: c.type for c in columns}, key, target.types_of(str(table.id)))
-        if partial := [name for name, kind in types.items() if kind.spark not in _COMPLETE]:
+        if partial := [name for name, kind in types.items() if kind.may_be_raw]:
             yield warning(
                 f"{where}: metadata_columns is off, so values that a type of the lake can't hold"
                 " (NaN in a decimal, infinite dates, years BC) become null and are lost:"

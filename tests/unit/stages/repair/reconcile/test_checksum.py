@@ -18,9 +18,10 @@ from waldelta.stages.repair.reconcile._checksum import (
     hash_rows,
     in_parts,
 )
-from waldelta.stages.repair.reconcile._checksum_text import Marks, lake_rows
+from waldelta.stages.repair.reconcile._checksum_text import lake_rows
 from waldelta.stages.repair.reconcile._hash64 import hash_texts
 from waldelta.types import TargetType
+from waldelta.types.checksum import Marks
 from waldelta.types.datetime import Moment
 from waldelta.types.numeric import Number
 from waldelta.types.text import Text
