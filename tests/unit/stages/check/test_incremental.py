@@ -156,6 +156,11 @@ OWN = [
         {"column": "id", "row_condition": "d < current_date()"},
         False,
     ),
+    (
+        "expect_column_values_to_be_between",
+        {"column": "id", "min_value": 1, "row_condition": "d < current_date()"},
+        False,
+    ),
     ("expect_target_rows_to_satisfy", {"condition": "id > 0 and coalesce(v, '') <> 'x'"}, True),
     ("expect_target_rows_to_satisfy", {"condition": "until > current_date()"}, False),
     ("expect_target_rows_to_satisfy", {"condition": "until > localtimestamp"}, False),

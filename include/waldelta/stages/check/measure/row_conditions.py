@@ -93,7 +93,10 @@ def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
     It then doesn't depend on the current date or other tables.
     """
     name = snake(kind)
-    if name not in _KNOWN or any(isinstance(value, Mapping) for value in kwargs.values()):
+    is_plain = "row_condition" not in kwargs and not any(
+        isinstance(value, Mapping) for value in kwargs.values()
+    )
+    if name not in _KNOWN or not is_plain:
         return False
     return name != ROWS_SATISFY or is_fixed(str(kwargs.get("condition")))
 
