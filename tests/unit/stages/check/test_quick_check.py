@@ -10,10 +10,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile
+from waldelta.stages.check._quick_check import is_known, outcomes_in_driver, quick_profile
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.quick_targets import is_little
-from waldelta.stages.check.suite import plan_suite
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
 from waldelta.stages.check.suite.plan import AS_BEFORE, SourceRules
 from waldelta.stages.check.suite.profile_drift import Before
 
@@ -105,6 +105,16 @@ def test_own_expectations_are_sparks(tmp_path):
     }
     own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
     assert looked(tmp_path, FINE, own=own) is None
+
+
+@pytest.mark.parametrize(("origin", "expected"), [("catalog", True), ("own", False)])
+def test_only_the_targets_own_key_is_measured(origin, expected):
+    """An engineer may expect that other columns are unique too: Great Expectations counts them."""
+    kwargs = {"columns": ["mood"]}
+    planned = PlannedExpectation(
+        "expect_target_key_to_be_unique", kwargs, "critical", origin, "unique"
+    )
+    assert is_known(SuitePlan("public.t", (planned,))) is expected
 
 
 @pytest.mark.parametrize("rows", [2, 5, None])
