@@ -26,7 +26,7 @@ from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
 from waldelta.stages.check.measure.profile import profile_by_values
 from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
 from waldelta.stages.check.suite import SuitePlan
-from waldelta.stages.check.suite.plan import AS_BEFORE
+from waldelta.stages.check.suite.target_kinds import AsBefore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,9 @@ def profile_early(
     Returns None when the plan has none, or when only Spark can measure the target.
     """
     asked = (
-        [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]
+        []
+        if isinstance(plan, Exception)
+        else [p for p in plan.expectations if p.type == AsBefore.type]
     )
     if not asked or target.state.kept_as != MIRROR:
         return None

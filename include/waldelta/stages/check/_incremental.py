@@ -12,28 +12,13 @@ from dataclasses import dataclass, field, replace
 from waldelta.config.target_mode import MIRROR
 from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TableState
-from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ON_OTHERS
 from waldelta.lake.ledger.passed_suites import PassedSuite
 from waldelta.metadata_columns import LSN
-from waldelta.stages.check.measure.row_conditions import is_of_row_alone, snake
-from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
-from waldelta.stages.check.suite.plan import AS_BEFORE
+from waldelta.stages.check.suite import Outcome, SuitePlan
+from waldelta.stages.check.suite.kinds import depends_on
 
-# These depend on more than the target's rows; each check judges them again.
-_NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)
-# Kinds of Great Expectations that judge only the target's rows, together or one by one.
-_OF_ROWS = (
-    "expect_column_",
-    "expect_compound_columns_",
-    "expect_multicolumn_",
-    "expect_select_column_",
-    "expect_table_column",
-    "expect_table_row_count_to_be_between",
-    "expect_table_row_count_to_equal",
-)
-# This kind also has one of the prefixes above, but depends on another table.
-_OF_OTHERS = "expect_table_row_count_to_equal_other_table"
-
+# These depend on more than the target's rows, and an unchanged target is judged again by them.
+_NOT_OF_ROWS = ("earlier runs", "other data")
 # While an expectation fails, no new result is stored, and each check reads all commits since the
 # last stored one. After more commits than this, all rows are judged.
 MOST_COMMITS = 200
@@ -74,19 +59,22 @@ class Known:
 def suite_of(plan: SuitePlan) -> str:
     """Returns a digest of the expectations that depend only on the target's rows."""
     parts = [
-        [p.type, p.kwargs, p.severity] for p in plan.expectations if p.type not in _NOT_OF_ROWS
+        [p.type, p.kwargs, p.severity]
+        for p in plan.expectations
+        if depends_on(p) not in _NOT_OF_ROWS
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def are_met(outcomes: Sequence[Outcome]) -> bool:
     """Returns whether all outcomes that depend on the target's rows are successful."""
-    return all(o.success for o in outcomes if o.planned.type not in (*ON_OTHERS, AS_BEFORE))
+    return all(o.success for o in outcomes if depends_on(o.planned) not in _NOT_OF_ROWS)
 
 
 def rest_of(plan: SuitePlan) -> SuitePlan:
     """Returns the part of a plan that a target needs when it is unchanged since a full check."""
-    return replace(plan, expectations=tuple(p for p in plan.expectations if p.type in ON_OTHERS))
+    rest = (p for p in plan.expectations if depends_on(p) == "other data")
+    return replace(plan, expectations=tuple(rest))
 
 
 def is_unchanged_since_full_check(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
@@ -94,7 +82,8 @@ def is_unchanged_since_full_check(known: Known, at: At, plan: SuitePlan, log: De
     found = next((row for row in known.judged.get(at.state.table_name, ()) if row.whole), None)
     if found is None or plan.refused is not None or not _fits(found, at, plan):
         return False
-    if not all(_is_of_rows(planned) for planned in plan.expectations):
+    # Own expectations may also depend on the current date or on other tables.
+    if any(depends_on(planned) == "anything" for planned in plan.expectations):
         return False
     first, last = sorted((found.version, at.version))
     return first == last or log.same_rows_as(first) >= last
@@ -139,20 +128,6 @@ def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
         if found is not None and found.version <= at.version and _fits(found, at, plan)
         else None
     )
-
-
-def _is_of_rows(planned: PlannedExpectation) -> bool:
-    """Returns whether an unchanged target keeps this result, apart from rest_of().
-
-    Own expectations may also depend on the current date or on other tables.
-    """
-    kind, kwargs = snake(planned.type), planned.kwargs
-    if planned.origin != "own" or is_of_row_alone(kind, kwargs):
-        return True
-    is_plain = "row_condition" not in kwargs and not any(
-        isinstance(value, Mapping) for value in kwargs.values()
-    )
-    return is_plain and kind.startswith(_OF_ROWS) and kind != _OF_OTHERS
 
 
 def _fits(found: PassedSuite, at: At, plan: SuitePlan) -> bool:

@@ -55,11 +55,11 @@ from waldelta.stages.check._incremental import (
 )
 from waldelta.stages.check._quick_check import (
     affordable,
-    is_known,
     outcomes_in_driver,
     quick_outcomes,
     quick_profile,
     rest_outcomes,
+    row_conditions,
 )
 from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.great_expectations import import_great_expectations
@@ -74,8 +74,14 @@ from waldelta.stages.check.reports.data_docs import (
     run_identifier,
     write_check_pages,
 )
-from waldelta.stages.check.suite import Outcome, QualityReport, SuitePlan, TableVerdict, plan_suite
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite import (
+    Outcome,
+    QualityReport,
+    SourceRules,
+    SuitePlan,
+    TableVerdict,
+    plan_suite,
+)
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
 from waldelta.stages.check.suite.verdict import unchecked
 
@@ -283,7 +289,7 @@ def _quick_verdict(
     measured, plan = profiled
     met = met_at(left.known, target.at, suite)
     found, since = outcomes_in_driver(table, plan, rules.references, options), None
-    if found is None and is_known(plan):
+    if found is None and row_conditions(plan) is not None:
         asked = measure_early(background, session, target, options, rules.references, met)
         since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
         found = quick_outcomes(target.frame(session), plan, asked, since)
@@ -327,8 +333,6 @@ def _rest_verdict(
     plan = rest_of(suite)
     asked = measure_references(background, session, options, left.rules_of(target).references)
     found = rest_outcomes(plan, asked)
-    if found is None:
-        return None
     return TableVerdict(
         plan.table, target.version, found, plan.omitted, None, time.monotonic() - started
     )
