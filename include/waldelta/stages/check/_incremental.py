@@ -16,20 +16,13 @@ from waldelta.lake.ledger.passed_suites import PassedSuite
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check.suite import Outcome, SuitePlan
 from waldelta.stages.check.suite.kinds import depends_on
+from waldelta.stages.check.suite.target_facts import CheckedTarget
 
 # These depend on more than the target's rows, and an unchanged target is judged again by them.
 _NOT_OF_ROWS = ("earlier runs", "other data")
 # While an expectation fails, no new result is stored, and each check reads all commits since the
 # last stored one. After more commits than this, all rows are judged.
 MOST_COMMITS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A target's state at one version."""
-
-    state: TableState
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +70,20 @@ def rest_of(plan: SuitePlan) -> SuitePlan:
     return replace(plan, expectations=tuple(rest))
 
 
-def is_unchanged_since_full_check(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
+def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: SuitePlan) -> bool:
     """Returns whether a full check found a version's rows to meet the whole suite."""
-    found = next((row for row in known.judged.get(at.state.table_name, ()) if row.whole), None)
-    if found is None or plan.refused is not None or not _fits(found, at, plan):
+    found = next((row for row in known.judged.get(target.state.table_name, ()) if row.whole), None)
+    if found is None or plan.refused is not None or not _fits(found, target, plan):
         return False
     # Own expectations may also depend on the current date or on other tables.
     if any(depends_on(planned) == "anything" for planned in plan.expectations):
         return False
-    first, last = sorted((found.version, at.version))
-    return first == last or log.same_rows_as(first) >= last
+    first, last = sorted((found.version, target.version))
+    return first == last or DeltaLog(target.uri, target.storage_options).same_rows_as(first) >= last
 
 
 def changed_since(
-    known: Known, at: At, plan: SuitePlan, columns: Sequence[str], log: DeltaLog
+    known: Known, target: CheckedTarget, plan: SuitePlan, columns: Sequence[str]
 ) -> int | None:
     """Returns the position from which rows have changed since all of them met the suite.
 
@@ -98,37 +91,37 @@ def changed_since(
     because their rows carry their position. Rows that were copied, repaired or written by an
     external writer carry an older position, or none.
     """
-    found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
-    if found is None or found.end_lsn is None or not _fits(found, at, plan):
+    found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
+    if found is None or found.end_lsn is None or not _fits(found, target, plan):
         return None
     if (
         LSN not in columns
-        or at.state.kept_as != MIRROR
-        or at.version - found.version > MOST_COMMITS
+        or target.state.kept_as != MIRROR
+        or target.version - found.version > MOST_COMMITS
     ):
         return None
     seen = found.version
-    for commit in log.behind(found.version):
-        if commit.version > at.version:
+    for commit in DeltaLog(target.uri, target.storage_options).behind(found.version):
+        if commit.version > target.version:
             break
         # The verb comes first because a large commit has a line for each file.
         if commit.metadata.get("verb") != "apply" and commit.changes_data:
             return None
         seen = commit.version
-    return found.end_lsn if seen == at.version else None
+    return found.end_lsn if seen == target.version else None
 
 
-def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
+def met_at(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
     """Returns the latest version up to this one whose rows are all known to meet the suite, or
     None.
     """
-    found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
+    found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
     return (
         found.version
-        if found is not None and found.version <= at.version and _fits(found, at, plan)
+        if found is not None and found.version <= target.version and _fits(found, target, plan)
         else None
     )
 
 
-def _fits(found: PassedSuite, at: At, plan: SuitePlan) -> bool:
-    return (found.generation, found.suite) == (at.state.generation, suite_of(plan))
+def _fits(found: PassedSuite, target: CheckedTarget, plan: SuitePlan) -> bool:
+    return (found.generation, found.suite) == (target.state.generation, suite_of(plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +20,23 @@ from waldelta.lake.ledger.expectation_results import (
 )
 from waldelta.metadata_columns import UNCHANGED
 from waldelta.quantities import counted
-from waldelta.stages.check.measure import DuplicateKeys
+from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
 from waldelta.stages.check.measure.columns import column_differences
-from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey
+from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS, find_broken_rows
 from waldelta.stages.check.measure.profile import profiled_columns
+from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kind import Argument, ExpectationKind, Judgement
 from waldelta.stages.check.suite.profile_drift import find_departures
-from waldelta.stages.check.suite.target_facts import TargetFacts
+from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetFacts
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from pyspark.sql import SparkSession
+
+    from waldelta.stages.check.measure import Reference
 
 # Result entry: the observed value without the rows' values that ``observed_value`` shows in the
 # report.
@@ -109,6 +118,22 @@ class CountedKind(TargetKind):
     # What one row does, and what several rows do, that don't meet the expectation.
     one, more = "row doesn't", "rows don't"
 
+    def start_counts(
+        self,
+        *,
+        background: ThreadPoolExecutor,
+        spark: SparkSession,
+        target: CheckedTarget,
+        references: Sequence[Reference],
+        met: int | None,
+    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+        """Have Spark count rows that don't meet expectations of this kind, in the background.
+
+        Returns the counts by the argument ``columns`` of the planned expectations. ``met`` is a
+        version whose rows are known to meet the suite.
+        """
+        raise NotImplementedError
+
     def outcome(self, planned: PlannedExpectation, unmet: int = 0) -> Outcome:
         """Returns the outcome with the counted rows."""
         return Outcome(planned, not unmet, counted(unmet, self.one, self.more), unmet)
@@ -146,6 +171,39 @@ class KeyUnique(CountedKind):
         meaning = f"key ({', '.join(key)}) is unique"
         yield PlannedExpectation(self.type, {"columns": key}, "critical", "catalog", meaning)
 
+    def start_counts(
+        self,
+        *,
+        background: ThreadPoolExecutor,
+        spark: SparkSession,
+        target: CheckedTarget,
+        met: int | None,
+        **_: Any,
+    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+        """Have rows counted that share their key.
+
+        Of a mirror, only keys of rows written since ``met`` are compared.
+        """
+        columns, is_mirror = tuple(target.state.key_columns), target.state.kept_as == MIRROR
+        is_single, since = len(columns) == 1, met if is_mirror else None
+
+        def count() -> DuplicateKeys:
+            key = (
+                IntegerKey.open(target.uri, target.version, columns[0], target.storage_options)
+                if is_single or since is not None
+                else None
+            )
+            if key is None:
+                return find_duplicate_keys(target.frame(spark), columns)
+            if since is not None:
+                key = key.written_since(since)
+            if is_single and is_mirror and key.is_unique():
+                return DuplicateKeys(0)
+            rows = key.rows_in_question(target.frame(spark))
+            return find_duplicate_keys(rows, columns, dense=is_single and key.is_dense)
+
+        return {columns: background.submit(count)} if columns else {}
+
     def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
         """Returns the key's columns."""
         return list(planned.kwargs["columns"])
@@ -165,6 +223,27 @@ class KeptRowsHold(CountedKind):
 
     type = "expect_kept_rows_to_hold"
     metrics: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
+
+    def start_counts(
+        self,
+        *,
+        background: ThreadPoolExecutor,
+        spark: SparkSession,
+        target: CheckedTarget,
+        **_: Any,
+    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+        """Have rows counted that contradict the target's mode."""
+        mode, key = target.state.kept_as, target.state.key_columns
+        if mode == MIRROR:
+            return {}
+        # The tasks that wait for this one are behind it in the queue.
+        found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, key))
+        counts: dict[tuple[str, ...], Future[DuplicateKeys]] = {
+            (KEPT_ROWS, mode): background.submit(lambda: found.result()[0])
+        }
+        if mode == CHANGELOG:
+            counts[KEPT_ROWS, UNCHANGED] = background.submit(lambda: found.result()[1])
+        return counts
 
     def is_measured_early(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
         """Returns False: the quick check is of mirrors, which keep live rows only."""
@@ -190,6 +269,23 @@ class ReferencesHold(CountedKind):
     type = REFERENCES_HOLD
     scope = "other data"
     one, more = "row has no parent row", "rows have no parent row"
+
+    def start_counts(
+        self,
+        *,
+        background: ThreadPoolExecutor,
+        spark: SparkSession,
+        target: CheckedTarget,
+        references: Sequence[Reference],
+        **_: Any,
+    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+        """Have rows counted that have no parent row."""
+        return {
+            reference.lookup_key: background.submit(
+                count_rows_without_parent, spark, reference, target.storage_options
+            )
+            for reference in references
+        }
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields that each foreign key holds, as a warning."""

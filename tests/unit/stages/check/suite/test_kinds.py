@@ -10,11 +10,21 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.lake.ledger.expectation_results import ON_OTHERS
+from waldelta.stages.check._background import in_background, measure_early
 from waldelta.stages.check._incremental import suite_of
-from waldelta.stages.check._quick_check import outcomes_in_driver, row_conditions
-from waldelta.stages.check.suite import ExpectationKind, PlannedExpectation, kind_of, plan_suite
+from waldelta.stages.check._quick_check import outcomes_in_driver, rest_outcomes, row_conditions
+from waldelta.stages.check.measure import DuplicateKeys
+from waldelta.stages.check.suite import (
+    ExpectationKind,
+    PlannedExpectation,
+    SuitePlan,
+    kind_of,
+    plan_suite,
+)
 from waldelta.stages.check.suite.kind import Argument, RowCondition
 from waldelta.stages.check.suite.kinds import KINDS, depends_on
+from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.target_kinds import CountedKind
 
 
 class EvenKeys(ExpectationKind):
@@ -43,6 +53,15 @@ class EvenKeys(ExpectationKind):
 
     def judge(self, kwargs, metrics):
         return metrics["table.row_count"] == 0, {"observed_value": kwargs["column"]}
+
+
+class FewRows(CountedKind):
+    """No rows are too many."""
+
+    type = "expect_target_to_have_few_rows"
+
+    def start_counts(self, *, background, target, **_):
+        return {(target.uri,): background.submit(DuplicateKeys, 3)}
 
 
 @pytest.fixture
@@ -76,6 +95,20 @@ def test_a_new_kind_makes_another_suite(even_keys, monkeypatch):
     found = suite_of(plan_suite(state([ID]), HELD))
     monkeypatch.delitem(KINDS, even_keys.type)
     assert suite_of(plan_suite(state([ID]), HELD)) != found
+
+
+def test_a_new_kind_is_counted_with_the_others(monkeypatch):
+    """In the background; its outcome has the number of rows."""
+    monkeypatch.setitem(KINDS, FewRows.type, FewRows())
+    target = CheckedTarget(state([ID], keys=[]), 1, "here")
+    with in_background() as background:
+        counts = measure_early(background, None, target, [])
+    assert counts.keys() == {("here",)}
+    planned = PlannedExpectation(
+        FewRows.type, {"columns": ["here"]}, "critical", "catalog", "few rows"
+    )
+    (outcome,) = rest_outcomes(SuitePlan("public.t", (planned,)), counts)
+    assert (outcome.success, outcome.observed) == (False, "3 rows don't")
 
 
 def test_an_unknown_kind_is_great_expectations_own():
