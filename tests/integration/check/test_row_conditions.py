@@ -16,10 +16,10 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.stages.check import RunOutcome
 from waldelta.stages.check._quick_check import quick_outcomes
 from waldelta.stages.check.check import check
-from waldelta.stages.check.measure import row_condition
-from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_EXPECTATIONS, is_of_row_alone
-from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, kind_of
+from waldelta.stages.check.suite.kinds import KINDS
+from waldelta.stages.check.suite.row_kinds import NO_TEXT
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 pytestmark = pytest.mark.spark
 
@@ -125,13 +125,13 @@ def test_they_count_what_great_expectations_counts(spark, lake):
     )
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "u"))
     for kwargs, outcome in zip(OF_TEXT, of_text, strict=True):
-        condition = row_condition("expect_column_values_to_be_between", kwargs)
+        condition = kind_of("expect_column_values_to_be_between").row_condition(kwargs)
         assert (outcome.planned.kwargs, outcome.success) == (kwargs, None)
         with pytest.raises(Exception, match=NO_TEXT):
             frame.agg(F.count(F.when(condition.unexpected, 1))).first()
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
     for (kind, kwargs), outcome in zip(EXPECTATIONS, found, strict=True):
-        condition = row_condition(kind, OwnExpectation(type=kind, kwargs=kwargs).kwargs)
+        condition = kind_of(kind).row_condition(OwnExpectation(type=kind, kwargs=kwargs).kwargs)
         assert condition is not None, kind
         row = frame.agg(
             F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))
@@ -148,14 +148,14 @@ def test_they_count_what_great_expectations_counts(spark, lake):
         "".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_")
         for kind, _ in EXPECTATIONS
     }
-    assert known == set(ROW_EXPECTATIONS)
+    assert known == {kind.type for kind in KINDS.values() if kind.scope == "row"}
 
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(("kind", "kwargs"), OTHERS)
 def test_others_are_left_to_it(kind, kwargs):
     """What isn't of single rows, filters rows first, or lacks an argument."""
-    assert row_condition(kind, kwargs) is None
+    assert kind_of(kind).row_condition(kwargs) is None
 
 
 RAW_ROWS = [
@@ -195,13 +195,14 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
     assert [o.success for o in found] == [False, False, True, False, False, False, False]
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
     for outcome in found[:5]:
-        condition = row_condition(outcome.planned.type, outcome.planned.kwargs)
+        kind = kind_of(outcome.planned.type)
+        condition = kind.row_condition(outcome.planned.kwargs)
         rows, judged = frame.agg(
             F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))
         ).first()
         success = not rows or judged - rows >= condition.mostly * judged
         assert (rows, success) == (outcome.unexpected_count, outcome.success), outcome
-        assert is_of_row_alone(outcome.planned.type, outcome.planned.kwargs)
+        assert kind.depends_on(outcome.planned) == "row"
     (told,) = [text for text in verdict.omitted if "amount" in text]
     assert (
         told

@@ -3,51 +3,37 @@
 Great Expectations costs half a second per table, whatever its size, and takes seconds to import.
 The quick check evaluates all row conditions in one Spark aggregate, concurrently with the query for
 duplicate keys. Arrow reads small targets without Spark when the suite only has conditions that
-Arrow evaluates the same way. An expectation that is not met, or not known in this module, is left
-to Great Expectations, and so is every table of a full check.
+Arrow evaluates the same way. The kinds of expectations say how they are evaluated. An expectation
+that is not met, or that only Great Expectations evaluates, is left to it, and so is every table of
+a full check.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import codes_of
 from waldelta.changes.merge.small_target import is_small
 from waldelta.lake import files_of
-from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_count
 from waldelta.metadata_columns import LSN
-from waldelta.quantities import counted
-from waldelta.stages.check.measure import Measured, Reference, RowCondition, row_condition
-from waldelta.stages.check.measure.columns import column_differences, listed
+from waldelta.stages.check.measure import Measured, Reference
+from waldelta.stages.check.measure.columns import listed, simple_type
 from waldelta.stages.check.measure.profile import profile_in_driver
-from waldelta.stages.check.measure.row_conditions import (
-    LENGTHS_BETWEEN,
-    LENGTHS_EQUAL,
-    MATCH_REGEX,
-    is_met,
-    is_of_row_alone,
-)
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
-from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
-from waldelta.stages.check.suite.plan import (
-    AS_BEFORE,
-    COLUMNS_MATCH,
-    KEY_UNIQUE,
-    SourceRules,
-    departures,
-    is_judged,
-)
+from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, kind_of
+from waldelta.stages.check.suite.kind import RowCondition
+from waldelta.stages.check.suite.kinds import depends_on
+from waldelta.stages.check.suite.profile_drift import find_departures
+from waldelta.stages.check.suite.row_kinds import is_met
+from waldelta.stages.check.suite.target_kinds import AsBefore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -62,13 +48,6 @@ log = logging.getLogger(__name__)
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
 _NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
-_NOT_NULL = "expect_column_values_to_not_be_null"
-_IN_SET = "expect_column_values_to_be_in_set"
-_OF_VALUES = frozenset({_IN_SET, LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX})
-# Expectations whose arguments already contain the result.
-_FOUND_BEFORE = (IS_FRESH, ALL_VALUES_KNOWN)
-_OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, AS_BEFORE, *_FOUND_BEFORE)
-_FOR_ARROW = frozenset({KEY_UNIQUE, *_OF_NO_VALUES, _NOT_NULL, *_OF_VALUES})
 
 
 def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
@@ -100,7 +79,7 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
     The profile is None when the plan has no profile expectation or the profile can't be measured.
     Returns None instead of a pair when the profile differs from earlier ones.
     """
-    asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
+    asked = [planned for planned in plan.expectations if planned.type == AsBefore.type]
     if not asked:
         return None, plan
     try:
@@ -109,9 +88,10 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
         log.info("table=%s can't be measured on the driver: %s", plan.table, type(err).__name__)
         found = None
     if found is not None:
-        return None if any(departures(planned, found) for planned in asked) else (found, plan)
-    kept = tuple(planned for planned in plan.expectations if planned.type != AS_BEFORE)
-    told = [_NOT_MEASURED] if any(is_judged(planned) for planned in asked) else []
+        departs = (find_departures(found, p.kwargs["part"], p.kwargs["bounds"]) for p in asked)
+        return None if any(departs) else (found, plan)
+    kept = tuple(planned for planned in plan.expectations if planned.type != AsBefore.type)
+    told = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p) for p in asked) else []
     return None, replace(plan, expectations=kept, omitted=(*plan.omitted, *told))
 
 
@@ -127,82 +107,48 @@ def quick_outcomes(
     ``since``: all rows that haven't changed from that position on are known to meet the suite
     (``changed_since``).
     """
-    conditions = _conditions(plan)
-    if conditions is None:
+    conditions = row_conditions(plan)
+    held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
+    if conditions is None or not _fit(held, plan):
         return None
-    if not _columns_match(frame, plan):
+    if not _all_are_met(frame, plan, conditions, since):
         return None
-    try:
-        if not _all_are_met(
-            frame, conditions, None if since is None else (since, _of_rows_alone(plan))
-        ):
-            return None
-        if any(asked.result().rows for asked in prefetched_duplicates.values()):
-            return None
-    except Exception as err:  # Great Expectations reports which expectation fails.
-        log.info(
-            "table=%s can't have a quick check, a full check follows: %s",
-            plan.table,
-            type(err).__name__,
-        )
+    if any(asked.result().rows for asked in prefetched_duplicates.values()):
         return None
-    return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
+    return _all_met(plan)
 
 
 def rest_outcomes(
     plan: SuitePlan, prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]]
-) -> tuple[Outcome, ...] | None:
+) -> tuple[Outcome, ...]:
     """Returns the outcome, met or not, of each expectation of a plan made by ``rest_of``.
 
-    All of them depend on more than the target's rows. Returns None when one couldn't be evaluated.
+    All of them depend on more than the target's rows.
     """
     found = []
     for planned in plan.expectations:
-        if planned.type in _FOUND_BEFORE:
-            found.append(
-                Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None)
-            )
-            continue
-        try:
-            rows = prefetched_duplicates[tuple(planned.kwargs["columns"])].result().rows
-        except Exception as err:  # Great Expectations reports the cause.
-            log.info(
-                "table=%s can't have a quick check, a full check follows: %s",
-                plan.table,
-                type(err).__name__,
-            )
-            return None
-        found.append(
-            Outcome(
-                planned, not rows, f"{counted(rows, 'row has', 'rows have')} no parent row", rows
-            )
-        )
+        # Of a result that the run knew before, no rows were counted.
+        key = tuple(planned.kwargs.get("columns", ()))
+        rows = prefetched_duplicates[key].result().rows if key else 0
+        found.append(kind_of(planned.type).outcome(planned, rows))
     return tuple(found)
 
 
-def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
+def row_conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
     """Returns the row conditions of a plan by expectation number.
 
-    Returns None when an expectation is not known in this module, or fails whatever the rows are.
+    Returns None when only Great Expectations can evaluate one, or one fails whatever the rows are.
     """
     conditions: dict[int, RowCondition] = {}
     for number, planned in enumerate(plan.expectations):
-        if planned.type in _FOUND_BEFORE and not planned.kwargs["is_met"]:
-            return None
-        if planned.type in (KEY_UNIQUE, *_OF_NO_VALUES):
+        kind = kind_of(planned.type)
+        if kind.is_measured_early(planned):
             continue
-        condition = row_condition(planned.type, planned.kwargs)
+        condition = kind.row_condition(planned.kwargs)
         if condition is None:
             return None
         conditions[number] = condition
     return conditions
-
-
-def is_known(plan: SuitePlan) -> bool:
-    """Returns whether ``quick_outcomes`` can evaluate the plan; if not, nothing needs to be
-    measured.
-    """
-    return _conditions(plan) is not None
 
 
 def outcomes_in_driver(
@@ -215,10 +161,15 @@ def outcomes_in_driver(
 
     Returns None also when Spark is needed. ``references`` are the plan's foreign keys.
     """
-    if not all(_is_for_arrow(planned) for planned in plan.expectations):
+    # The arguments of own expectations may be any that Great Expectations takes.
+    read = [
+        None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in plan.expectations
+    ]
+    if None in read:
         return None
+    columns = {name for names in read for name in names or ()}
     try:
-        rows = _read_small(table, plan)
+        rows = _read_small(table, plan, columns)
         if rows is not None and any(
             rows_without_parent_in_driver(reference, storage_options) != 0
             for reference in references
@@ -229,26 +180,25 @@ def outcomes_in_driver(
         return None
     if rows is None:
         return None
-    if not all(_is_met_by(rows, planned) for planned in plan.expectations):
+    if not all(kind_of(p.type).is_met_by(rows, p) for p in plan.expectations):
         return None
-    return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
+    return _all_met(plan)
 
 
-def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
+def _read_small(table: DeltaTable, plan: SuitePlan, columns: Collection[str]) -> pa.Table | None:
     if not is_small(files_of(table)):
         return None
-    held = {field.name: field.type for field in table.schema().fields}
-    recorded = next(
-        (p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None
-    )
-    if recorded is not None and column_differences(
-        recorded, {listed(n): _spark_name(t) for n, t in held.items()}
-    ):
+    held = {listed(field.name): _spark_name(field.type) for field in table.schema().fields}
+    if not _fit(held, plan):
         return None
-    wanted = {name for planned in plan.expectations for name in _read_for(planned)}
     return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table(
-        columns=sorted(wanted)
+        columns=sorted(columns)
     )
+
+
+def _fit(columns: Mapping[str, str], plan: SuitePlan) -> bool:
+    """Returns whether a target with these columns (Spark types by name) may meet the plan."""
+    return all(kind_of(p.type).fits(columns, p.kwargs) for p in plan.expectations)
 
 
 def _spark_name(kind: object) -> str:
@@ -257,107 +207,28 @@ def _spark_name(kind: object) -> str:
     Nested types return "nested", which matches no recorded type, so that Spark checks the columns.
     """
     name = getattr(kind, "type", None)
-    names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
-    return (
-        names.get(name, name)
-        if isinstance(name, str) and name not in ("array", "map", "struct")
-        else "nested"
-    )
-
-
-def _is_for_arrow(planned: PlannedExpectation) -> bool:
-    """Returns whether Arrow returns the same result as Spark, without Spark's details."""
-    if planned.origin == "own":
-        return False
-    return planned.suffices is not None or planned.type in _FOR_ARROW
-
-
-def _read_for(planned: PlannedExpectation) -> list[str]:
-    """Returns the columns that are read to judge the expectation."""
-    if planned.type in _OF_NO_VALUES:
-        return []
-    if planned.type == KEY_UNIQUE:
-        return list(planned.kwargs["columns"])
-    return [planned.suffices or _unlisted(planned.kwargs["column"])]
-
-
-def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
-    if planned.type in _OF_NO_VALUES:  # Those without ``is_met`` were evaluated before.
-        return bool(planned.kwargs.get("is_met", True))
-    if planned.type == KEY_UNIQUE:
-        return not _has_duplicates(rows, planned.kwargs["columns"])
-    (name,) = _read_for(planned)
-    if planned.type in _OF_VALUES:
-        return bool(pc.all(_meets(rows[name].drop_null(), planned), min_count=0).as_py())
-    return not rows[name].null_count
-
-
-def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedArray:
-    """Returns which values meet the rules of the source's types, with arguments as
-    ``suite.plan`` plans them.
-    """
-    kwargs = planned.kwargs
-    if planned.type == _IN_SET:
-        return pc.is_in(values, value_set=pa.array(kwargs["value_set"], values.type))
-    if planned.type == MATCH_REGEX:
-        return pc.match_substring_regex(values, kwargs["regex"])
-    lengths = pc.utf8_length(values)
-    return (
-        pc.less_equal(lengths, kwargs["max_value"])
-        if planned.type == LENGTHS_BETWEEN
-        else pc.equal(lengths, kwargs["value"])
-    )
-
-
-def _has_duplicates(rows: pa.Table, columns: Sequence[str]) -> bool:
-    codes = codes_of([rows[name] for name in columns])
-    return len(np.unique(codes)) < len(codes)
-
-
-def _unlisted(column: str) -> str:
-    return (
-        column[1:-1]
-        if "." in column and column.startswith("`") and column.endswith("`")
-        else column
-    )
-
-
-def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
-    held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
-    recorded = [
-        planned.kwargs["columns"] for planned in plan.expectations if planned.type == COLUMNS_MATCH
-    ]
-    return not any(column_differences(columns, held) for columns in recorded)
-
-
-def _of_rows_alone(plan: SuitePlan) -> set[int]:
-    """Returns the numbers of the expectations that an unchanged row meets for ever once it met
-    them.
-    """
-    return {
-        number
-        for number, planned in enumerate(plan.expectations)
-        if planned.origin != "own" or is_of_row_alone(planned.type, planned.kwargs)
-    }
+    is_plain = isinstance(name, str) and name not in ("array", "map", "struct")
+    return simple_type(str(name)) if is_plain else "nested"
 
 
 def _all_are_met(
-    frame: DataFrame,
-    conditions: Mapping[int, RowCondition],
-    changed: tuple[int, set[int]] | None = None,
+    frame: DataFrame, plan: SuitePlan, conditions: Mapping[int, RowCondition], since: int | None
 ) -> bool:
     """Returns whether all conditions are met.
 
     Conditions that depend on the row alone are evaluated on rows that changed since the given
     position. Conditions on a share of rows or on the current date are evaluated on all rows.
     """
-    if changed is None:
-        return not conditions or _are_met(frame, conditions)
-    since, alone = changed
-    of_changed = {n: c for n, c in conditions.items() if n in alone and c.mostly == 1}
+    of_changed: dict[int, RowCondition] = {}
+    if since is not None:
+        of_changed = {
+            number: condition
+            for number, condition in conditions.items()
+            if condition.mostly == 1 and depends_on(plan.expectations[number]) == "row"
+        }
+        if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
+            return False
     of_all = {n: c for n, c in conditions.items() if n not in of_changed}
-    if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
-        return False
     return not of_all or _are_met(frame, of_all)
 
 
@@ -377,17 +248,6 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
     )
 
 
-def _met(planned: PlannedExpectation) -> Outcome:
-    observed = (
-        planned.kwargs["observed"] if planned.type in _FOUND_BEFORE else _OBSERVED.get(planned.type)
-    )
-    count = None if planned.type in (COLUMNS_MATCH, AS_BEFORE, *_FOUND_BEFORE) else 0
-    return Outcome(planned, success=True, observed=observed, unexpected_count=count)
-
-
-_OBSERVED = {
-    COLUMNS_MATCH: "as recorded",
-    KEY_UNIQUE: "0 rows share their key",
-    REFERENCES_HOLD: "0 rows have no parent row",
-    AS_BEFORE: "as before",
-}
+def _all_met(plan: SuitePlan) -> tuple[Outcome, ...]:
+    kinds = ((kind_of(planned.type), planned) for planned in plan.expectations)
+    return tuple(kind.outcome(planned) for kind, planned in kinds if kind.is_judged(planned))

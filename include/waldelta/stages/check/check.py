@@ -37,11 +37,9 @@ from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark import SessionPool
 from waldelta.stages.check._background import (
-    CheckedTarget,
     Measurements,
     in_background,
     measure_early,
-    measure_references,
     profile_early,
 )
 from waldelta.stages.check._incremental import (
@@ -55,11 +53,11 @@ from waldelta.stages.check._incremental import (
 )
 from waldelta.stages.check._quick_check import (
     affordable,
-    is_known,
     outcomes_in_driver,
     quick_outcomes,
     quick_profile,
     rest_outcomes,
+    row_conditions,
 )
 from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.great_expectations import import_great_expectations
@@ -74,9 +72,16 @@ from waldelta.stages.check.reports.data_docs import (
     run_identifier,
     write_check_pages,
 )
-from waldelta.stages.check.suite import Outcome, QualityReport, SuitePlan, TableVerdict, plan_suite
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite import (
+    Outcome,
+    QualityReport,
+    SourceRules,
+    SuitePlan,
+    TableVerdict,
+    plan_suite,
+)
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
+from waldelta.stages.check.suite.target_facts import CheckedTarget
 from waldelta.stages.check.suite.verdict import unchecked
 
 if TYPE_CHECKING:
@@ -182,13 +187,12 @@ def check(
         outcome = replace(
             outcome, rules=_without_references(rules, {verdict.table for verdict in lost})
         )
-        met, targets = _quick(pool, background, ledger, targets, (own, outcome))
+        met, targets = _quick(pool, background, targets, (own, outcome))
         asked = [
             measure_early(
                 background,
                 spark,
                 target,
-                ledger.storage_options,
                 outcome.rules_of(target).references,
             )
             for target in targets
@@ -200,8 +204,7 @@ def check(
         if targets:
             import_great_expectations(kinds)
             profiled = [
-                profile_early(background, *both, ledger.storage_options)
-                for both in zip(targets, plans, strict=True)
+                profile_early(background, *both) for both in zip(targets, plans, strict=True)
             ]
             planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
             verdicts = _run(pool, folder, pipeline, (run_id, began), planned)
@@ -226,7 +229,6 @@ def check(
 def _quick(
     pool: SessionPool,
     background: ThreadPoolExecutor,
-    ledger: Ledger,
     targets: Sequence[CheckedTarget],
     suites: tuple[OwnSuites, RunOutcome],
 ) -> tuple[list[TableVerdict], list[CheckedTarget]]:
@@ -235,10 +237,8 @@ def _quick(
     A target has a quick verdict when it meets its whole suite, or when it is unchanged since a full
     check found the suite met.
     """
-    options, left = ledger.storage_options, suites[1]
-    judge = partial(
-        _rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites
-    )
+    left = suites[1]
+    judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, suites)
 
     def check_quickly(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
         try:
@@ -259,7 +259,6 @@ def _quick(
 
 def _quick_verdict(
     background: ThreadPoolExecutor,
-    options: dict[str, str] | None,
     suites: tuple[OwnSuites, RunOutcome],
     session: SparkSession,
     target: CheckedTarget,
@@ -270,19 +269,19 @@ def _quick_verdict(
     """
     started = time.monotonic()
     left = suites[1]
-    rules = affordable(left.rules_of(target), options)
-    table = target.open(options)
+    rules = affordable(left.rules_of(target), target.storage_options)
+    table = target.open()
     columns = _columns(table)
     suite = _suite(target, columns, suites, rules)
     profiled = quick_profile(table, suite)
     if profiled is None:
         return None
     measured, plan = profiled
-    met = met_at(left.known, target.at, suite)
-    found, since = outcomes_in_driver(table, plan, rules.references, options), None
-    if found is None and is_known(plan):
-        asked = measure_early(background, session, target, options, rules.references, met)
-        since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
+    met = met_at(left.known, target, suite)
+    found, since = outcomes_in_driver(table, plan, rules.references, target.storage_options), None
+    if found is None and row_conditions(plan) is not None:
+        asked = measure_early(background, session, target, rules.references, met)
+        since = changed_since(left.known, target, suite, columns)
         found = quick_outcomes(target.frame(session), plan, asked, since)
     if found is None:
         return None
@@ -305,7 +304,6 @@ def _quick_verdict(
 
 def _rest_verdict(
     background: ThreadPoolExecutor,
-    options: dict[str, str] | None,
     suites: tuple[OwnSuites, RunOutcome],
     session: SparkSession,
     target: CheckedTarget,
@@ -316,16 +314,13 @@ def _rest_verdict(
     """
     started = time.monotonic()
     left = suites[1]
-    suite = _suite(target, _columns(target.open(options)), suites, left.rules_of(target))
-    if not is_unchanged_since_full_check(
-        left.known, target.at, suite, DeltaLog(target.uri, options)
-    ):
+    suite = _suite(target, _columns(target.open()), suites, left.rules_of(target))
+    if not is_unchanged_since_full_check(left.known, target, suite):
         return None
     plan = rest_of(suite)
-    asked = measure_references(background, session, options, left.rules_of(target).references)
+    references, types = left.rules_of(target).references, {p.type for p in plan.expectations}
+    asked = measure_early(background, session, target, references, types=types)
     found = rest_outcomes(plan, asked)
-    if found is None:
-        return None
     return TableVerdict(
         plan.table, target.version, found, plan.omitted, None, time.monotonic() - started
     )
@@ -360,7 +355,7 @@ def _targets(
             if version is None:
                 version = _current_version(ledger, state.table_name, uri)
             check_readable(DeltaLog(uri, ledger.storage_options), state, cut, version)
-            return CheckedTarget(state, version, uri)
+            return CheckedTarget(state, version, uri, ledger.storage_options)
         except Exception as err:
             return _failed(state.table_name, None, err)
 

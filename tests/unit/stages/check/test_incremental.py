@@ -13,12 +13,10 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
-from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut
 from waldelta.lake.ledger.passed_suites import PassedSuite, keep_suites, latest_suites
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check._incremental import (
-    At,
     Known,
     changed_since,
     is_unchanged_since_full_check,
@@ -26,6 +24,7 @@ from waldelta.stages.check._incremental import (
     suite_of,
 )
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite.target_facts import CheckedTarget
 
 PLAN = SuitePlan(
     "public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),)
@@ -80,12 +79,12 @@ def test_changed_since(tmp_path, verbs, row, expected):
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
     for verb in ["sync", *verbs]:
         commit(uri, verb)
-    at = At(target, len(verbs))
+    at = CheckedTarget(target, len(verbs), uri)
     before = Known() if row is None else known(target, **row)
-    assert changed_since(before, at, PLAN, COLUMNS, DeltaLog(uri)) == expected
-    assert changed_since(before, at, PLAN, ["id"], DeltaLog(uri)) is None
+    assert changed_since(before, at, PLAN, COLUMNS) == expected
+    assert changed_since(before, at, PLAN, ["id"]) is None
     history = replace(at, state=replace(target, mode="history"))
-    assert changed_since(before, history, PLAN, COLUMNS, DeltaLog(uri)) is None
+    assert changed_since(before, history, PLAN, COLUMNS) is None
 
 
 MET = [
@@ -102,8 +101,8 @@ MET = [
 def test_met_at(row, expected):
     """The version behind which keys may be in two rows."""
     target = state([("id", "bigint", "bigint", True)])
-    assert met_at(known(target, **row), At(target, 2), PLAN) == expected
-    assert met_at(Known(), At(target, 2), PLAN) is None
+    assert met_at(known(target, **row), CheckedTarget(target, 2, ""), PLAN) == expected
+    assert met_at(Known(), CheckedTarget(target, 2, ""), PLAN) is None
 
 
 def test_settled(tmp_path):
@@ -115,7 +114,7 @@ def test_settled(tmp_path):
 
     def settled(at, plan=PLAN, **row):
         return is_unchanged_since_full_check(
-            known(target, whole=True, **row), At(target, at), plan, DeltaLog(uri)
+            known(target, whole=True, **row), CheckedTarget(target, at, uri), plan
         )
 
     assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (
@@ -126,7 +125,7 @@ def test_settled(tmp_path):
     assert (settled(2, version=0), settled(0, version=1)) == (False, False)
     assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
     assert not is_unchanged_since_full_check(
-        known(target, version=1), At(target, 1), PLAN, DeltaLog(uri)
+        known(target, version=1), CheckedTarget(target, 1, uri), PLAN
     )
 
 
@@ -137,7 +136,7 @@ def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
     for verb in ["sync", "apply", "apply", "apply"]:
         commit(uri, verb)
     found = [
-        changed_since(known(target), At(target, version), PLAN, COLUMNS, DeltaLog(uri))
+        changed_since(known(target), CheckedTarget(target, version, uri), PLAN, COLUMNS)
         for version in (2, 3)
     ]
     assert found == [7, None]
@@ -154,6 +153,11 @@ OWN = [
     (
         "expect_column_max_to_be_between",
         {"column": "id", "row_condition": "d < current_date()"},
+        False,
+    ),
+    (
+        "expect_column_values_to_be_between",
+        {"column": "id", "min_value": 1, "row_condition": "d < current_date()"},
         False,
     ),
     ("expect_target_rows_to_satisfy", {"condition": "id > 0 and coalesce(v, '') <> 'x'"}, True),
@@ -174,7 +178,7 @@ def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind,
     plan = SuitePlan("public.t", (PlannedExpectation(kind, kwargs, "critical", "own", "m"),))
     assert (
         is_unchanged_since_full_check(
-            known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri)
+            known(target, plan=plan, whole=True), CheckedTarget(target, 0, uri), plan
         )
         is expected
     )

@@ -10,12 +10,13 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile
+from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile, row_conditions
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.quick_targets import is_little
-from waldelta.stages.check.suite import plan_suite
-from waldelta.stages.check.suite.plan import AS_BEFORE, SourceRules
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.target_facts import SourceRules
+from waldelta.stages.check.suite.target_kinds import AsBefore
 
 SCHEMA = pa.schema(
     [
@@ -107,6 +108,16 @@ def test_own_expectations_are_sparks(tmp_path):
     assert looked(tmp_path, FINE, own=own) is None
 
 
+@pytest.mark.parametrize(("origin", "expected"), [("catalog", True), ("own", False)])
+def test_only_the_targets_own_key_is_measured(origin, expected):
+    """An engineer may expect that other columns are unique too: Great Expectations counts them."""
+    kwargs = {"columns": ["mood"]}
+    planned = PlannedExpectation(
+        "expect_target_key_to_be_unique", kwargs, "critical", origin, "unique"
+    )
+    assert (row_conditions(SuitePlan("public.t", (planned,))) is not None) is expected
+
+
 @pytest.mark.parametrize("rows", [2, 5, None])
 def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     """It is neither as before nor otherwise, which is told; measured, it is one of both."""
@@ -122,7 +133,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
         return
     measured, left = found
     assert (measured is None) is (rows is None)
-    assert [planned.type for planned in left.expectations].count(AS_BEFORE) == (
+    assert [planned.type for planned in left.expectations].count(AsBefore.type) == (
         0 if rows is None else 2
     )
     assert [reason.split(":")[0] for reason in left.omitted] == (["drift"] if rows is None else [])

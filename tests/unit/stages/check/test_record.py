@@ -27,7 +27,7 @@ from waldelta.stages.check.suite import (
     TableVerdict,
     plan_suite,
 )
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 PLANNED = (
     PlannedExpectation("a", {}, "critical", "catalog", "m"),

@@ -44,14 +44,11 @@ from waldelta.snapshot import TableCopy
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
-from waldelta.stages.check.measure import RowCondition, row_condition
-from waldelta.stages.check.measure.row_conditions import (
-    NO_TEXT,
-    ROW_EXPECTATIONS,
-    columns_of,
-    is_met,
-    with_raw,
-)
+from waldelta.stages.check.suite import kind_of
+from waldelta.stages.check.suite.kind import RowCondition
+from waldelta.stages.check.suite.kinds import KINDS, with_raw
+from waldelta.stages.check.suite.row_kinds import NO_TEXT, is_met
+from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -321,8 +318,8 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
     verdicts = []
     for gated in gate.expectations:
-        meant = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
-        verdicts.append(_Verdict(gated, row_condition(*meant)))
+        kind, kwargs = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
+        verdicts.append(_Verdict(gated, kind_of(kind).row_condition(kwargs)))
     problems = []
     for verdict in verdicts:
         item = verdict.gated.item
@@ -334,7 +331,7 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
                 " stop"
             )
         elif verdict.condition is None:
-            known = ", ".join(ROW_EXPECTATIONS)
+            known = ", ".join(sorted(k.type for k in KINDS.values() if k.scope == "row"))
             problems.append(
                 f"{verdict.gated.place}: gate: quarantine needs an expectation that identifies the"
                 f" failing rows, with its basic arguments only: one of {known}; {item.type} can be"

@@ -1,13 +1,13 @@
-"""Expectations that Great Expectations lacks; importing this module registers them, and imports all
-of Great Expectations.
+"""Classes and metrics of the kinds that Great Expectations lacks; importing this module registers
+them, and imports all of Great Expectations.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import new_class
+from typing import TYPE_CHECKING, Any
 
 from great_expectations.compatibility import pydantic
 from great_expectations.core.metric_domain_types import MetricDomainTypes
@@ -28,12 +28,10 @@ from great_expectations.render import (
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 
-from waldelta.quantities import counted
 from waldelta.stages.check.measure import DuplicateKeys, Measured, find_duplicate_keys
-from waldelta.stages.check.measure.columns import column_differences
 from waldelta.stages.check.measure.profile import profile_aggregate, read_profile
-from waldelta.stages.check.measure.row_conditions import is_met
-from waldelta.stages.check.suite.profile_drift import find_departures
+from waldelta.stages.check.suite import ExpectationKind
+from waldelta.stages.check.suite.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +43,6 @@ PREFETCHED_DUPLICATES = "duplicate_keys_asked_ahead"
 # Attribute of the execution engine: a Future of the target's profile; its result is None where
 # Arrow couldn't measure it.
 PREFETCHED_PROFILE = "profile_measured_ahead"
-# Result entry: the observed value without the rows' values that ``observed_value`` shows in the
-# report.
-WITHOUT_VALUES = "observed_without_values"
-# Result entry: the target's measured profile.
-PROFILE = "profile"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
@@ -77,16 +70,12 @@ class UnsatisfiedRowCount(TableMetricProvider):
 
 
 class _TargetExpectation(BatchExpectation):
-    """Base class of our expectations: describes itself in words, and judges its metrics."""
+    """Base class of our expectations, which their kinds describe and judge."""
 
     @classmethod
     @abstractmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Returns the expectation in words for the report, as a template and its parameters."""
-
-    @abstractmethod
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Returns success and result."""
+    def _kind(cls) -> ExpectationKind:
+        """Returns the kind of the expectation."""
 
     @classmethod
     @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
@@ -98,8 +87,14 @@ class _TargetExpectation(BatchExpectation):
         runtime_configuration: Any = None,
         **_: Any,
     ) -> list[RenderedStringTemplateContent]:
-        template, params = cls._words(configuration.kwargs)
-        return _sentence(template, params, runtime_configuration)
+        template, params = cls._kind().words(configuration.kwargs)
+        styling = (runtime_configuration or {}).get("styling")
+        content = {"template": template, "params": dict(params), "styling": styling}
+        return [
+            RenderedStringTemplateContent(
+                content_block_type="string_template", string_template=content
+            )
+        ]
 
     @classmethod
     @renderer(renderer_type=LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT)
@@ -121,43 +116,10 @@ class _TargetExpectation(BatchExpectation):
         runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
         execution_engine: ExecutionEngine[Any] | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
-        return self._judge(metrics)
-
-
-class ExpectTargetRowsToSatisfy(_TargetExpectation):
-    """Every row of the target, or a share of them, makes a Spark SQL condition true.
-
-    Null counts as not true.
-    """
-
-    condition: str = pydantic.Field(description="a condition in Spark SQL")
-    meaning: str = pydantic.Field(description="the same in words, for the report")
-    mostly: float = pydantic.Field(
-        1.0, ge=0, le=1, description="smallest share of rows that must meet it"
-    )
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = (
-        "target_rows.unsatisfied_count",
-        "table.row_count",
-    )
-    success_keys: ClassVar[tuple[str, ...]] = ("condition", "mostly")
-    args_keys: ClassVar[tuple[str, ...]] = ("condition",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        share = " for a share of $mostly" if kwargs.get("mostly", 1) < 1 else ""
-        return f"$meaning{share}; in Spark SQL: $condition", kwargs
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        unexpected, rows = metrics["target_rows.unsatisfied_count"], metrics["table.row_count"]
-        details = {
-            "observed_value": counted(unexpected, "row doesn't", "rows don't"),
-            "element_count": rows,
-        }
-        return {
-            "success": is_met(unexpected, rows, self.mostly),
-            "result": {**details, "unexpected_count": unexpected},
-        }
+        kind = self._kind()
+        arguments = {name: getattr(self, name) for name in kind.arguments}
+        success, details = kind.judge(arguments, metrics)
+        return {"success": success, "result": details}
 
 
 class DuplicateKeyRows(TableMetricProvider):
@@ -186,115 +148,6 @@ class DuplicateKeyRows(TableMetricProvider):
         return find_duplicate_keys(frame, columns)
 
 
-class ExpectTargetKeyToBeUnique(_TargetExpectation):
-    """No two rows of the target have equal values in all of these columns."""
-
-    columns: list[str] = pydantic.Field(description="the key's columns")
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = (
-        "target_rows.duplicate_keys",
-        "table.row_count",
-    )
-    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
-    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        return "key ($listed) is unique", {"listed": ", ".join(kwargs["columns"])}
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return _none_found(metrics, "row shares its key", "rows share their key")
-
-
-class _MeasuredEarly(_TargetExpectation):
-    """Base class of expectations on all kept rows, or on two targets, that are measured beforehand.
-
-    ``DuplicateKeyRows`` returns the measured counts.
-    """
-
-    columns: list[str] = pydantic.Field(description="columns that identify the measured counts")
-    meaning: str = pydantic.Field(description="what is expected, in words")
-
-    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
-    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        return "$meaning", kwargs
-
-
-class ExpectKeptRowsToHold(_MeasuredEarly):
-    """The rows that a target keeps besides its live rows are consistent."""
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        broken = metrics["target_rows.duplicate_keys"].rows
-        return {
-            "success": broken == 0,
-            "result": {
-                "observed_value": counted(broken, "row doesn't", "rows don't"),
-                "unexpected_count": broken,
-            },
-        }
-
-
-class ExpectTargetRowsToReferToRows(_MeasuredEarly):
-    """Every row of a target with a foreign key has its parent row, in both targets at one cut."""
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = (
-        "target_rows.duplicate_keys",
-        "table.row_count",
-    )
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        return _none_found(metrics, "row has no parent row", "rows have no parent row")
-
-
-def _none_found(metrics: dict[str, Any], one: str, more: str) -> dict[str, Any]:
-    """Returns the result of an expectation that no rows are found, with examples where some are."""
-    found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
-    shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
-    details = {
-        "observed_value": f"{counted(found.rows, one, more)}{shown}",
-        WITHOUT_VALUES: counted(found.rows, one, more),
-        "element_count": metrics["table.row_count"],
-    }
-    return {"success": found.rows == 0, "result": {**details, "unexpected_count": found.rows}}
-
-
-class _FoundBefore(_TargetExpectation):
-    """Base class of expectations whose result the run determined before, without reading the
-    rows.
-    """
-
-    meaning: str = pydantic.Field(description="what is expected, in words")
-    is_met: bool = pydantic.Field(description="whether it is")
-    observed: str = pydantic.Field(description="what was found")
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("table.row_count",)
-    success_keys: ClassVar[tuple[str, ...]] = ("is_met", "observed")
-    args_keys: ClassVar[tuple[str, ...]] = ("meaning",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        return "$meaning", {"meaning": kwargs["meaning"]}
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        return {"success": self.is_met, "result": {"observed_value": self.observed}}
-
-
-class ExpectTargetToBeFresh(_FoundBefore):
-    """The target's lag behind the source is within its limit."""
-
-
-class ExpectTargetToKnowAllValues(_FoundBefore):
-    """The target lacks no row for want of a value that wasn't sent.
-
-    An UPDATE doesn't send TOASTed values that it didn't change.
-    """
-
-
 class TargetProfile(TableMetricProvider):
     """Returns row count and column distributions, measured in the background or else by a Spark
     scan.
@@ -319,70 +172,6 @@ class TargetProfile(TableMetricProvider):
             metric_domain_kwargs, MetricDomainTypes.TABLE
         )
         return read_profile(columns, frame.agg(profile_aggregate(columns)).collect()[0][0])
-
-
-class ExpectTargetToBeAsBefore(_TargetExpectation):
-    """Row count or column distributions are within the bounds of earlier runs.
-
-    Without bounds the expectation only measures.
-    """
-
-    columns: list[list[Any]] = pydantic.Field(
-        description="what is measured: names, and whether they are numbers"
-    )
-    bounds: dict[str, Any] = pydantic.Field(
-        description="from and to where each statistic is as before"
-    )
-    part: str = pydantic.Field(description="rows or columns")
-    meaning: str = pydantic.Field(description="what is expected, in words")
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.profile",)
-    success_keys: ClassVar[tuple[str, ...]] = ("columns", "bounds")
-    args_keys: ClassVar[tuple[str, ...]] = ("part",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        note = "" if kwargs["bounds"] else " (not judged until enough runs have measured it)"
-        return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        rows, columns = measured = metrics["target_rows.profile"]
-        found = find_departures(measured, self.part, self.bounds)
-        details = {
-            "observed_value": "; ".join(found) or counted(rows, "row"),
-            "element_count": rows,
-        }
-        if self.part == "rows":
-            details[PROFILE] = [rows, *(asdict(column) for column in columns)]
-        return {"success": not found, "result": details}
-
-
-class ExpectTargetColumnsToMatch(_TargetExpectation):
-    """The target has the given columns with the given Spark types, and otherwise only ``_wd_``
-    columns.
-    """
-
-    columns: dict[str, str] = pydantic.Field(description="Spark type by column")
-
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("table.column_types",)
-    success_keys: ClassVar[tuple[str, ...]] = ("columns",)
-    args_keys: ClassVar[tuple[str, ...]] = ("columns",)
-
-    @classmethod
-    def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        listed = ", ".join(f"{name} {type_name}" for name, type_name in kwargs["columns"].items())
-        return "columns and types match the ones recorded: $listed", {"listed": listed}
-
-    def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        held = {
-            column["name"]: column["type"].simpleString()
-            for column in metrics["table.column_types"]
-        }
-        differences = column_differences(self.columns, held)
-        return {
-            "success": not differences,
-            "result": {"observed_value": "; ".join(differences) or "as recorded"},
-        }
 
 
 def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -410,11 +199,25 @@ setattr(  # noqa: B010 - mypy refuses the assignment
 )
 
 
-def _sentence(
-    template: str, params: dict[str, Any], runtime_configuration: dict[str, Any] | None
-) -> list[RenderedStringTemplateContent]:
-    styling = (runtime_configuration or {}).get("styling")
-    content = {"template": template, "params": dict(params), "styling": styling}
-    return [
-        RenderedStringTemplateContent(content_block_type="string_template", string_template=content)
-    ]
+def register(kind: ExpectationKind) -> None:
+    """Create Great Expectations' class for a kind, which registers itself under the kind's type."""
+    arguments = kind.arguments.items()
+    members = {
+        "__module__": __name__,
+        "__doc__": type(kind).__doc__,
+        "__annotations__": {name: argument.type for name, argument in arguments},
+        "_kind": classmethod(lambda _: kind),
+        "metric_dependencies": kind.metrics,
+        "success_keys": tuple(kind.arguments),
+        **{
+            name: pydantic.Field(description=argument.meaning, **argument.options)
+            for name, argument in arguments
+        },
+    }
+    name = "".join(word.capitalize() for word in kind.type.split("_"))
+    new_class(name, (_TargetExpectation,), exec_body=lambda body: body.update(members))
+
+
+for _kind in KINDS.values():
+    if _kind.metrics:
+        register(_kind)

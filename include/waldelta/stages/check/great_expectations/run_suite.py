@@ -11,12 +11,10 @@ from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.stages.check.great_expectations._custom import (
     PREFETCHED_DUPLICATES,
     PREFETCHED_PROFILE,
-    PROFILE,
-    WITHOUT_VALUES,
 )
 from waldelta.stages.check.great_expectations.build import META
-from waldelta.stages.check.suite import Outcome
-from waldelta.stages.check.suite.plan import is_judged
+from waldelta.stages.check.suite import Outcome, kind_of
+from waldelta.stages.check.suite.target_kinds import PROFILE, WITHOUT_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,10 +100,8 @@ class SuiteCheck:
 
 def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
     """Returns each judged expectation's outcome, in the plan's order."""
-    ordered = sorted(result.results, key=_number)
-    return tuple(
-        _outcome(item, plan) for item in ordered if is_judged(plan.expectations[_number(item)])
-    )
+    found = (_outcome(item, plan) for item in sorted(result.results, key=_number))
+    return tuple(one for one in found if kind_of(one.planned.type).is_judged(one.planned))
 
 
 def measured(result: ExpectationSuiteValidationResult) -> Measured | None:

@@ -11,7 +11,10 @@ from typing import Any
 from waldelta.postgres.type_catalog import BIT_OID
 from waldelta.spark_sql import quote, string
 from waldelta.stages.check.constraints import DeclaredType
-from waldelta.stages.check.measure.row_conditions import LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX
+
+LENGTHS_BETWEEN = "expect_column_value_lengths_to_be_between"
+LENGTHS_EQUAL = "expect_column_value_lengths_to_equal"
+MATCH_REGEX = "expect_column_values_to_match_regex"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from waldelta.stages.check.constraints import (
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
 from waldelta.stages.check.measure.references import ChangedTarget, Lake, plan_references, touched
 from waldelta.stages.check.suite._freshness import Lag, freshness_limits
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 if TYPE_CHECKING:
     from waldelta.lake.ledger import BatchCut, TableState

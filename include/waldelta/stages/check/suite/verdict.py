@@ -9,31 +9,7 @@ from waldelta.errors import QualityFailed, WaldeltaError
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED
 from waldelta.quantities import counted
 from waldelta.stages.check.measure import Measured
-from waldelta.stages.check.suite.plan import PlannedExpectation
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one expectation; ``success`` is None when it could not be evaluated."""
-
-    planned: PlannedExpectation
-    success: bool | None
-    observed: str | None
-    unexpected_count: int | None
-    error: WaldeltaError | None = None
-
-    def __str__(self) -> str:
-        if self.error is not None:
-            return f"couldn't be checked: {self.error}"
-        found = "could not be evaluated" if self.success is None else ""
-        if self.unexpected_count:
-            found = counted(self.unexpected_count, "row")
-        told = self.planned.meaning
-        # The name of an own expectation without notes already consists of its type and columns.
-        if not told.startswith(self.planned.type):
-            column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
-            told = f"{self.planned.type}: {told}" + (f" on {column}" if column else "")
-        return told + (f" ({found})" if found else "")
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 
 
 def unchecked(err: WaldeltaError) -> Outcome:

@@ -10,7 +10,7 @@ from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.suite import plan_suite
 from waldelta.stages.check.suite._declared_limits import limits, printed_numeric
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 
 def numeric(precision, scale):

@@ -9,7 +9,7 @@ from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Freshness
 from waldelta.stages.check.suite import plan_suite
 from waldelta.stages.check.suite._freshness import Lag, freshness_limits
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 CASES = [
     (

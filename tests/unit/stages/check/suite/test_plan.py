@@ -16,7 +16,7 @@ from waldelta.stages.check._incremental import rest_of
 from waldelta.stages.check._quick_check import rest_outcomes
 from waldelta.stages.check.constraints import CheckConstraint
 from waldelta.stages.check.suite import plan_suite
-from waldelta.stages.check.suite.plan import SourceRules
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
 

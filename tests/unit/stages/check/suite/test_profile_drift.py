@@ -17,8 +17,7 @@ from waldelta.config.quality import Drift
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile, keep_profiles, latest_profiles
 from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
-from waldelta.stages.check.suite import plan_suite
-from waldelta.stages.check.suite.plan import departures, is_judged
+from waldelta.stages.check.suite import kind_of, plan_suite
 from waldelta.stages.check.suite.profile_drift import bounds_of, find_departures
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -175,10 +174,11 @@ def test_it_is_planned_before_it_says_anything():
     assert not [p for p in plan_suite(table, HELD).expectations if "earlier runs" in p.meaning]
     plan = plan_suite(table, HELD, before=bounds_of([], WANTED))
     asked = [p for p in plan.expectations if "earlier runs" in p.meaning]
-    assert [(p.severity, p.kwargs["columns"], is_judged(p)) for p in asked] == [
+    assert [(p.severity, p.kwargs["columns"], kind_of(p.type).is_judged(p)) for p in asked] == [
         ("warning", [["v", True], ["w", False]], False)
     ] * 2
-    assert [departures(p, (7, [])) for p in asked] == [[], []]
+    found = [find_departures((7, []), p.kwargs["part"], p.kwargs["bounds"]) for p in asked]
+    assert found == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,193 @@
+"""Rules on rows: what the source's catalogs, the publications and the pipeline guarantee for each
+row, as expectations. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from waldelta.config.expectation_files import Severity
+from waldelta.errors import FilterNotTranslatable
+from waldelta.lake.ledger import ColumnState
+from waldelta.metadata_columns import RAW
+from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.row_filter import RowFilter, published_filter
+from waldelta.row_filter.domain_constraint import of_column
+from waldelta.row_filter.spark import spark_condition
+from waldelta.row_filter.spark.values import UNJUDGED
+from waldelta.spark_sql import quote
+from waldelta.stages.check.constraints import CheckConstraint
+from waldelta.stages.check.constraints.declared_types import base_columns
+from waldelta.stages.check.measure.columns import listed
+from waldelta.stages.check.suite._declared_limits import limits
+from waldelta.stages.check.suite.expectation import Origin, PlannedExpectation
+from waldelta.stages.check.suite.sql_conditions import null_condition, value_condition
+from waldelta.stages.check.suite.target_facts import TargetFacts
+from waldelta.types import stored_type
+
+NOT_NULL = "expect_column_values_to_not_be_null"
+IN_SET = "expect_column_values_to_be_in_set"
+ROWS_SATISFY = "expect_target_rows_to_satisfy"
+
+
+def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that key columns and NOT NULL columns have no nulls."""
+    keys = set(facts.state.key_columns)
+    for column in facts.state.columns:
+        name = column.name
+        if not (column.not_null or name in keys):
+            continue
+        meaning = f"{'key' if name in keys else 'NOT NULL'} column {name} has no nulls"
+        if stored_type(column.type_name, column.spark_type).may_be_raw:
+            # NaN, infinity or BC dates are null in the column itself, and are in ``_wd_raw``.
+            if RAW in facts.columns:
+                yield _satisfies(value_condition(name), meaning, suffices=name)
+            else:
+                facts.omitted.append(
+                    f"{meaning}: without metadata columns a null may be a value that"
+                    f" {column.spark_type} can't hold"
+                )
+        elif _nameable(name):
+            yield PlannedExpectation(
+                NOT_NULL, {"column": listed(name)}, "critical", "catalog", meaning, suffices=name
+            )
+        else:
+            yield _satisfies(f"{quote(name)} is not null", meaning, suffices=name)
+
+
+def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that enum columns have only labels of their type."""
+    for column in facts.state.columns:
+        labels = facts.rules.labels.get(column.name)
+        if labels and column.spark_type == "string" and _nameable(column.name):
+            kwargs = {"column": listed(column.name), "value_set": list(labels)}
+            meaning = f"{column.name} has labels of {column.type_name} only"
+            yield PlannedExpectation(IN_SET, kwargs, "critical", "catalog", meaning)
+
+
+def conditions(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that rows meet constraints, declared types and filters."""
+    yield from _checks_hold(facts)
+    yield from _domains_hold(facts)
+    yield from _limits_hold(facts)
+    yield from _filters_hold(facts)
+
+
+def _checks_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    for check in facts.rules.checks:
+        meaning = f"CHECK constraint {check.name} holds: {check.expression}"
+        # A row meets a constraint that is null, so the condition searches for rows where its
+        # negation is true.
+        read = partial(published_filter, f"(NOT {check.expression})")
+        found = _translated(facts, f"CHECK constraint {check.name}", read)
+        if found is not None:
+            yield _satisfies(f"not coalesce({found}, false)", meaning)
+
+
+def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    state, declared = facts.state, facts.rules.declared
+    # Expressions on VALUE see the base type of the domain.
+    plain = replace(facts, state=replace(state, columns=base_columns(state, declared)))
+    for one in declared:
+        column = next(c for c in state.columns if c.name == one.column)
+        is_null = _is_null(facts, column)
+        for check in one.checks:
+            what = f"domain constraint {check.name} of column {one.column}"
+            found = _translated(plain, what, partial(_value_filter, check, one.column))
+            if found is not None:
+                # A stored null may have bypassed the domain (see ``CREATE DOMAIN``).
+                condition = f"({is_null} or not coalesce({found}, false))"
+                yield _satisfies(condition, f"{what} holds: {check.expression}")
+        if one.not_null and not column.not_null and column.name not in state.key_columns:
+            meaning = f"column {one.column} has no nulls, as its domain {one.not_null[0]} says"
+            yield _satisfies(f"not {is_null}", meaning, severity="warning", suffices=one.column)
+
+
+def _value_filter(check: CheckConstraint, column: str) -> RowFilter:
+    return published_filter(f"(NOT {of_column(check.expression, column)})")
+
+
+def _is_null(facts: TargetFacts, column: ColumnState) -> str:
+    """Returns the condition that a row has no value; "false" where that is unknown.
+
+    Values that the column's type can't store are in ``_wd_raw``.
+    """
+    if not stored_type(column.type_name, column.spark_type).may_be_raw:
+        return f"{quote(column.name)} is null"
+    return null_condition(column.name) if RAW in facts.columns else "false"
+
+
+def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    types = {column.name: column.spark_type for column in facts.state.columns}
+    for one in facts.rules.declared:
+        for limit in limits(one, types[one.column]):
+            if limit.kind is not None and _nameable(one.column):
+                kwargs = {"column": listed(one.column), **(limit.arguments or {})}
+                yield PlannedExpectation(limit.kind, kwargs, "critical", "catalog", limit.meaning)
+            else:
+                yield _satisfies(limit.condition or "true", limit.meaning)
+
+
+def _filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    # Rows that an earlier filter admitted stay, so each row passes one of the filters.
+    filters = [facts.state.row_filter or EVERYTHING, *facts.state.later_filters]
+    if EVERYTHING not in filters:
+        text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
+        condition = _translated(facts, "row filter", partial(published_filter, text))
+        if condition is not None:
+            meaning = f"publication's row filter holds: {text}"
+            yield _satisfies(condition, meaning, origin="publication")
+    if (own := filter_of(facts.state)) is not None:
+        condition = _translated(facts, "target's filter", lambda: own)
+        if condition is not None:
+            meaning = f"target's filter holds: {own.text}"
+            yield _satisfies(condition, meaning, origin="pipeline")
+
+
+def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) -> str | None:
+    """Returns a PostgreSQL condition as Spark SQL.
+
+    Returns None, and adds to ``omitted``, where there is no certain equivalent.
+    """
+    columns = facts.state.columns
+    try:
+        # Without metadata columns there is no map of values that are stored raw.
+        names: dict[str, str] | None = None if RAW in facts.columns else {}
+        row_filter = read()
+        if absent := set(row_filter.columns) - {column.name for column in columns}:
+            facts.omitted.append(
+                f"{what}: not checked, because the target has no column"
+                f" {', '.join(sorted(absent))} yet"
+            )
+            return None
+        condition = spark_condition(row_filter, columns, names)
+    except FilterNotTranslatable as err:
+        facts.omitted.append(
+            f"{what}: not checked, because of its part at {err.where}: {err.reason}"
+        )
+        return None
+    if UNJUDGED in condition:
+        facts.omitted.append(
+            f"{what}: not checked, because it computes with columns that may hold infinity or"
+            " years BC"
+        )
+        return None
+    return condition
+
+
+def _satisfies(
+    condition: str,
+    meaning: str,
+    severity: Severity = "critical",
+    origin: Origin = "catalog",
+    suffices: str | None = None,
+) -> PlannedExpectation:
+    kwargs = {"condition": condition, "meaning": meaning}
+    return PlannedExpectation(ROWS_SATISFY, kwargs, severity, origin, meaning, suffices=suffices)
+
+
+def _nameable(column: str) -> bool:
+    return "`" not in column

@@ -1,0 +1,160 @@
+"""The base class of all kinds of expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import pyarrow as pa
+
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
+from waldelta.stages.check.suite.target_facts import TargetFacts
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+# Kinds of Great Expectations that judge only the target's rows, together or one by one.
+_OF_ROWS = (
+    "expect_column_",
+    "expect_compound_columns_",
+    "expect_multicolumn_",
+    "expect_select_column_",
+    "expect_table_column",
+    "expect_table_row_count_to_be_between",
+    "expect_table_row_count_to_equal",
+)
+# This kind also has one of the prefixes above, but depends on another table.
+_OF_OTHERS = "expect_table_row_count_to_equal_other_table"
+
+
+# What decides the result of an expectation.
+# "row": each row for itself, so a row that met it meets it until it changes.
+# "rows": all rows of the target together.
+# "earlier runs": also what earlier runs measured.
+# "other data": other targets, the source, or the time of the check. Maintenance evaluates only
+# these for a target that is unchanged.
+# "anything": what an own expectation refers to, such as the current date.
+DependsOn = Literal["row", "rows", "earlier runs", "other data", "anything"]
+# Success, and what Great Expectations keeps as details of the result.
+Judgement = tuple[bool, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowCondition:
+    """One expectation: ``unexpected`` is true for a failing row, ``judged`` for a row it applies
+    to.
+
+    ``columns`` are the columns it reads, None where unknown; ``mostly`` is the share of judged rows
+    that must meet it.
+    """
+
+    unexpected: Column
+    judged: Column
+    columns: tuple[str, ...] | None
+    mostly: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a kind: its Python type, its meaning, and other options of pydantic's Field,
+    such as a default.
+    """
+
+    type: Any
+    meaning: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ExpectationKind:
+    """A kind of expectation: how it is planned and evaluated, and what its result depends on.
+
+    ``type`` is the name in Great Expectations. ``scope`` is what a planned expectation of this kind
+    depends on, unless it is an engineer's own. ``of_nulls`` returns, of a kind that judges nulls,
+    the SQL condition by which a value in ``_wd_raw`` isn't one.
+
+    A kind with ``metrics`` gets a class in Great Expectations: ``arguments`` are its fields, and
+    ``judge`` reads the metrics of these names. The other kinds are Great Expectations' own.
+    """
+
+    type: str
+    scope: ClassVar[DependsOn] = "rows"
+    of_nulls: Callable[[str], str] | None = None
+    arguments: ClassVar[Mapping[str, Argument]] = {}
+    metrics: ClassVar[tuple[str, ...]] = ()
+
+    def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:  # noqa: ARG002
+        """Yields the built-in expectations of this kind that a target must meet."""
+        return ()
+
+    def depends_on(self, planned: PlannedExpectation) -> DependsOn:
+        """Returns what decides the result of an expectation of this kind."""
+        return self.scope if planned.origin != "own" else self.own_scope(planned.kwargs)
+
+    def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:  # noqa: ARG002
+        """Returns what decides the result of an own expectation, by its arguments."""
+        return "anything"
+
+    def is_judged(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
+        """Returns whether the expectation has a result; if not, it is only measured."""
+        return True
+
+    def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:  # noqa: ARG002
+        """Returns the condition on single rows in Spark; None when there is none."""
+        return None
+
+    def is_measured_early(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
+        """Returns whether the quick check needs no row condition.
+
+        What the run measures, or knows before, then shows that the expectation is met.
+        """
+        return False
+
+    def fits(self, columns: Mapping[str, str], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Returns whether a target with these columns may meet it: Spark types by listed name."""
+        return True
+
+    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
+        """Returns the columns that Arrow reads to judge the expectation; None when it can't."""
+        return None if planned.suffices is None else [planned.suffices]
+
+    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:
+        """Returns whether all rows meet the expectation, by Arrow; False also when that is
+        uncertain.
+        """
+        return planned.suffices is not None and not rows[planned.suffices].null_count
+
+    def outcome(self, planned: PlannedExpectation, unmet: int = 0) -> Outcome:
+        """Returns the outcome without Great Expectations, by the number of rows that don't meet
+        it.
+        """
+        return Outcome(planned, not unmet, None, unmet)
+
+    def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """Returns the expectation in words for the report, as a template and its parameters."""
+        return "$meaning", kwargs
+
+    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:
+        """Returns success and details, which Great Expectations computes from these metrics."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OtherKind(ExpectationKind):
+    """A kind of Great Expectations that only it evaluates."""
+
+    type: str
+
+    def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:
+        """Returns "rows" for types that are known to judge nothing else."""
+        is_of_rows = self.type.startswith(_OF_ROWS) and self.type != _OF_OTHERS
+        return "rows" if is_of_rows and is_plain(kwargs) else "anything"
+
+
+def is_plain(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether the arguments of an own expectation are values: none is a condition on rows,
+    or a parameter that Great Expectations computes.
+    """
+    return "row_condition" not in kwargs and not any(
+        isinstance(value, Mapping) for value in kwargs.values()
+    )

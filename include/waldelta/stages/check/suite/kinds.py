@@ -1,0 +1,87 @@
+"""The registry of the kinds of expectations: all that are built in or have row conditions.
+
+To add a kind, add its class or its entry in ``row_kinds`` or ``target_kinds``, and name a class in
+``KINDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from waldelta.stages.check.suite._row_rules import ROWS_SATISFY
+from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.kind import DependsOn, ExpectationKind, OtherKind
+from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
+from waldelta.stages.check.suite.target_kinds import (
+    AllValuesKnown,
+    AsBefore,
+    ColumnsMatch,
+    IsFresh,
+    KeptRowsHold,
+    KeyUnique,
+    ReferencesHold,
+)
+
+# By type. A suite lists its expectations in this order, of which ``passed_suites`` has a digest.
+KINDS: dict[str, ExpectationKind] = {
+    kind.type: kind
+    for kind in (
+        ColumnsMatch(),
+        KeyUnique(),
+        KeptRowsHold(),
+        *ROW_EXPECTATION_KINDS,
+        ReferencesHold(),
+        AllValuesKnown(),
+        IsFresh(),
+        AsBefore(),
+    )
+}
+
+
+def kind_of(type_name: str) -> ExpectationKind:
+    """Returns the kind of an expectation by its type or class.
+
+    Kinds that aren't in the registry are Great Expectations' own.
+
+    >>> kind_of("ExpectColumnMaxToBeBetween").type
+    'expect_column_max_to_be_between'
+    """
+    name = type_name
+    if name[:1].isupper():
+        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+    return KINDS.get(name) or OtherKind(name)
+
+
+def depends_on(planned: PlannedExpectation) -> DependsOn:
+    """Returns what decides the result of an expectation."""
+    return kind_of(planned.type).depends_on(planned)
+
+
+def asks_for_nulls(type_name: str, kwargs: Mapping[str, Any], raw: Iterable[str]) -> str | None:
+    """Returns the column in ``raw`` for which an expectation judges nulls, or None.
+
+    Values of the columns in ``raw`` may be stored in ``_wd_raw``.
+    """
+    # Spark matches column names case-insensitively, but not keys of a map.
+    name = column_name(kwargs.get("column")).lower()
+    return next((c for c in raw if kind_of(type_name).of_nulls and c.lower() == name), None)
+
+
+def with_raw(
+    type_name: str, kwargs: Mapping[str, Any], raw: Iterable[str], meaning: str
+) -> tuple[str, dict[str, Any]]:
+    """Returns an expectation's type and arguments that don't take a value in ``_wd_raw`` for null.
+
+    They are unchanged where that makes no difference, and where an argument is known only to Great
+    Expectations.
+
+    >>> options = {"column": "d", "mostly": 0.5}
+    >>> with_raw("expect_column_values_to_be_null", options, ["d"], "no d")[1]["condition"]
+    "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
+    """
+    of_nulls, column = kind_of(type_name).of_nulls, asks_for_nulls(type_name, kwargs, raw)
+    rest = {name: value for name, value in kwargs.items() if name != "column"}
+    if of_nulls is None or column is None or not are_common(rest):
+        return type_name, dict(kwargs)
+    return ROWS_SATISFY, {"condition": of_nulls(column), "meaning": meaning, **rest}

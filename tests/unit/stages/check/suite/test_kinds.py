@@ -1,0 +1,161 @@
+"""Kinds of expectations: what each depends on, and a kind that the product lacks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.unit.stages.check.suite.test_plan import HELD, ID, state
+from waldelta.lake.ledger.expectation_results import ON_OTHERS
+from waldelta.stages.check._background import in_background, measure_early
+from waldelta.stages.check._incremental import suite_of
+from waldelta.stages.check._quick_check import outcomes_in_driver, rest_outcomes, row_conditions
+from waldelta.stages.check.measure import DuplicateKeys
+from waldelta.stages.check.suite import (
+    ExpectationKind,
+    PlannedExpectation,
+    SuitePlan,
+    kind_of,
+    plan_suite,
+)
+from waldelta.stages.check.suite.kind import Argument, RowCondition
+from waldelta.stages.check.suite.kinds import KINDS, depends_on
+from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.target_kinds import CountedKind
+
+
+class EvenKeys(ExpectationKind):
+    """Every key is even."""
+
+    type = "expect_target_keys_to_be_even"
+    scope = "row"
+    arguments: ClassVar = {
+        "column": Argument(str, "the key"),
+        "meaning": Argument(str, "the same in words", {"default": "all keys are even"}),
+    }
+    metrics = ("table.row_count",)
+
+    def plan(self, facts):
+        for column in facts.state.key_columns:
+            yield PlannedExpectation(self.type, {"column": column}, "critical", "catalog", "even")
+
+    def row_condition(self, kwargs):
+        return RowCondition("id % 2 <> 0", "true", (kwargs["column"],))
+
+    def columns_read(self, planned):
+        return [planned.kwargs["column"]]
+
+    def is_met_by(self, rows, planned):
+        return all(value % 2 == 0 for value in rows[planned.kwargs["column"]].to_pylist())
+
+    def judge(self, kwargs, metrics):
+        return metrics["table.row_count"] == 0, {"observed_value": kwargs["column"]}
+
+
+class FewRows(CountedKind):
+    """No rows are too many."""
+
+    type = "expect_target_to_have_few_rows"
+
+    def start_counts(self, *, background, target, **_):
+        return {(target.uri,): background.submit(DuplicateKeys, 3)}
+
+
+@pytest.fixture
+def even_keys(monkeypatch):
+    kind = EvenKeys()
+    monkeypatch.setitem(KINDS, kind.type, kind)
+    return kind
+
+
+@pytest.mark.parametrize(("rows", "is_met"), [([2, 4], True), ([2, 3], False)])
+def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, is_met):
+    """Its class and the registry say all there is to know."""
+    plan = plan_suite(state([ID]), HELD)
+    assert plan.expectations[-1].type == even_keys.type
+    write_deltalake(str(tmp_path), pa.table({"id": rows}))
+    found = outcomes_in_driver(DeltaTable(str(tmp_path)), plan)
+    assert (found is not None) is is_met
+    assert not found or found[-1].planned.type == even_keys.type
+
+
+def test_a_new_kind_has_row_conditions(even_keys):
+    """Spark evaluates them with those of all others, and on changed rows only."""
+    plan = plan_suite(state([], keys=["id"]), HELD)
+    (condition,) = row_conditions(plan).values()
+    assert condition.columns == ("id",)
+    assert depends_on(plan.expectations[-1]) == "row"
+
+
+def test_a_new_kind_makes_another_suite(even_keys, monkeypatch):
+    """Rows that met the suite before must meet it too."""
+    found = suite_of(plan_suite(state([ID]), HELD))
+    monkeypatch.delitem(KINDS, even_keys.type)
+    assert suite_of(plan_suite(state([ID]), HELD)) != found
+
+
+def test_a_new_kind_is_counted_with_the_others(monkeypatch):
+    """In the background; its outcome has the number of rows."""
+    monkeypatch.setitem(KINDS, FewRows.type, FewRows())
+    target = CheckedTarget(state([ID], keys=[]), 1, "here")
+    with in_background() as background:
+        counts = measure_early(background, None, target, [])
+    assert counts.keys() == {("here",)}
+    planned = PlannedExpectation(
+        FewRows.type, {"columns": ["here"]}, "critical", "catalog", "few rows"
+    )
+    (outcome,) = rest_outcomes(SuitePlan("public.t", (planned,)), counts)
+    assert (outcome.success, outcome.observed) == (False, "3 rows don't")
+
+
+def test_an_unknown_kind_is_great_expectations_own():
+    """It has no condition and no Arrow, so that nobody takes it for met."""
+    kind = kind_of("ExpectColumnMaxToBeBetween")
+    planned = PlannedExpectation(kind.type, {"column": "id"}, "critical", "own", "m")
+    assert (kind.type, kind.row_condition({})) == ("expect_column_max_to_be_between", None)
+    assert (kind.columns_read(planned), kind.is_measured_early(planned)) == (None, False)
+
+
+def test_pages_know_the_kinds_that_depend_on_other_data():
+    """They load no PySpark, so the ledger has a list of its own."""
+    assert {kind.type for kind in KINDS.values() if kind.scope == "other data"} == ON_OTHERS
+
+
+OWN = [
+    ("expect_column_values_to_be_between", {"column": "id"}, "row"),
+    ("expect_column_values_to_be_between", {"column": "id", "row_condition": "a > b"}, "anything"),
+    ("expect_column_values_to_be_between", {"min_value": {"$PARAMETER": "x"}}, "anything"),
+    ("expect_target_rows_to_satisfy", {"condition": "id > 0"}, "row"),
+    ("expect_target_rows_to_satisfy", {"condition": "id > rand()"}, "anything"),
+    ("ExpectColumnMaxToBeBetween", {"column": "id"}, "rows"),
+    ("expect_table_row_count_to_equal_other_table", {"other_table_name": "u"}, "anything"),
+    ("expect_target_key_to_be_unique", {"columns": ["id"]}, "anything"),
+    ("expect_target_to_be_fresh", {"is_met": True}, "anything"),
+]
+
+
+@pytest.mark.parametrize(("type_name", "kwargs", "expected"), OWN)
+def test_what_own_expectations_depend_on(type_name, kwargs, expected):
+    planned = PlannedExpectation(type_name, kwargs, "critical", "own", "m")
+    assert depends_on(planned) == expected
+
+
+@pytest.mark.parametrize(
+    ("type_name", "expected"),
+    [
+        ("expect_target_columns_to_match", "rows"),
+        ("expect_target_key_to_be_unique", "rows"),
+        ("expect_target_rows_to_satisfy", "row"),
+        ("expect_target_rows_to_refer_to_rows", "other data"),
+        ("expect_target_to_be_as_before", "earlier runs"),
+        ("expect_target_to_be_judged", "rows"),
+    ],
+)
+def test_what_built_in_expectations_depend_on(type_name, expected):
+    """A condition from a catalog too, whatever its functions are."""
+    kwargs = {"condition": "my_function(id)"}
+    planned = PlannedExpectation(type_name, kwargs, "critical", "catalog", "m")
+    assert depends_on(planned) == expected
