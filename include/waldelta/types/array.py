@@ -13,7 +13,7 @@ from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
 from waldelta.types.base import Representable, Selected, TargetType, split_representable, utf8
 from waldelta.types.checksum import Marks
-from waldelta.types.scan import Quotes, find_quotes, numbers, packed, take_bytes
+from waldelta.types.scan import Quotes, find_quotes, joined, numbers, packed, quoted, take_bytes
 
 _NULL_WORD = b"NULL"
 
@@ -70,16 +70,16 @@ class Array(TargetType):
             mark=sql.Literal(marks.element),
             column=column,
         )
-        joined = sql.SQL("case when {} is not null then '[' || {} || ']' end").format(column, texts)
+        whole = sql.SQL("case when {} is not null then '[' || {} || ']' end").format(column, texts)
         plain = sql.SQL(
             "(pg_catalog.array_ndims({c}) > 1 or pg_catalog.array_lower({c}, 1) <> 1)"
         ).format(c=column)
         if unheld is None:
-            return joined, plain
+            return whole, plain
         some = sql.SQL(
             "exists (select from pg_catalog.generate_subscripts({}, 1) _wd_i where {})"
         ).format(column, unheld)
-        return joined, sql.SQL("({} or {})").format(plain, some)
+        return whole, sql.SQL("({} or {})").format(plain, some)
 
     def checksum_text(self, values: ArrowArray, marks: Marks, /) -> ArrowArray:
         """Return the elements' texts, joined."""
@@ -88,11 +88,14 @@ class Array(TargetType):
         # The mark follows each element instead of separating them, so an empty element differs from
         # none.
         elements = pc.binary_join_element_wise(elements, marks.element, "")
-        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
-        offsets = numbers(np.concatenate([[0], np.cumsum(lengths)]))
-        lists = pa.ListArray.from_arrays(offsets, elements)
-        joined = pc.binary_join_element_wise("[", pc.binary_join(lists, ""), "]", "")
-        return pc.if_else(values.is_valid(), joined, pa.scalar(None, pa.string()))
+        texts: ArrowArray = pc.binary_join_element_wise("[", joined(values, elements, ""), "]", "")
+        return texts
+
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
+        """Return each array as a literal whose elements are all quoted."""
+        elements = quoted(self.element.pg_text(storage(values.flatten())))
+        texts: ArrowArray = pc.binary_join_element_wise("{", joined(values, elements, ","), "}", "")
+        return texts
 
     def exact_sql(self, value: str) -> str:
         """Return the array of its elements' exact forms."""

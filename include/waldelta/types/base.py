@@ -63,6 +63,12 @@ class TargetType(ABC):
         """
         return printed(column), None
 
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
+        """Return texts that PostgreSQL reads as the same values; for messages about keys and rows,
+        not for data.
+        """
+        return values.cast(pa.string())
+
     def stored_sql(self, value: str) -> str:
         """Return Spark SQL for the stored value, from the value as Arrow carries it."""
         return value
@@ -108,7 +114,7 @@ class TargetType(ABC):
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
         """Return the texts of stored values that checksum_sql() selects; null for null."""
-        return values.cast(pa.string())
+        return self.pg_text(values)
 
     def checksum_raw(self, raw: ArrowArray) -> ArrowArray:
         """Return the texts of raw values that checksum_sql() selects."""

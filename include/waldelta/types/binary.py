@@ -63,7 +63,7 @@ class Bytea(TargetType):
         """Return the text in hexadecimal."""
         return as_text(column), None
 
-    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return the text in hexadecimal."""
         prefixed: ArrowArray = pc.binary_join_element_wise("\\x", hex_text(values), "")
         return prefixed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray
@@ -15,6 +16,8 @@ from waldelta.types.checksum import Marks, bytea_text, integers
 _FIRST, _BEYOND = "0001-01-01", "10000-01-01"
 # PostgreSQL's epoch is 2000, Arrow's 1970.
 _DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000
+# In a timestamp that Arrow has printed: zeros at the end of the fraction, and the zone.
+_FRACTION = r"\.?0+(Z?)$"
 _UNHELD = "infinity|BC$|^[0-9]{5}"
 
 
@@ -44,6 +47,14 @@ class Moment(TargetType):
         value = sql.SQL("case when {inside} then {value} end").format(inside=inside, **parts)
         raw = sql.SQL("case when not ({inside}) then {text} end").format(inside=inside, **parts)
         return value, raw
+
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
+        """Return the ISO form without zeros at the end of the fraction."""
+        texts = super().pg_text(values)
+        if self.name == "date":
+            return texts
+        texts = pc.replace_substring_regex(texts, _FRACTION, r"\1")
+        return pc.replace_substring(texts, "Z", "+00")
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Return the bytes of the binary format, which is faster than printing."""

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
-from waldelta.types.checksum import Marks
-from waldelta.types.scan import find_quotes, numbers, packed, take_bytes
+from waldelta.types.scan import find_quotes, joined, numbers, packed, quoted, take_bytes
 
 # Outside quotes hstore prints exactly these: "=>" in each pair, ", " between pairs, NULL.
 _PAIR = '"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"=>(?:"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|NULL)'
@@ -63,26 +62,16 @@ class Hstore(TargetType):
         """Return the map, which has no equality, as an array of entries."""
         return f"array_sort(map_entries({value}))"
 
-    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return each map as hstore prints it."""
         lists = values.cast(_ENTRIES)
-        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
         entries = lists.flatten()
-        keys, texts = (_quoted(storage(entries.field(n)).cast(pa.string())) for n in (0, 1))
-        pairs = pc.binary_join_element_wise(keys, pc.fill_null(texts, "NULL"), "=>")
-        offsets = numbers(np.concatenate([[0], np.cumsum(lengths)]))
-        joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), ", ")
-        return pc.if_else(values.is_valid(), joined, pa.scalar(None, pa.string()))
+        keys, texts = (quoted(storage(entries.field(n)).cast(pa.string())) for n in (0, 1))
+        return joined(lists, pc.binary_join_element_wise(keys, texts, "=>"), ", ")
 
     def equal_sql(self, value: str) -> str:
         """Return the same, since only maps with the same entries are equal."""
         return self.exact_sql(value)
-
-
-def _quoted(texts: ArrowArray) -> ArrowArray:
-    escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
-    quoted: ArrowArray = pc.binary_join_element_wise('"', escaped, '"', "")
-    return quoted
 
 
 def _has_shape(text: ArrowArray) -> Mask:

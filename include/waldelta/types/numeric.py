@@ -27,6 +27,8 @@ from waldelta.types.text import Text
 
 MAX_PRECISION = 38  # The precision of Spark's decimal.
 _UNHELD = "^(NaN|-?Infinity)$"
+# Arrow's and PostgreSQL's names of values without digits.
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _NANS = {
     4: (np.uint32(0x7F800000), np.uint32(0x7FC00000)),
     8: (np.uint64(0x7FF << 52), np.uint64(0xFFF << 51)),
@@ -64,7 +66,7 @@ class Boolean(TargetType):
         """Return the value itself."""
         return sql.SQL("{}::pg_catalog.bool").format(column), None
 
-    def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return t and f."""
         return pc.if_else(values, "t", "f")
 
@@ -94,6 +96,11 @@ class Number(TargetType):
 
 class Fraction(TargetType):
     """Numbers of which equal ones may have several texts: -0 and 0, or 1.0 and 1.00."""
+
+    def pg_text(self, values: ArrowArray) -> ArrowArray:
+        """Return the digits, or what PostgreSQL calls them."""
+        printed = super().pg_text(values).to_pylist()
+        return pa.array([_NAMES.get(text, text) for text in printed], pa.string())
 
     def equal_texts(self, texts: ArrowArray) -> ArrowArray:
         """Return the texts of the typed values."""
@@ -243,8 +250,7 @@ class NumericAsDouble(Fraction):
 
 
 def _plain(text: str) -> str:
-    found = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text)
-    return found or format(Exact(text), "f")
+    return _NAMES.get(text) or format(Exact(text), "f")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Finds quoted text in many values at once: arrays, vectors and hstore share their quoting
-rules.
+"""Finds and prints quoted text in many values at once: arrays, vectors and hstore share their
+quoting rules.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ class Quotes:
     inside: Mask
     escaping: Mask
     balanced: Mask
+
+
+def quoted(texts: ArrowArray) -> ArrowArray:
+    """Return texts in quotes as arrays and hstore print them; the word NULL for null."""
+    escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+    return pc.fill_null(pc.binary_join_element_wise('"', escaped, '"', ""), "NULL")
+
+
+def joined(lists: ArrowArray, elements: ArrowArray, separator: str) -> ArrowArray:
+    """Return each list's elements, given as texts without gaps, in one text; null for null."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    offsets = numbers(np.concatenate([[0], np.cumsum(lengths)]))
+    texts = pc.binary_join(pa.ListArray.from_arrays(offsets, elements), separator)
+    return pc.if_else(lists.is_valid(), texts, pa.scalar(None, pa.string()))
 
 
 def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:

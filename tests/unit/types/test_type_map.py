@@ -287,6 +287,37 @@ def test_equal_numbers_go_to_one_task_of_spark(pg_type, options, expected):
     assert target_type(pg_type, options).equal_texts_sql("v") == expected
 
 
+@pytest.mark.parametrize(
+    ("pg_type", "values", "expected"),
+    [
+        (BOOL, [True, False, None], ["t", "f", None]),
+        (INT4, [1, -1], ["1", "-1"]),
+        (numeric(5, 2), [Decimal("1.50"), Decimal("-0.01")], ["1.50", "-0.01"]),
+        (FLOAT8, [1.5, float("nan"), float("-inf")], ["1.5", "NaN", "-Infinity"]),
+        (BYTEA, [b"\x00\xff", None], ["\\x00ff", None]),
+        (DATE, [date(2020, 1, 10)], ["2020-01-10"]),
+        (
+            TIMESTAMP,
+            [datetime(2020, 1, 10, 10, 0, 10, 500000), datetime(2020, 1, 1, 10)],  # noqa: DTZ001
+            ["2020-01-10 10:00:10.5", "2020-01-01 10:00:00"],
+        ),
+        (TIMESTAMPTZ, [datetime(2020, 1, 10, 10, 0, 10, tzinfo=UTC)], ["2020-01-10 10:00:10+00"]),
+        (
+            array_of(TEXT),
+            [["a", 'b"\\', None], None, []],
+            ['{"a","b\\"\\\\",NULL}', None, "{}"],
+        ),
+        (array_of(FLOAT8), [[1.5, None]], ['{"1.5",NULL}']),
+        (HSTORE, [[("k", None), ("l", "v")], None], ['"k"=>NULL, "l"=>"v"', None]),
+    ],
+    ids=str,
+)
+def test_text_that_postgresql_reads_as_the_same_value(pg_type, values, expected):
+    kind = target_type(pg_type)
+    found = kind.pg_text(pa.array([None, *values], kind.arrow).slice(1))
+    assert found.to_pylist() == expected
+
+
 # type, PostgreSQL's text, value; RAW: null, with the text kept
 RAW = object()
 VALUES = [

@@ -19,7 +19,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.row_keys import row_keys
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.types.pg_text import pg_text
+from waldelta.types import TargetType
 
 # Net changes that produce a new row.
 FRESH = (ACTION_INSERT, ACTION_UPSERT)
@@ -57,18 +57,21 @@ def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
 
 def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
     """Return the values of each row that did arrive, as JSON."""
-    return values_as_json(rows, plan.decode.names, absent)
+    return values_as_json(rows, plan.decode.columns, absent)
 
 
 def values_as_json(
-    rows: pa.Table, names: Sequence[str], absent: Sequence[Sequence[str]]
+    rows: pa.Table, columns: Sequence[tuple[str, TargetType]], absent: Sequence[Sequence[str]]
 ) -> list[str]:
-    """Return PostgreSQL's text of each value in the columns ``c<i>`` of these names, as JSON by
-    row.
+    """Return PostgreSQL's text of each value in the columns ``c<i>`` of these names and types, as
+    JSON by row.
 
     The columns in ``absent`` are left out, by row.
     """
-    texts = {name: pg_text(one_array(rows[f"c{i}"])) for i, name in enumerate(names)}
+    texts = {
+        name: kind.pg_text(one_array(rows[f"c{i}"])).to_pylist()
+        for i, (name, kind) in enumerate(columns)
+    }
     raws = rows["raw"].to_pylist() if "raw" in rows.column_names else [None] * len(rows)
     found = []
     for n, raw in enumerate(raws):

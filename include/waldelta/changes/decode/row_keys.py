@@ -9,13 +9,15 @@ import pyarrow as pa
 
 from waldelta.arrow import one_array
 from waldelta.changes.decode.decode import DecodePlan
-from waldelta.types.pg_text import pg_text
 
 
 def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[str]:
     """Return each row's key, from these columns, as a JSON object of PostgreSQL's texts."""
     names = [plan.names[i] for i in plan.shape.key]
-    texts = [pg_text(one_array(rows[column])) for column in columns]
+    texts = [
+        plan.types[i].pg_text(one_array(rows[column])).to_pylist()
+        for i, column in zip(plan.shape.key, columns, strict=True)
+    ]
     return [json.dumps(dict(zip(names, row, strict=True))) for row in zip(*texts, strict=True)]
 
 

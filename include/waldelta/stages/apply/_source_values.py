@@ -24,7 +24,6 @@ from waldelta.postgres.catalog import READ_THROUGH, Through
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.types.base import printed
-from waldelta.types.pg_text import pg_text
 
 Texts = list[str | None]
 
@@ -77,7 +76,10 @@ def read_values(
         lookup = _lookup(connection, plan, flagged, lacking, values)
         if lookup is None:
             return values
-        keys = [pg_text(rows[f"c{i}"].combine_chunks()) for i in shape.key]
+        keys = [
+            plan.decode.types[i].pg_text(rows[f"c{i}"].combine_chunks()).to_pylist()
+            for i in shape.key
+        ]
         absent = _read(connection, lookup, keys, values, lacking & ~values.missing)
         if absent.any():
             # A decoded transaction may not be visible yet.

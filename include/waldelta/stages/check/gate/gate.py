@@ -276,7 +276,7 @@ def _still_failing(
 ) -> list[StillFails]:
     """Returns these rows with their reasons; the expectations' counts include only open rows."""
     found, of_rows = _failing_rows(frame, failing)
-    values = values_as_json(found, [name for name, _ in copy.columns], [()] * len(found))
+    values = values_as_json(found, copy.columns, [()] * len(found))
     texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
     still = [
         StillFails(key, sent, _reason(asides, of_row))

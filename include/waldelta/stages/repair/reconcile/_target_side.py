@@ -38,7 +38,7 @@ from waldelta.stages.repair.reconcile._checksum import (
 from waldelta.stages.repair.reconcile._checksum_text import lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
-from waldelta.types.pg_text import pg_text
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,10 @@ class TargetSide:
                 chosen = is_among(buckets_of(keys, plan.buckets), wanted) & ~is_among(keys, aside)
                 kept = batch.filter(pa.array(chosen))
                 raws = plan.raws_of(kept)
-                texts = [_shown(kept.column(n), raws[n], whole=bool(plan.key)) for n in places]
+                texts = [
+                    _shown(kept.column(n), plan.columns[n][1], raws[n], whole=bool(plan.key))
+                    for n in places
+                ]
                 columns = [pa.array(keys[chosen]), pa.array(rows[chosen]), *texts]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -120,7 +123,10 @@ class TargetSide:
                 chosen = is_among(keys, wanted)
                 kept = batch.filter(pa.array(chosen))
                 raws = plan.raws_of(kept)
-                shown = [_shown(kept.column(n), raws[n], whole=True) for n in range(count)]
+                shown = [
+                    _shown(kept.column(n), kind, raws[n], whole=True)
+                    for n, (_, kind) in enumerate(plan.columns)
+                ]
                 exact = [
                     lake_rows([(kept.column(n), kind)], [raws[n]], plan.marks)
                     for n, (_, kind) in enumerate(plan.columns)
@@ -195,8 +201,8 @@ def is_among(values: Hashes, chosen: Hashes) -> np.ndarray[tuple[int], np.dtype[
     return np.asarray(chosen[at] == values)
 
 
-def _shown(values: pa.Array, raw: pa.Array | None, *, whole: bool) -> pa.Array:
+def _shown(values: pa.Array, kind: TargetType, raw: pa.Array | None, *, whole: bool) -> pa.Array:
     """Returns values as readable text; used only for the few rows that are reported."""
-    texts = pa.array(pg_text(storage(values)), pa.string())
+    texts = kind.pg_text(storage(values))
     texts = texts if raw is None else pc.coalesce(raw, texts)
     return texts if whole else pc.utf8_slice_codeunits(texts, 0, _TEXT_SHOWN)
