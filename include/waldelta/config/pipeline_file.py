@@ -20,10 +20,10 @@ from waldelta.config._validation_errors import StrictModel, problems, read_yaml
 from waldelta.config._variables import expand
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
-from waldelta.config.target_mode import TargetMode
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
+from waldelta.target_modes import MODES, TargetMode, named_mode
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 
@@ -47,12 +47,9 @@ class TargetTable(StrictModel):
         False,
         description="true: merge the published partitions of this table into one target",
     )
-    mode: TargetMode = Field(
+    mode: Literal[*MODES] = Field(  # type: ignore[valid-type] # one of the modes
         "mirror",
-        description=(
-            "mirror keeps the source's rows, soft_delete also deleted rows, history every"
-            " version of a row, changelog every change"
-        ),
+        description=", ".join(f"{mode} {mode.summary}" for mode in MODES.values()),
     )
     copied: bool = Field(
         True,
@@ -87,12 +84,13 @@ class TargetTable(StrictModel):
                 "from and partition_root exclude each other: with partition_root the target"
                 " merges its own partitions"
             )
-        if self.mode != "mirror" and self.partition_root:
+        keeps_rows = named_mode(self.mode).keeps_rows
+        if keeps_rows and self.partition_root:
             raise ValueError(
                 f"mode {self.mode} and partition_root exclude each other: publish the table via its"
                 " root (publish_via_partition_root: true), and leave partition_root out"
             )
-        if self.mode != "mirror" and not self.copied:
+        if keeps_rows and not self.copied:
             raise ValueError(
                 f"mode {self.mode} and copy: false exclude each other: leave one of them out"
             )
@@ -195,7 +193,7 @@ class Target(StrictModel):
 
     @model_validator(mode="after")
     def _modes_have_their_columns(self) -> Self:
-        kept = sorted(name for name, table in self.tables.items() if table.mode != "mirror")
+        kept = sorted(name for name in self.tables if self.mode_of(name).keeps_rows)
         if kept and not self.metadata_columns:
             raise ValueError(
                 "only mirrors do without metadata columns: set metadata_columns: true for"
@@ -227,7 +225,7 @@ class Target(StrictModel):
     def mode_of(self, table: str) -> TargetMode:
         """Returns the mode of this table's target."""
         own = self.tables.get(table)
-        return own.mode if own else "mirror"
+        return named_mode(own.mode if own else None)
 
     def where_of(self, table: str) -> str | None:
         """Returns the filter of this table's target, as written."""

@@ -13,11 +13,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from waldelta.changes.merge.live_rows import live_rows
-from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import open_version
-from waldelta.metadata_columns import UNCHANGED
 from waldelta.spark.session_pool import MOST_AT_ONCE
 from waldelta.stages.check._incremental import At
 from waldelta.stages.check.measure import DuplicateKeys, Measured, Reference, find_duplicate_keys
@@ -60,7 +57,7 @@ class CheckedTarget:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns the rows that the source has now, as a mirror would hold them."""
-        return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
+        return self.state.kept_as.live_rows(self.kept(spark), self.state.key_columns)
 
     def kept(self, spark: SparkSession) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
@@ -118,17 +115,18 @@ def _measure_keys(
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
     columns, mode = tuple(target.state.key_columns), target.state.kept_as
     asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
-    if mode != MIRROR:
-        # The second task waits for the first, and is behind it in the queue.
-        found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
-        asked[KEPT_ROWS, mode] = background.submit(lambda: found.result()[0])
-        if mode == CHANGELOG:
-            asked[KEPT_ROWS, UNCHANGED] = background.submit(lambda: found.result()[1])
+    if rules := mode.invariants:
+        found = background.submit(lambda: find_broken_rows(target.kept(spark), rules, columns))
+        # These tasks wait for the first, and are behind it in the queue.
+        for rule in rules:
+            asked[KEPT_ROWS, rule.label] = background.submit(
+                lambda label: found.result()[label], rule.label
+            )
     if not columns:
         return asked
 
     def ask() -> DuplicateKeys:
-        alone, since = len(columns) == 1, met if mode == MIRROR else None
+        alone, since = len(columns) == 1, None if mode.keeps_rows else met
         key = None
         if alone or since is not None:
             key = IntegerKey.open(target.uri, target.version, columns[0], storage_options)
@@ -136,7 +134,7 @@ def _measure_keys(
             return find_duplicate_keys(target.frame(spark), columns)
         if since is not None:
             key = key.written_since(since)
-        if alone and mode == MIRROR and key.is_unique():
+        if alone and not mode.keeps_rows and key.is_unique():
             return DuplicateKeys(0)
         return find_duplicate_keys(
             key.rows_in_question(target.frame(spark)), columns, dense=alone and key.is_dense
@@ -158,7 +156,7 @@ def profile_early(
     asked = (
         [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]
     )
-    if not asked or target.state.kept_as != MIRROR:
+    if not asked or target.state.kept_as.keeps_rows:
         return None
 
     def measure() -> Measured | None:

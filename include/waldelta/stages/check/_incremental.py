@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from waldelta.config.target_mode import MIRROR
 from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ON_OTHERS
@@ -114,7 +113,7 @@ def changed_since(
         return None
     if (
         LSN not in columns
-        or at.state.kept_as != MIRROR
+        or at.state.kept_as.keeps_rows
         or at.version - found.version > MOST_COMMITS
     ):
         return None

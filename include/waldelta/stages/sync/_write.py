@@ -21,7 +21,6 @@ from waldelta.changes.merge.target_table import (
     target_schema,
     writes_deletion_vectors,
 )
-from waldelta.config.target_mode import MIRROR
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
@@ -82,8 +81,8 @@ def write_copy(
         target.deletion_vectors_of(str(table_id)),
     )
     mode = target.mode_of(str(table_id))
-    is_plain = mode == MIRROR and former is None and not marks
-    if mode == MIRROR:  # In other modes this follows once the copy is known not to be refused.
+    is_plain = not (mode.keeps_rows or marks) and former is None
+    if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
@@ -106,7 +105,7 @@ def write_copy(
     diff: RowDiff | str | None = None
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)
-    if mode != MIRROR:
+    if mode.keeps_rows:
         commit = CopyCommit(rows.moment, rows.txn, rows.metadata, rows.keeps)
         return copy_states(spark, job, begun, given, commit), None, None
     if former is not None:

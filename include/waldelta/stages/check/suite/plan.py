@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal
 
 from waldelta.config.expectation_files import OwnSuiteFile, Severity
-from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.ledger.expectation_results import (
@@ -22,7 +21,7 @@ from waldelta.lake.ledger.expectation_results import (
     VALUES_KNOWN,
     recorded_unknown,
 )
-from waldelta.metadata_columns import RAW, UNCHANGED
+from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.row_filter import RowFilter, published_filter
@@ -34,7 +33,7 @@ from waldelta.spark_sql import quote
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.constraints.declared_types import base_columns
 from waldelta.stages.check.measure import Measured, Reference
-from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
+from waldelta.stages.check.measure.kept_rows import KEPT_ROWS
 from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.check.measure.row_conditions import (
     ROWS_SATISFY,
@@ -159,16 +158,9 @@ def _key_unique(state: TableState, omitted: list[str]) -> Iterator[PlannedExpect
 
 
 def _kept_rows(state: TableState) -> Iterator[PlannedExpectation]:
-    if (mode := state.kept_as) != MIRROR:
-        meaning = MEANINGS[mode]
-        kwargs = {"columns": [KEPT_ROWS, mode], "meaning": meaning}
-        yield PlannedExpectation(
-            KEPT_ROWS_HOLD, kwargs, "critical", "pipeline", f"{mode}: {meaning}"
-        )
-    if mode == CHANGELOG:
-        meaning = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
-        kwargs = {"columns": [KEPT_ROWS, UNCHANGED], "meaning": meaning}
-        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "warning", "pipeline", meaning)
+    for rule in state.kept_as.invariants:
+        kwargs = {"columns": [KEPT_ROWS, rule.label], "meaning": rule.meaning}
+        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, rule.severity, "pipeline", rule.title)
 
 
 def _not_null(
@@ -318,8 +310,7 @@ def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpecta
 
 
 def _all_values_known(state: TableState, rows: int | None) -> Iterator[PlannedExpectation]:
-    # A changelog has the rows anyway, and records which values they lack.
-    if rows is not None and state.kept_as != CHANGELOG:
+    if rows is not None and state.kept_as.completes_rows:
         kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": recorded_unknown(rows)}
         yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", VALUES_KNOWN)
 

@@ -35,8 +35,7 @@ from waldelta.changes.merge.keyless import replace_statement
 from waldelta.changes.merge.statements import merge_statement, tagged, with_variants
 from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage import Staged, staged_in
-from waldelta.config.target_mode import MIRROR, check_mirror
-from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
+from waldelta.errors import LockHeld, ModeRefused, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import BatchRanges, Snapshot
@@ -137,12 +136,11 @@ def replay(
     table without a key is rebuilt from its copy.
     """
     for name in tables or ():
-        check_mirror(
-            "a replay",
-            name,
-            job.pipeline.target.mode_of(name),
-            "sync it again, which adds what differs as changes",
-        )
+        if (mode := job.pipeline.target.mode_of(name)).keeps_rows:
+            raise ModeRefused(
+                f"{name} has mode {mode}, so a replay would overwrite rows that it keeps: sync it"
+                " again, which adds what differs as changes"
+            )
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
@@ -196,7 +194,7 @@ def _keeps(state: TableState, done: Replayed) -> bool:
             " so the change log doesn't show which of the changed rows the target had"
         )
         return True
-    if state.kept_as == MIRROR:
+    if not state.kept_as.keeps_rows:
         return False
     told = (
         f"{state.table_name} isn't replayed: its mode is {state.kept_as}, and a replay leaves such"
