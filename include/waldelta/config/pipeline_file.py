@@ -84,17 +84,20 @@ class TargetTable(StrictModel):
                 "from and partition_root exclude each other: with partition_root the target"
                 " merges its own partitions"
             )
-        keeps_rows = named_mode(self.mode).keeps_rows
-        if keeps_rows and self.partition_root:
+        if named_mode(self.mode).keeps_rows and self.partition_root:
             raise ValueError(
                 f"mode {self.mode} and partition_root exclude each other: publish the table via its"
                 " root (publish_via_partition_root: true), and leave partition_root out"
             )
-        if keeps_rows and not self.copied:
+        if named_mode(self.mode).keeps_rows and not self.copied:
             raise ValueError(
                 f"mode {self.mode} and copy: false exclude each other: leave one of them out"
             )
         return self
+
+
+# Settings of a table that the file doesn't name.
+_DEFAULTS = TargetTable.model_validate({})
 
 
 class Target(StrictModel):
@@ -210,32 +213,24 @@ class Target(StrictModel):
 
     def types_of(self, table_name: str) -> TypeOptions:
         """Returns the type options of one table, named as PostgreSQL prints it."""
-        own = self.tables.get(table_name)
-        return own.types.over(self.types) if own else self.types
+        return self.tables.get(table_name, _DEFAULTS).types.over(self.types)
 
     def deletion_vectors_of(self, table: str) -> bool:
         """Returns whether this table's commits write deletion vectors."""
-        own = self.tables.get(table)
-        return (
-            self.deletion_vectors
-            if own is None or own.deletion_vectors is None
-            else own.deletion_vectors
-        )
+        own = self.tables.get(table, _DEFAULTS).deletion_vectors
+        return self.deletion_vectors if own is None else own
 
     def mode_of(self, table: str) -> TargetMode:
         """Returns the mode of this table's target."""
-        own = self.tables.get(table)
-        return named_mode(own.mode if own else None)
+        return named_mode(self.tables.get(table, _DEFAULTS).mode)
 
     def where_of(self, table: str) -> str | None:
         """Returns the filter of this table's target, as written."""
-        own = self.tables.get(table)
-        return own.where if own else None
+        return self.tables.get(table, _DEFAULTS).where
 
     def copies(self, table: str) -> bool:
         """Returns whether syncs copy this table's rows."""
-        own = self.tables.get(table)
-        return own is None or own.copied
+        return self.tables.get(table, _DEFAULTS).copied
 
     def recopies(self, table: str) -> bool:
         """Returns whether runs copy this table again by themselves where only a copy is exact."""
@@ -243,8 +238,7 @@ class Target(StrictModel):
 
     def policy_of(self, table: str) -> SchemaPolicy:
         """Returns what to do when this table's columns change."""
-        own = self.tables.get(table)
-        return (own.schema_changes if own else None) or self.schema_changes
+        return self.tables.get(table, _DEFAULTS).schema_changes or self.schema_changes
 
 
 class Batch(StrictModel):

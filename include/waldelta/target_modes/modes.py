@@ -24,4 +24,4 @@ def mode_column_names() -> list[str]:
     >>> mode_column_names()[:2]
     ['_wd_deleted', '_wd_deleted_at']
     """
-    return [name for mode in MODES.values() for name in mode.column_names]
+    return [name for mode in MODES.values() for name in mode.columns({"key": ""})]

@@ -88,11 +88,6 @@ class TargetMode:
         """Whether a target keeps rows that the source doesn't have now."""
         return self.fold is not Fold.NET_CHANGES
 
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """The names of all columns that the mode may add."""
-        return tuple(self.columns({"key": "string"}))
-
     def columns(self, key: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002 - of a changelog
         """Returns the columns that the mode adds to a mirror's, with Spark types.
 
@@ -119,7 +114,7 @@ class TargetMode:
 
     def live_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
         """Returns the rows of a target that the source has now, without the mode's columns."""
-        return self.current_rows(frame, key).drop(*self.column_names)
+        return self.current_rows(frame, key).drop(*self.columns(dict.fromkeys(key, "")))
 
     def check_key(self, table: str, key: Sequence[str]) -> None:
         """Raise ModeRefused when the mode needs a key that the table lacks."""

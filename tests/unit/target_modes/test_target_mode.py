@@ -61,6 +61,41 @@ def test_the_file_refuses(name):
         Target.model_validate({"root": "file:///lake"} | keys)
 
 
+class Frame:
+    """A data frame that records the columns it drops."""
+
+    def where(self, condition):
+        self.condition = condition
+        return self
+
+    def drop(self, *names):
+        self.dropped = names
+        return self
+
+
+@pytest.mark.parametrize(
+    ("mode", "condition", "dropped"),
+    [
+        ("mirror", "true", ()),
+        ("soft_delete", "not _wd_deleted", ("_wd_deleted", "_wd_deleted_at")),
+        (
+            "history",
+            "_wd_valid_to_lsn is null",
+            ("_wd_valid_from", "_wd_valid_to", "_wd_valid_from_lsn", "_wd_valid_to_lsn"),
+        ),
+    ],
+)
+def test_live_rows_lack_only_columns_of_their_own_mode(mode, condition, dropped):
+    """A mirror without metadata columns may have a column of the source that is called _wd_op."""
+    frame = MODES[mode].live_rows(Frame(), ["id"])
+    assert (frame.condition, frame.dropped) == (condition, dropped)
+
+
+def test_the_first_copy_has_values_for_columns_of_the_mode():
+    for mode in MODES.values():
+        assert mode.first_values.keys() <= mode.columns({"id": "int"}).keys(), mode
+
+
 def test_only_a_mirror_gets_another_mode():
     named_mode(None).check_change("public.t", MODES["history"])
     MODES["history"].check_change("public.t", MODES["history"])

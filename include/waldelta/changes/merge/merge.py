@@ -22,10 +22,9 @@ from waldelta.changes.merge.statements import (
     insert_statement,
     merge_statement,
     tagged,
-    with_variants,
 )
 from waldelta.changes.merge.states import merge_states
-from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.merge.target_table import with_variants
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
 from waldelta.pipeline import Job
@@ -94,9 +93,7 @@ def _merge(
     """
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
     names = plan.decode.names
-    source = with_variants(
-        source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT]
-    )
+    source = with_variants(source, plan.decode.types)
     by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
     columns = [by_name[name] for name in names]
     found = {}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged, with_variants
-from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged
+from waldelta.changes.merge.target_table import with_variants
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet
 
@@ -36,17 +36,17 @@ def merge_rows(
     key: Sequence[str],
     folder: str,
     tag: CommitTag,
-) -> None:
-    """Merge the rows staged in ``folder`` into the table at ``target``.
+) -> CommitTag:
+    """Merge the rows staged in ``folder`` into the table at ``target``, and return ``tag``.
 
     The columns are ``action``, ``b<k>`` for the key, and the staged names. Delta's settings apply
     to the whole session while this runs: nothing else may commit through it.
     """
     names = [name for name, _ in copy.columns]
-    variants = [f"c{i}" for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
-    source = with_variants(parquet(folder), variants)
+    source = with_variants(parquet(folder), [kind for _, kind in copy.columns])
     statement = merge_statement(
         target, source, names, staged_shape(copy, key), metadata_columns=copy.lsn is not None
     )
     with tagged(spark, tag):
         spark.sql(statement).collect()
+    return tag

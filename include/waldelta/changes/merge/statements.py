@@ -136,14 +136,6 @@ def insert_statement(
     )
 
 
-def with_variants(source: str, columns: Sequence[str]) -> str:
-    """Return the relation ``source`` with these columns, which are JSON texts, as variants."""
-    if not columns:
-        return source
-    parsed = ", ".join(f"parse_json({column}) as {column}" for column in columns)
-    return f"(select * except ({', '.join(columns)}), {parsed} from {source})"
-
-
 def void_statement(target: str, column: str) -> str:
     """Return an UPDATE of no row, which still is a commit: any other with its transaction id is
     late.

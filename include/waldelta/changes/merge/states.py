@@ -27,9 +27,8 @@ from waldelta.changes.merge.statements import (
     merged_raw,
     new_value,
     tagged,
-    with_variants,
 )
-from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.merge.target_table import with_variants
 from waldelta.lake import write_parquet
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import parquet, quote
@@ -64,7 +63,6 @@ class Kept:
     names: tuple[str, ...]
     key: tuple[int, ...]
     toastable: tuple[int, ...] = ()
-    variants: tuple[int, ...] = ()
 
     @property
     def key_names(self) -> list[str]:
@@ -81,10 +79,7 @@ class Kept:
 def kept_of(plan: TargetPlan) -> Kept:
     """Return the target of a plan."""
     decode = plan.decode
-    variants = tuple(i for i, kind in enumerate(decode.types) if kind.spark == VARIANT)
-    return Kept(
-        plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable, variants
-    )
+    return Kept(plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable)
 
 
 def complete_states(
@@ -102,9 +97,9 @@ def complete_states(
         if not is_log
         else bool(kept.key) and _lacks(spark, staged, kept)
     )
-    source = with_variants(staged.source, [f"c{i}" for i in kept.variants])
+    source = with_variants(staged.source, plan.decode.types)
     if not looks_up:
-        return replace(staged, source=source, counts=_metric_counts(counts), net=None)
+        return replace(staged, source=source, counts=metric_counts(counts), net=None)
     current = kept.mode.current_rows(spark.read.format("delta").load(uri), kept.key_names)
     current.createOrReplaceTempView(_BASE)
     spark.sql(completed_query(kept, source, _BASE)).write.mode("overwrite").parquet(folder)
@@ -112,7 +107,7 @@ def complete_states(
     if not is_log:
         counts[ACTION_SKIP] += counts[ACTION_UPDATE] - updates
         counts[ACTION_UPDATE] = updates
-    return replace(staged, source=parquet(folder), counts=_metric_counts(counts), net=None)
+    return replace(staged, source=parquet(folder), counts=metric_counts(counts), net=None)
 
 
 def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
@@ -128,7 +123,7 @@ def _lacks(spark: SparkSession, staged: Staged, kept: Kept) -> bool:
     )
 
 
-def _metric_counts(counts: Counter[str]) -> dict[str, int]:
+def metric_counts(counts: Counter[str]) -> dict[str, int]:
     """Return counts that match Delta's metrics of the commit.
 
     Inserted rows are states, updated rows are ended states.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -132,9 +133,10 @@ def mend_target(
     why = obstacle(former, copied.copy.key_columns, dict(held.dtypes), dict(copied.stored.dtypes))
     if why is None:
         try:
-            done = _mend(spark, job, state, copied, held, attempt)
-            if done is not None:
-                check_alone(job, done, compared)
+            merge = partial(merge_rows, spark, uri, copied.copy, copied.copy.key_columns)
+            done = merge_differences(
+                spark, job, state, copied, held, compared=compared, attempt=attempt, merge=merge
+            )
         except WaldeltaError:
             raise
         except Exception as err:
@@ -153,20 +155,26 @@ def mend_target(
     return why
 
 
-def _mend(
+def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merged
     spark: SparkSession,
     job: Job,
     state: TableState,
     copied: CopiedRows,
-    held: DataFrame,
+    target: DataFrame,
+    *,
+    compared: int,
     attempt: int,
+    merge: Callable[[str, CommitTag], CommitTag],
 ) -> TargetCut | None:
-    """Stage and merge the differences; returns None when the target has a key twice."""
-    copy = copied.copy
-    found = differences(copy, copied.rows.toDF(*staged_names(copy)), held)
-    folder = staging_folder(
-        job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id
-    )
+    """Stage the differences between a copy and the target's rows, and commit them.
+
+    ``merge`` merges the staged rows of a folder; it gets a tag with their number by action, and
+    returns the one it committed under. Returns None, with nothing committed, when the target has a
+    key twice. Raises SnapshotLost when another writer changed it since its version ``compared``.
+    """
+    copy, table = copied.copy, state.table_name
+    found = differences(copy, copied.rows.toDF(*staged_names(copy)), target)
+    folder = staging_folder(job.pipeline.target.root, table, state.generation, attempt, job.run_id)
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         counts = count_actions(spark, folder)
@@ -175,12 +183,15 @@ def _mend(
         copied.all_read()
         fault_point("resync.compared")
         # The same transaction id as a copy's, which this replaces.
-        app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"
+        app_id = f"{job.slot_identity().app_id}:sync:{table}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
-        if not counts:
-            return commit_equal(spark, job, state, tag, copy.key_columns[0])
-        merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
-        return read_commit(job, state, tag)
+        done = (
+            read_commit(job, state, merge(folder, tag))
+            if counts
+            else commit_equal(spark, job, state, tag, copy.key_columns[0])
+        )
+        check_alone(job, done, compared)
+        return done
 
 
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:

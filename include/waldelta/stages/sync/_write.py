@@ -34,7 +34,6 @@ from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import ChunkReader, copy_files, open_target
 from waldelta.stages.sync._write_states import (
-    CopyCommit,
     SnapshotMoment,
     copy_states,
     prepare_states,
@@ -106,8 +105,7 @@ def write_copy(
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)
     if mode.keeps_rows:
-        commit = CopyCommit(rows.moment, rows.txn, rows.metadata, rows.keeps)
-        return copy_states(spark, job, begun, given, commit), None, None
+        return copy_states(spark, job, begun, given, rows), None, None
     if former is not None:
         diff = mend_target(spark, job, begun, former, given, rows.txn[1])
     if isinstance(diff, RowDiff):

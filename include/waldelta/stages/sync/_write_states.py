@@ -9,50 +9,49 @@ applied then count as one.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.changes.merge import CommitTag, read_commit
+from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.commits import (
-    check_alone,
-    commit_equal,
     read_untouched,
     take_over_for_copy,
 )
-from waldelta.changes.merge.snapshot_rows import staged_names
-from waldelta.changes.merge.statements import tagged, with_variants
-from waldelta.changes.merge.states import ENDS, STATES, Kept, count_actions
+from waldelta.changes.merge.snapshot_rows import staged_shape
+from waldelta.changes.merge.statements import tagged
+from waldelta.changes.merge.states import Kept, metric_counts
 from waldelta.changes.merge.target_table import (
-    VARIANT,
     CommitResult,
     TargetColumn,
     prepare_target,
     replace_target,
     target_write_error,
+    with_variants,
 )
-from waldelta.changes.stage import staged_in
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.lake.ledger import TableState
-from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, path, quote
-from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, differences
-from waldelta.target_modes import Fold, TargetMode, named_mode
+from waldelta.stages.sync._snapshot_diff import CopiedRows, merge_differences
+from waldelta.target_modes import Fold, TargetMode
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from waldelta.stages.sync._write import CopyRows
 
 log = logging.getLogger(__name__)
 
@@ -67,18 +66,8 @@ class SnapshotMoment:
     @property
     def sql(self) -> dict[str, str]:
         """Returns both as Spark SQL."""
-        at = f"timestamp_micros({round(self.at.timestamp() * 1_000_000):d})"
-        return {"lsn": f"{self.lsn.value:d}L", "time": at}
-
-
-@dataclass(frozen=True, slots=True)
-class CopyCommit:
-    """How a copy is committed: its moment, transaction and metadata; ``keeps``: old rows stay."""
-
-    moment: SnapshotMoment
-    txn: tuple[str, int]
-    metadata: Mapping[str, Any]
-    keeps: bool
+        microseconds = round(self.at.timestamp() * 1_000_000)
+        return {"lsn": f"{self.lsn.value:d}L", "time": f"timestamp_micros({microseconds:d})"}
 
 
 def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
@@ -89,12 +78,11 @@ def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     """
     mode = job.pipeline.target.mode_of(table)
     mode.check_key(table, key)
-    held = [state.mode for state in job.ledger.complete_states(table)]
+    held = job.ledger.complete_states(table)
     if not held or not DeltaTable.is_deltatable(uri_of(job, table), job.storage_options):
         return False
-    stored = named_mode(held[-1])
-    stored.check_change(table, mode)
-    return stored.keeps_rows
+    held[-1].kept_as.check_change(table, mode)
+    return held[-1].kept_as.keeps_rows
 
 
 def prepare_states(
@@ -119,16 +107,16 @@ def prepare_states(
 
 
 def copy_states(
-    spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: CopyCommit
+    spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
 ) -> CommitResult:
-    """Bring a target to the state of a snapshot, in one commit."""
+    """Bring a target to the state of a snapshot, in one rows."""
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
-    if not commit.keeps:
+    if not rows.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
-        frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, commit.moment))
-        return replace_target(spark, uri, frame, commit.txn, commit.metadata)
+        frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
+        return replace_target(spark, uri, frame, rows.txn, rows.metadata)
     try:
-        return _add(spark, job, begun, copied, commit)
+        return _add(spark, job, begun, copied, rows)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -149,59 +137,39 @@ def _add(
     job: Job,
     begun: TableState,
     copied: CopiedRows,
-    commit: CopyCommit,
+    rows: CopyRows,
 ) -> CommitResult:
-    mode, moment, txn = job.pipeline.target.mode_of(begun.table_name), commit.moment, commit.txn
+    mode = job.pipeline.target.mode_of(begun.table_name)
     copy, table, uri = copied.copy, begun.table_name, uri_of(job, begun.table_name)
     compared = read_untouched(job, begun).version
     if complete := job.ledger.complete_states(table):
         check_target(job, complete[-1], compared)
     held = spark.read.format("delta").load(uri)
-    shared = held.drop(*mode.column_names)
+    shared = held.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
     _check_comparable(table, copy, dict(shared.dtypes), dict(copied.stored.dtypes))
-    _check_position(table, held, mode, moment.lsn)
+    _check_position(table, held, mode, rows.moment.lsn)
     take_over_for_copy(spark, job, table, begun.generation)
-    live = mode.live_rows(held, copy.key_columns)
-    found = differences(copy, copied.rows.toDF(*staged_names(copy)), live)
-    folder = staging_folder(job.pipeline.target.root, table, begun.generation, txn[1], job.run_id)
-    with staged_in(spark, folder):
-        found.write.mode("overwrite").parquet(folder)
-        copied.all_read()
-        counts = count_actions(spark, folder)
-        if TWICE in counts:
-            raise ModeRefused(
-                f"the target of {table} has rows with the same key, and its mode keeps rows: move"
-                " its folder away and sync it again"
-            )
-        if not counts:
-            done = commit_equal(
-                spark, job, begun, CommitTag(*txn, job.run_id, verb="resync"), copy.key_columns[0]
-            )
-            check_alone(job, done, compared)
-            return CommitResult(done.version, live.count(), 0)
-        names = [name for name, _ in copy.columns]
-        variants = [i for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
-        kept = Kept(
-            mode,
-            tuple(names),
-            tuple(names.index(name) for name in copy.key_columns),
-            (),
-            tuple(variants),
-        )
-        source = with_variants(parquet(folder), [f"c{i}" for i in variants])
-        new = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPDATE, 0)
-        tag = CommitTag(
-            txn[0],
-            txn[1],
-            job.run_id,
-            counts={STATES: new, ENDS: counts.get(ACTION_DELETE, 0)},
-            verb="resync",
-        )
+
+    def merge(folder: str, tag: CommitTag) -> CommitTag:
+        names, key = tuple(name for name, _ in copy.columns), staged_shape(copy, copy.key_columns)
+        kept = Kept(mode, names, key.key)
+        source = with_variants(parquet(folder), [kind for _, kind in copy.columns])
+        log.info("table=%s compared with what it keeps: %s", table, tag.counts)
+        tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         with tagged(spark, tag):
-            spark.sql(mode.statement(uri, kept, f"({as_states(kept, source, moment)})")).collect()
-        done = read_commit(job, begun, tag)
-        check_alone(job, done, compared)
-    log.info("table=%s compared with what it keeps: %s", table, counts)
+            states = as_states(kept, source, rows.moment)
+            spark.sql(mode.statement(uri, kept, f"({states})")).collect()
+        return tag
+
+    live = mode.live_rows(held, copy.key_columns)
+    done = merge_differences(
+        spark, job, begun, copied, live, compared=compared, attempt=rows.txn[1], merge=merge
+    )
+    if done is None:
+        raise ModeRefused(
+            f"the target of {table} has rows with the same key, and its mode keeps rows: move"
+            " its folder away and sync it again"
+        )
     total = mode.live_rows(spark.read.format("delta").load(uri), copy.key_columns).count()
     return CommitResult(done.version, total, 0)
 

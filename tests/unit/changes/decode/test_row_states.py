@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from waldelta.target_modes import Fold
 
 from tests.support.seeds import chosen_seed
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
 from waldelta.changes.decode.row_states import Truncation, Unfolding, row_versions
+from waldelta.target_modes import Fold
 
 TS = pa.timestamp("us", tz="UTC")
 SHAPE = EventShape(2, (0,), (1,))

@@ -32,8 +32,8 @@ from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
-from waldelta.changes.merge.statements import merge_statement, tagged, with_variants
-from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.merge.statements import merge_statement, tagged
+from waldelta.changes.merge.target_table import with_variants
 from waldelta.changes.stage import Staged, staged_in
 from waldelta.errors import LockHeld, ModeRefused, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -189,18 +189,18 @@ def _keeps(state: TableState, done: Replayed) -> bool:
     If so, adds a warning.
     """
     if state.copy_skipped:
-        done.warnings.append(
-            f"{state.table_name} isn't replayed: its existing rows were not copied (copy: false),"
-            " so the change log doesn't show which of the changed rows the target had"
+        why = (
+            "its existing rows were not copied (copy: false), so the change log doesn't show which"
+            " of the changed rows the target had"
         )
-        return True
-    if not state.kept_as.keeps_rows:
+    elif state.kept_as.keeps_rows:
+        why = (
+            f"its mode is {state.kept_as}, and a replay leaves such a target unchanged; to repair"
+            " it, sync it again"
+        )
+    else:
         return False
-    told = (
-        f"{state.table_name} isn't replayed: its mode is {state.kept_as}, and a replay leaves such"
-        " a target unchanged; to repair it, sync it again"
-    )
-    done.warnings.append(told)
+    done.warnings.append(f"{state.table_name} isn't replayed: {why}")
     return True
 
 
@@ -354,9 +354,7 @@ def _mend_by_key(
         check=lock.check,
         filled=filled,
     )
-    source = with_variants(
-        changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT]
-    )
+    source = with_variants(changes.source, decode.types)
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
     return _Mended(changes.counts, statement, keys, filled)
 
