@@ -116,9 +116,8 @@ def mend_target(
 ) -> RowDiff | str:
     """Compare a copy's rows with the target by key, and merge the differences.
 
-    Returns the reason instead when only a whole copy is exact. ``state`` is the generation that
-    this begins. ``attempt`` is the transaction's version. Raises the error that a task named,
-    LateWriter, and SnapshotLost when another writer changed the target since it was read.
+    Returns the reason instead when only a whole copy is exact. ``state`` is the generation that it
+    begins. Raises LateWriter, SnapshotLost, or the error that a task named.
     """
     uri = uri_of(job, state.table_name)
     compared = read_untouched(job, state).version
@@ -132,8 +131,8 @@ def mend_target(
     held = spark.read.format("delta").load(uri)
     why = obstacle(former, copied.copy.key_columns, dict(held.dtypes), dict(copied.stored.dtypes))
     if why is None:
+        merge = partial(merge_rows, spark, uri, copied.copy, copied.copy.key_columns)
         try:
-            merge = partial(merge_rows, spark, uri, copied.copy, copied.copy.key_columns)
             done = merge_differences(
                 spark, job, state, copied, held, compared=compared, attempt=attempt, merge=merge
             )
@@ -143,13 +142,8 @@ def mend_target(
             raise target_write_error(uri, err) from None
         if done is not None:
             total = spark.read.format("delta").load(uri).count()
-            return RowDiff(
-                done.version,
-                done.inserted,
-                done.updated,
-                done.deleted,
-                total - done.inserted - done.updated,
-            )
+            equal = total - done.inserted - done.updated
+            return RowDiff(done.version, done.inserted, done.updated, done.deleted, equal)
         why = "its target has rows with the same key"
     log.warning("table=%s is copied as a whole: %s", state.table_name, why)
     return why
@@ -169,8 +163,9 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
     """Stage the differences between a copy and the target's rows, and commit them.
 
     ``merge`` merges the staged rows of a folder; it gets a tag with their number by action, and
-    returns the one it committed under. Returns None, with nothing committed, when the target has a
-    key twice. Raises SnapshotLost when another writer changed it since its version ``compared``.
+    returns the one it committed under. ``attempt`` is the transaction's version. Returns None, with
+    nothing committed, when the target has a key twice. Raises SnapshotLost when another writer
+    changed it since its version ``compared``.
     """
     copy, table = copied.copy, state.table_name
     found = differences(copy, copied.rows.toDF(*staged_names(copy)), target)

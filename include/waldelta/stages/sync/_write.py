@@ -21,7 +21,6 @@ from waldelta.changes.merge.target_table import (
     target_schema,
     writes_deletion_vectors,
 )
-from waldelta.lake import target_uri
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
@@ -75,11 +74,8 @@ def write_copy(
     The number of raw rows is None where it is unknown.
     """
     table_id, target = rows.target, job.pipeline.target
-    uri, marks = (
-        target_uri(target.root, table_id.schema, table_id.name),
-        target.deletion_vectors_of(str(table_id)),
-    )
-    mode = target.mode_of(str(table_id))
+    uri, mode = uri_of(job, str(table_id)), target.mode_of(str(table_id))
+    marks = target.deletion_vectors_of(str(table_id))
     is_plain = not (mode.keeps_rows or marks) and former is None
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(spark, job, str(table_id), generation)
