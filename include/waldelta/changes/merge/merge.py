@@ -19,12 +19,12 @@ from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
     CommitTag,
+    as_stored,
     insert_statement,
     merge_statement,
     tagged,
 )
 from waldelta.changes.merge.states import merge_states
-from waldelta.changes.merge.target_table import with_variants
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
 from waldelta.pipeline import Job
@@ -93,7 +93,7 @@ def _merge(
     """
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
     names = plan.decode.names
-    source = with_variants(source, plan.decode.types)
+    source = as_stored(source, plan.decode.types)
     by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
     columns = [by_name[name] for name in names]
     found = {}

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged
-from waldelta.changes.merge.target_table import with_variants
+from waldelta.changes.merge.statements import CommitTag, as_stored, merge_statement, tagged
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet
 
@@ -43,7 +42,7 @@ def merge_rows(
     to the whole session while this runs: nothing else may commit through it.
     """
     names = [name for name, _ in copy.columns]
-    source = with_variants(parquet(folder), [kind for _, kind in copy.columns])
+    source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
     statement = merge_statement(
         target, source, names, staged_shape(copy, key), metadata_columns=copy.lsn is not None
     )

@@ -22,6 +22,7 @@ from waldelta.changes.decode.collapse import (
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.spark.session import TXN_APP, TXN_VERSION, USER_METADATA
 from waldelta.spark_sql import insert_clause, path, quote, string
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +135,17 @@ def insert_statement(
         f" ({', '.join(n for n, _ in columns)})\nselect {', '.join(v for _, v in columns)}\nfrom"
         f" {source}\nwhere action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
     )
+
+
+def as_stored(source: str, types: Sequence[TargetType]) -> str:
+    """Return the relation ``source`` with columns ``c<i>`` of these types as the target stores
+    them.
+    """
+    variants = [f"c{i}" for i, kind in enumerate(types) if kind.spark == "variant"]
+    if not variants:
+        return source
+    parsed = ", ".join(f"parse_json({column}) as {column}" for column in variants)
+    return f"(select * except ({', '.join(variants)}), {parsed} from {source})"
 
 
 def void_statement(target: str, column: str) -> str:

@@ -24,11 +24,11 @@ from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS, RAW
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.merge.statements import (
     CommitTag,
+    as_stored,
     merged_raw,
     new_value,
     tagged,
 )
-from waldelta.changes.merge.target_table import with_variants
 from waldelta.lake import write_parquet
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import parquet, quote
@@ -97,7 +97,7 @@ def complete_states(
         if not is_log
         else bool(kept.key) and _lacks(spark, staged, kept)
     )
-    source = with_variants(staged.source, plan.decode.types)
+    source = as_stored(staged.source, plan.decode.types)
     if not looks_up:
         return replace(staged, source=source, counts=metric_counts(counts), net=None)
     current = kept.mode.current_rows(spark.read.format("delta").load(uri), kept.key_names)

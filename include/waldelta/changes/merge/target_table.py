@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import path, quote
 from waldelta.target_modes.column_names import clashes
-from waldelta.types import TargetType, column_types
+from waldelta.types import column_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -103,15 +103,6 @@ def target_schema(columns: Sequence[TargetColumn]) -> str:
     """Return the columns as the DDL of a DataFrame's schema."""
     fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
     return ddl(pa.schema(fields))
-
-
-def with_variants(source: str, types: Iterable[TargetType]) -> str:
-    """Return the relation ``source`` with its JSON texts as variants; ``types`` of its ``c<i>``."""
-    columns = [f"c{i}" for i, kind in enumerate(types) if kind.spark == VARIANT]
-    if not columns:
-        return source
-    parsed = ", ".join(f"parse_json({column}) as {column}" for column in columns)
-    return f"(select * except ({', '.join(columns)}), {parsed} from {source})"
 
 
 def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFrame:

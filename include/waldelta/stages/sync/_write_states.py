@@ -26,7 +26,7 @@ from waldelta.changes.merge.commits import (
     take_over_for_copy,
 )
 from waldelta.changes.merge.snapshot_rows import staged_shape
-from waldelta.changes.merge.statements import tagged
+from waldelta.changes.merge.statements import as_stored, tagged
 from waldelta.changes.merge.states import Kept, metric_counts
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -34,7 +34,6 @@ from waldelta.changes.merge.target_table import (
     prepare_target,
     replace_target,
     target_write_error,
-    with_variants,
 )
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.lake.ledger import TableState
@@ -153,7 +152,7 @@ def _add(
     def merge(folder: str, tag: CommitTag) -> CommitTag:
         names, key = tuple(name for name, _ in copy.columns), staged_shape(copy, copy.key_columns)
         kept = Kept(mode, names, key.key)
-        source = with_variants(parquet(folder), [kind for _, kind in copy.columns])
+        source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
         log.info("table=%s compared with what it keeps: %s", table, tag.counts)
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         with tagged(spark, tag):

@@ -32,8 +32,7 @@ from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
-from waldelta.changes.merge.statements import merge_statement, tagged
-from waldelta.changes.merge.target_table import with_variants
+from waldelta.changes.merge.statements import as_stored, merge_statement, tagged
 from waldelta.changes.stage import Staged, staged_in
 from waldelta.errors import LockHeld, ModeRefused, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -354,7 +353,7 @@ def _mend_by_key(
         check=lock.check,
         filled=filled,
     )
-    source = with_variants(changes.source, decode.types)
+    source = as_stored(changes.source, decode.types)
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
     return _Mended(changes.counts, statement, keys, filled)
 
