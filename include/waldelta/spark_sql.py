@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def quote(name: str) -> str:
     """Returns a quoted identifier, whatever it contains."""
@@ -21,3 +23,10 @@ def path(uri: str) -> str:
 def parquet(folder: str) -> str:
     """Returns the Parquet files of a folder, as a relation."""
     return f"parquet.{quote(folder)}"
+
+
+def insert_clause(columns: Sequence[tuple[str, str]]) -> str:
+    """Returns the INSERT of a MERGE, for pairs of column and value."""
+    return (
+        f"insert ({', '.join(n for n, _ in columns)}) values ({', '.join(v for _, v in columns)})"
+    )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.live_rows import live_rows
 from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.target_table import stored_frame
 from waldelta.config import PipelineFile
@@ -105,7 +104,7 @@ def compare_target(
         target = _read_target(
             spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version
         )
-        target = live_rows(target, state.kept_as, state.key_columns)
+        target = state.kept_as.live_rows(target, state.key_columns)
         _check_columns(table_id, source, target)
         names = [name for name, _ in copy.columns]
         if with_metadata:

@@ -7,14 +7,12 @@ from waldelta.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
     from waldelta.config.source import Publication, Source, split_table_name
-    from waldelta.config.target_mode import TargetMode
     from waldelta.config.type_options import TypeOptions
 
 __all__ = [
     "PipelineFile",
     "Publication",
     "Source",
-    "TargetMode",
     "TypeOptions",
     "load_pipeline_file",
     "split_table_name",
@@ -23,6 +21,5 @@ __getattr__ = lazy_exports(
     __name__,
     pipeline_file="PipelineFile load_pipeline_file",
     source="Publication Source split_table_name",
-    target_mode="TargetMode",
     type_options="TypeOptions",
 )

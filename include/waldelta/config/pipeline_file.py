@@ -20,10 +20,10 @@ from waldelta.config._validation_errors import StrictModel, problems, read_yaml
 from waldelta.config._variables import expand
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
-from waldelta.config.target_mode import TargetMode
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
+from waldelta.target_modes import MODES, TargetMode, named_mode
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 
@@ -47,12 +47,9 @@ class TargetTable(StrictModel):
         False,
         description="true: merge the published partitions of this table into one target",
     )
-    mode: TargetMode = Field(
+    mode: Literal[*MODES] = Field(  # type: ignore[valid-type] # one of the modes
         "mirror",
-        description=(
-            "mirror keeps the source's rows, soft_delete also deleted rows, history every"
-            " version of a row, changelog every change"
-        ),
+        description=", ".join(f"{mode} {mode.summary}" for mode in MODES.values()),
     )
     copied: bool = Field(
         True,
@@ -87,16 +84,20 @@ class TargetTable(StrictModel):
                 "from and partition_root exclude each other: with partition_root the target"
                 " merges its own partitions"
             )
-        if self.mode != "mirror" and self.partition_root:
+        if named_mode(self.mode).keeps_rows and self.partition_root:
             raise ValueError(
                 f"mode {self.mode} and partition_root exclude each other: publish the table via its"
                 " root (publish_via_partition_root: true), and leave partition_root out"
             )
-        if self.mode != "mirror" and not self.copied:
+        if named_mode(self.mode).keeps_rows and not self.copied:
             raise ValueError(
                 f"mode {self.mode} and copy: false exclude each other: leave one of them out"
             )
         return self
+
+
+# Settings of a table that the file doesn't name.
+_DEFAULTS = TargetTable.model_validate({})
 
 
 class Target(StrictModel):
@@ -195,7 +196,7 @@ class Target(StrictModel):
 
     @model_validator(mode="after")
     def _modes_have_their_columns(self) -> Self:
-        kept = sorted(name for name, table in self.tables.items() if table.mode != "mirror")
+        kept = sorted(name for name in self.tables if self.mode_of(name).keeps_rows)
         if kept and not self.metadata_columns:
             raise ValueError(
                 "only mirrors do without metadata columns: set metadata_columns: true for"
@@ -212,32 +213,24 @@ class Target(StrictModel):
 
     def types_of(self, table_name: str) -> TypeOptions:
         """Returns the type options of one table, named as PostgreSQL prints it."""
-        own = self.tables.get(table_name)
-        return own.types.over(self.types) if own else self.types
+        return self.tables.get(table_name, _DEFAULTS).types.over(self.types)
 
     def deletion_vectors_of(self, table: str) -> bool:
         """Returns whether this table's commits write deletion vectors."""
-        own = self.tables.get(table)
-        return (
-            self.deletion_vectors
-            if own is None or own.deletion_vectors is None
-            else own.deletion_vectors
-        )
+        own = self.tables.get(table, _DEFAULTS).deletion_vectors
+        return self.deletion_vectors if own is None else own
 
     def mode_of(self, table: str) -> TargetMode:
         """Returns the mode of this table's target."""
-        own = self.tables.get(table)
-        return own.mode if own else "mirror"
+        return named_mode(self.tables.get(table, _DEFAULTS).mode)
 
     def where_of(self, table: str) -> str | None:
         """Returns the filter of this table's target, as written."""
-        own = self.tables.get(table)
-        return own.where if own else None
+        return self.tables.get(table, _DEFAULTS).where
 
     def copies(self, table: str) -> bool:
         """Returns whether syncs copy this table's rows."""
-        own = self.tables.get(table)
-        return own is None or own.copied
+        return self.tables.get(table, _DEFAULTS).copied
 
     def recopies(self, table: str) -> bool:
         """Returns whether runs copy this table again by themselves where only a copy is exact."""
@@ -245,8 +238,7 @@ class Target(StrictModel):
 
     def policy_of(self, table: str) -> SchemaPolicy:
         """Returns what to do when this table's columns change."""
-        own = self.tables.get(table)
-        return (own.schema_changes if own else None) or self.schema_changes
+        return self.tables.get(table, _DEFAULTS).schema_changes or self.schema_changes
 
 
 class Batch(StrictModel):

@@ -68,7 +68,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
     return {
         "action": str(lifecycle.action),
         "status": state.status if state is not None else None,
-        "mode": state.kept_as if state is not None else None,
+        "mode": str(state.kept_as) if state is not None else None,
         "copy_skipped": state is not None and bool(state.copy_skipped),
         "generation": state.generation if state is not None else 0,
         "rows_copied": state.rows if state is not None else 0,

@@ -32,12 +32,10 @@ from waldelta.changes.decode.collapse_keyless import PLACE, collapse_copies
 from waldelta.changes.decode.relation_versions import RelationVersion
 from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNKNOWN, Routing
 from waldelta.changes.decode.row_states import (
-    STATE_XID,
     Unfolding,
     row_version_fields,
     row_versions,
 )
-from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.commit_order import commits, place_columns
@@ -46,6 +44,8 @@ from waldelta.pgoutput import Relation, Segments
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.snapshot.read_table import RAW_TYPE, raw_map
+from waldelta.target_modes import Fold
+from waldelta.target_modes.target_mode import STATE_XID
 from waldelta.types import TargetType
 from waldelta.types.text import Text
 from waldelta.types.type_map import unheld_key
@@ -117,7 +117,7 @@ class DecodePlan:
 
     @property
     def _sends_changes(self) -> bool:
-        return self.unfolding is not None and self.unfolding.mode == CHANGELOG
+        return self.unfolding is not None and self.unfolding.fold is Fold.CHANGES
 
     @property
     def decoded_schema(self) -> pa.Schema:
@@ -135,7 +135,7 @@ class DecodePlan:
         fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
             key_types = [self.types[i].arrow for i in self.shape.identity]
-            fields += row_version_fields(self.shape, key_types, self.unfolding.mode)
+            fields += row_version_fields(self.shape, key_types, self.unfolding.fold)
             return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
         if not self.shape.key:
             fields += [pa.field(PLACE, pa.int64()), pa.field("base_raw", RAW_TYPE)]

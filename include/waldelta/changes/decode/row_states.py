@@ -2,10 +2,10 @@
 them.
 
 It replaces collapse for targets whose mode isn't ``mirror``, and is pure NumPy and Arrow over the
-same chains. For ``history``, each state that a transaction left is a row with the range of
-positions in which it was valid. Intermediate states within a transaction were visible to no other
-transaction, and are left out. ``soft_delete`` keeps a key's last state. For ``changelog``, each
-change is a row.
+same chains. Of states, each one that a transaction left is a row with the range of positions in
+which it was valid. Intermediate states within a transaction were visible to no other transaction,
+and are left out. The mode's ``Fold`` says whether all states of a key are rows, its last one, or
+each change instead.
 
 A TRUNCATE ends all states at once: for the chains, keys before and after it are different keys.
 """
@@ -37,13 +37,8 @@ from waldelta.changes.decode.collapse import (
     remaining_rows,
 )
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.config import TargetMode
-from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE
-
-# Until when a state was valid; null while it is.
-TO_LSN, TO_TS = "to_lsn", "to_ts"
-# A change's transaction, and whether it moved the row to another key (the old key is in ``o<k>``).
-STATE_XID, MOVED = "xid", "moved"
+from waldelta.target_modes import Fold
+from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +57,14 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Unfolding:
-    """How the changes of a range become rows: mode, TRUNCATEs in commit order, the copy's position.
+    """How the changes of a range become rows: fold, TRUNCATEs in commit order, the copy's position.
 
     In the target's rows, every later change comes after the copy. So ``floor_lsn`` is the lowest
     position used: a transaction that the copy doesn't contain may have committed a little before
     the copy's position.
     """
 
-    mode: TargetMode
+    fold: Fold
     floor_lsn: int = 0
     truncates: tuple[Truncation, ...] = field(default=())
 
@@ -82,16 +77,16 @@ def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> p
     current state at the base key. For changes, the action is the operation.
     """
     events = in_order(events, shape)
-    if unfolding.mode == CHANGELOG:
+    if unfolding.fold is Fold.CHANGES:
         return _changes(events, shape, unfolding)
     return _states(events, shape, unfolding)
 
 
 def row_version_fields(
-    shape: EventShape, key_types: list[pa.DataType], mode: TargetMode
+    shape: EventShape, key_types: list[pa.DataType], fold: Fold
 ) -> list[pa.Field]:
     """Return the Arrow fields that row versions have in addition to those of net changes."""
-    if mode != CHANGELOG:
+    if fold is not Fold.CHANGES:
         return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, UTC_TIME)]
     fields = [
         pa.field(PLACE, pa.int64()),
@@ -134,7 +129,7 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     emptied = np.array([truncate.lsn for truncate in unfolding.truncates], np.int64)
     end_lsn, end_at = _ends(chains, era, (lsn, emptied), (at, emptied_at))
     left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
-    if unfolding.mode == SOFT_DELETE:
+    if unfolding.fold is Fold.LAST_STATES:
         left &= _is_last(destination, left)
     states = np.flatnonzero(left)
     known = chains.origin[states] == Root.BASE
@@ -143,7 +138,7 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     found = np.concatenate([np.flatnonzero(begun), arrived[era[arrived] == 0]])
     is_old = np.arange(len(found)) < int(begun.sum())
     keys = np.where(is_old, source[found], destination[found])
-    if unfolding.mode == SOFT_DELETE:
+    if unfolding.fold is Fold.LAST_STATES:
         kept = ~np.isin(keys, destination[states])  # The new state replaces the one that ends.
         found, is_old = found[kept], is_old[kept]
     held, fresh = states[known], states[~known]

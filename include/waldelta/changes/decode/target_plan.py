@@ -17,7 +17,6 @@ from waldelta.changes.decode.route import check_columns, plan_routing
 from waldelta.changes.decode.row_states import Truncation, Unfolding
 from waldelta.config import TypeOptions
 from waldelta.config.pipeline_file import SchemaPolicy
-from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.lake.changelog import Snapshot, Stream
 from waldelta.lake.changelog.batch_range import BatchRange
@@ -131,11 +130,11 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     )
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(read_types, batch_range, state, (versions, evolution), policy, options)
-    if state.kept_as == MIRROR:
-        decode = replace(decode, truncated_at=truncated_at)
-    else:  # Rows from before a TRUNCATE are part of such a target's history.
+    if (mode := state.kept_as).keeps_rows:  # Rows from before a TRUNCATE are part of its history.
         truncates = read_truncations(stream, state, snapshot)
-        decode = replace(decode, unfolding=Unfolding(state.kept_as, state.snapshot_lsn, truncates))
+        decode = replace(decode, unfolding=Unfolding(mode.fold, state.snapshot_lsn, truncates))
+    else:
+        decode = replace(decode, truncated_at=truncated_at)
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
         state,

@@ -25,12 +25,13 @@ from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import remove_folder
-from waldelta.metadata_columns import COMMIT_TS, LSN, OF_MODES, RAW
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.spark_sql import path, quote
+from waldelta.target_modes import mode_column_names
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _reshaped(
     if metadata_columns:
         raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
         columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, raws).alias(RAW)]
-        columns += [F.col(name) for name in OF_MODES if name in frame.columns]
+        columns += [F.col(name) for name in mode_column_names() if name in frame.columns]
     return frame.select(*columns)
 
 

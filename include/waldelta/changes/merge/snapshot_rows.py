@@ -35,8 +35,8 @@ def merge_rows(
     key: Sequence[str],
     folder: str,
     tag: CommitTag,
-) -> None:
-    """Merge the rows staged in ``folder`` into the table at ``target``.
+) -> CommitTag:
+    """Merge the rows staged in ``folder`` into the table at ``target``, and return ``tag``.
 
     The columns are ``action``, ``b<k>`` for the key, and the staged names. Delta's settings apply
     to the whole session while this runs: nothing else may commit through it.
@@ -48,3 +48,4 @@ def merge_rows(
     )
     with tagged(spark, tag):
         spark.sql(statement).collect()
+    return tag

@@ -21,7 +21,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.spark.session import TXN_APP, TXN_VERSION, USER_METADATA
-from waldelta.spark_sql import path, quote, string
+from waldelta.spark_sql import insert_clause, path, quote, string
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def merge_statement(
         f"when matched and s.action in ('{ACTION_DELETE}', '{ACTION_PURGE}') then delete\n"
         f"when matched then update set {', '.join(updates)}\n"
         f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPSERT}') then\n"
-        f"  insert ({', '.join(n for n, _ in inserts)}) values ({', '.join(v for _, v in inserts)})"
+        f"  {insert_clause(inserts)}"
         + (
             f"\nwhen not matched by source and {of_leaves('t', truncated)} then delete"
             if truncated

@@ -18,12 +18,13 @@ from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_writable_by_spark
-from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import path, quote
+from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import ClassVar, cast
+from typing import ClassVar
 
-from waldelta.config import TargetMode
-from waldelta.config.target_mode import MIRROR
 from waldelta.lake.ledger.ledger_row import LedgerRow
+from waldelta.target_modes import TargetMode, named_mode
 
 # Values of a state's ``status``.
 COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (
@@ -198,7 +197,7 @@ class TableState(LedgerRow):
     # External commits since the copy: the first and the latest ones (see
     # waldelta.pipeline.targets.external_commits).
     foreign_commits: list[ExternalCommit] = field(default_factory=list)
-    # The target's mode (see waldelta.config.target_mode), when it isn't a mirror.
+    # The target's mode (see waldelta.target_modes), when it isn't a mirror.
     mode: str | None = None
     # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: no.
     copy_skipped: bool | None = None
@@ -208,7 +207,7 @@ class TableState(LedgerRow):
     @property
     def kept_as(self) -> TargetMode:
         """The target's mode."""
-        return cast("TargetMode", self.mode or MIRROR)
+        return named_mode(self.mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
@@ -77,7 +76,7 @@ def check_drift(
         with target_lock(job, name):
             mark(job, check_same_copy(job, state), f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
-        drifted |= {name: drift.repair} if state.kept_as == MIRROR else {}
+        drifted |= {} if state.kept_as.keeps_rows else {name: drift.repair}
     elif drift.is_new:
         # Log at once: a run that is killed after the record was written has reported the drift,
         # too.

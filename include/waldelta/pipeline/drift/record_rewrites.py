@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from waldelta.config.target_mode import check_change
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import TableState
@@ -36,7 +35,7 @@ def check_mode(job: Job, state: TableState) -> None:
     wanted, copies = target.mode_of(name), target.copies(name)
     if state.kept_as == wanted and copies == (not state.copy_skipped):
         return
-    check_change(name, state.mode, wanted)
+    state.kept_as.check_change(name, wanted)
     if state.kept_as == wanted and not copies:
         _record_skipped_copy(job, state)
         return

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from waldelta.config.target_mode import MIRROR
 from waldelta.errors import FilterNotTranslatable
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
@@ -165,7 +164,10 @@ def obstacle(repair: Repair) -> str | None:
     held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
-        (state.kept_as != MIRROR, f"it is kept as {state.kept_as}, which a repair would overwrite"),
+        (
+            state.kept_as.keeps_rows,
+            f"it is kept as {state.kept_as}, which a repair would overwrite",
+        ),
         (not _has_same_source(repair), "its changes come from another table than its copy"),
         (
             not table.key_columns or state.key_columns != list(table.key_columns),

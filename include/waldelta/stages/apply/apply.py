@@ -21,13 +21,11 @@ from waldelta.changes.merge.states import complete_states
 from waldelta.changes.stage import staged_in
 from waldelta.changes.stage.split import splitting
 from waldelta.changes.stage.stage import stage
-from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import BatchRanges, ChangeLog, Stream
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.metadata_columns import clashes
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
 from waldelta.pipeline.drift import CatalogTable, Evolution
@@ -50,6 +48,7 @@ from waldelta.stages.check.gate import TableGate, read_gates
 from waldelta.stages.check.gate.gate import judge_of
 from waldelta.stages.check.gate.verdicts import record_passed
 from waldelta.stages.sync.skipped_copy import is_empty
+from waldelta.target_modes.column_names import clashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -403,8 +402,7 @@ def _bring(
         )
     changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
     judged = judge_of(run.spark, job, plan, run.gates)
-    # A changelog records what was sent, so its rows stay incomplete.
-    if state.kept_as != CHANGELOG:
+    if state.kept_as.completes_rows:
         changes = complete_rows(
             job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check
         )

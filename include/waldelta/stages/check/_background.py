@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from waldelta.config.target_mode import MIRROR
 from waldelta.spark.session_pool import MOST_AT_ONCE
 from waldelta.stages.check.measure import DuplicateKeys, Measured, Reference
 from waldelta.stages.check.measure.profile import profile_by_values
@@ -74,7 +73,7 @@ def profile_early(
     """
     planned = () if isinstance(plan, Exception) else plan.expectations
     asked = [one for one in planned if one.type == AsBefore.type]
-    if not asked or target.state.kept_as != MIRROR:
+    if not asked or target.state.kept_as.keeps_rows:
         return None
 
     def measure() -> Measured | None:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from waldelta.config.target_mode import MIRROR
 from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.passed_suites import PassedSuite
@@ -96,7 +95,7 @@ def changed_since(
         return None
     if (
         LSN not in columns
-        or target.state.kept_as != MIRROR
+        or target.state.kept_as.keeps_rows
         or target.version - found.version > MOST_COMMITS
     ):
         return None

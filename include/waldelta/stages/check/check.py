@@ -23,7 +23,6 @@ from deltalake.exceptions import TableNotFoundError
 
 from waldelta.config import PipelineFile, split_table_name
 from waldelta.config.expectation_files import OwnSuites, read_own_suites
-from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog, target_uri
@@ -327,7 +326,7 @@ def _rest_verdict(
 
 
 def _is_quick(state: TableState, outcome: RunOutcome) -> bool:
-    return state.table_name in outcome.quick and (outcome.is_upkeep or state.kept_as == MIRROR)
+    return state.table_name in outcome.quick and (outcome.is_upkeep or not state.kept_as.keeps_rows)
 
 
 def _suites(pipeline: PipelineFile) -> Path | None:

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, StateError, WaldeltaError
 from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import Reconciliation, TableState
@@ -164,9 +163,9 @@ def _why_other_rows(state: TableState) -> str | None:
     if state.copy_skipped:
         return "its existing rows were not copied (copy: false), so it lacks rows by design"
     return (
-        None
-        if state.kept_as == MIRROR
-        else f"its target keeps rows that the source no longer has (mode {state.kept_as})"
+        f"its target keeps rows that the source no longer has (mode {state.kept_as})"
+        if state.kept_as.keeps_rows
+        else None
     )
 
 

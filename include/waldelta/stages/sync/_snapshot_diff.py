@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -115,9 +116,8 @@ def mend_target(
 ) -> RowDiff | str:
     """Compare a copy's rows with the target by key, and merge the differences.
 
-    Returns the reason instead when only a whole copy is exact. ``state`` is the generation that
-    this begins. ``attempt`` is the transaction's version. Raises the error that a task named,
-    LateWriter, and SnapshotLost when another writer changed the target since it was read.
+    Returns the reason instead when only a whole copy is exact. ``state`` is the generation that it
+    begins. Raises LateWriter, SnapshotLost, or the error that a task named.
     """
     uri = uri_of(job, state.table_name)
     compared = read_untouched(job, state).version
@@ -131,42 +131,45 @@ def mend_target(
     held = spark.read.format("delta").load(uri)
     why = obstacle(former, copied.copy.key_columns, dict(held.dtypes), dict(copied.stored.dtypes))
     if why is None:
+        merge = partial(merge_rows, spark, uri, copied.copy, copied.copy.key_columns)
         try:
-            done = _mend(spark, job, state, copied, held, attempt)
-            if done is not None:
-                check_alone(job, done, compared)
+            done = merge_differences(
+                spark, job, state, copied, held, compared=compared, attempt=attempt, merge=merge
+            )
         except WaldeltaError:
             raise
         except Exception as err:
             raise target_write_error(uri, err) from None
         if done is not None:
             total = spark.read.format("delta").load(uri).count()
-            return RowDiff(
-                done.version,
-                done.inserted,
-                done.updated,
-                done.deleted,
-                total - done.inserted - done.updated,
-            )
+            equal = total - done.inserted - done.updated
+            return RowDiff(done.version, done.inserted, done.updated, done.deleted, equal)
         why = "its target has rows with the same key"
     log.warning("table=%s is copied as a whole: %s", state.table_name, why)
     return why
 
 
-def _mend(
+def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merged
     spark: SparkSession,
     job: Job,
     state: TableState,
     copied: CopiedRows,
-    held: DataFrame,
+    target: DataFrame,
+    *,
+    compared: int,
     attempt: int,
+    merge: Callable[[str, CommitTag], CommitTag],
 ) -> TargetCut | None:
-    """Stage and merge the differences; returns None when the target has a key twice."""
-    copy = copied.copy
-    found = differences(copy, copied.rows.toDF(*staged_names(copy)), held)
-    folder = staging_folder(
-        job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id
-    )
+    """Stage the differences between a copy and the target's rows, and commit them.
+
+    ``merge`` merges the staged rows of a folder; it gets a tag with their number by action, and
+    returns the one it committed under. ``attempt`` is the transaction's version. Returns None, with
+    nothing committed, when the target has a key twice. Raises SnapshotLost when another writer
+    changed it since its version ``compared``.
+    """
+    copy, table = copied.copy, state.table_name
+    found = differences(copy, copied.rows.toDF(*staged_names(copy)), target)
+    folder = staging_folder(job.pipeline.target.root, table, state.generation, attempt, job.run_id)
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         counts = count_actions(spark, folder)
@@ -175,12 +178,15 @@ def _mend(
         copied.all_read()
         fault_point("resync.compared")
         # The same transaction id as a copy's, which this replaces.
-        app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"
+        app_id = f"{job.slot_identity().app_id}:sync:{table}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
-        if not counts:
-            return commit_equal(spark, job, state, tag, copy.key_columns[0])
-        merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
-        return read_commit(job, state, tag)
+        done = (
+            read_commit(job, state, merge(folder, tag))
+            if counts
+            else commit_equal(spark, job, state, tag, copy.key_columns[0])
+        )
+        check_alone(job, done, compared)
+        return done
 
 
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:

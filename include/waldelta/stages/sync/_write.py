@@ -21,8 +21,6 @@ from waldelta.changes.merge.target_table import (
     target_schema,
     writes_deletion_vectors,
 )
-from waldelta.config.target_mode import MIRROR
-from waldelta.lake import target_uri
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
@@ -35,7 +33,6 @@ from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import ChunkReader, copy_files, open_target
 from waldelta.stages.sync._write_states import (
-    CopyCommit,
     SnapshotMoment,
     copy_states,
     prepare_states,
@@ -77,13 +74,10 @@ def write_copy(
     The number of raw rows is None where it is unknown.
     """
     table_id, target = rows.target, job.pipeline.target
-    uri, marks = (
-        target_uri(target.root, table_id.schema, table_id.name),
-        target.deletion_vectors_of(str(table_id)),
-    )
-    mode = target.mode_of(str(table_id))
-    is_plain = mode == MIRROR and former is None and not marks
-    if mode == MIRROR:  # In other modes this follows once the copy is known not to be refused.
+    uri, mode = uri_of(job, str(table_id)), target.mode_of(str(table_id))
+    marks = target.deletion_vectors_of(str(table_id))
+    is_plain = not (mode.keeps_rows or marks) and former is None
+    if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
@@ -106,9 +100,8 @@ def write_copy(
     diff: RowDiff | str | None = None
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)
-    if mode != MIRROR:
-        commit = CopyCommit(rows.moment, rows.txn, rows.metadata, rows.keeps)
-        return copy_states(spark, job, begun, given, commit), None, None
+    if mode.keeps_rows:
+        return copy_states(spark, job, begun, given, rows), None, None
     if former is not None:
         diff = mend_target(spark, job, begun, former, given, rows.txn[1])
     if isinstance(diff, RowDiff):

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from waldelta.config import PipelineFile
-from waldelta.config.target_mode import MIRROR
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED, StorageState
 from waldelta.lsn import Lsn
@@ -76,7 +75,7 @@ def synced_state(
         version=copied.version,
         fed_by=replicated.other_source,
         root_id=replicated.mapping.root_id,
-        mode=None if mode == MIRROR else mode,
+        mode=mode.name if mode.keeps_rows else None,
     )
     if copied.skipped is None:
         return state

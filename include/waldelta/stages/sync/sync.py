@@ -23,7 +23,6 @@ import tenacity
 
 from waldelta.changes.decode.route import plan_routing
 from waldelta.changes.merge.target_table import target_columns
-from waldelta.config.target_mode import MIRROR
 from waldelta.errors import (
     ConfigError,
     LateWriter,
@@ -188,7 +187,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
     # The largest tables come first, so that small ones fill the gaps at the end. A MERGE needs the
     # session's settings for itself, so it runs alone.
-    kept = [target for target in allowed if job.pipeline.target.mode_of(str(target.id)) != MIRROR]
+    kept = [t for t in allowed if job.pipeline.target.mode_of(str(t.id)).keeps_rows]
     alone = (
         allowed if formers else [t for t in kept if keeps_rows(job, str(t.id), t.table.key_columns)]
     )

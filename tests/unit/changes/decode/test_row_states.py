@@ -12,7 +12,7 @@ import pytest
 from tests.support.seeds import chosen_seed
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
 from waldelta.changes.decode.row_states import Truncation, Unfolding, row_versions
-from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
+from waldelta.target_modes import Fold
 
 TS = pa.timestamp("us", tz="UTC")
 SHAPE = EventShape(2, (0,), (1,))
@@ -146,7 +146,7 @@ def test_a_history_has_every_state_that_a_transaction_left(ranges):
             for commit in range(10):
                 table.transaction(10 + part * 10 + commit, rng)
             truncates = tuple(table.truncates[emptied:])
-            rows = unfolded(table, Unfolding(HISTORY, 0, truncates), since)
+            rows = unfolded(table, Unfolding(Fold.STATES, 0, truncates), since)
             target = applied(target, rows, truncates)
             follow_each_other_in_time(rows)
         assert sorted(map(tuple, target), key=repr) == table.all_states, (
@@ -165,7 +165,7 @@ def test_soft_delete_has_one_row_for_each_key_its_last_one():
         target = {key: (value, False) for key, value in table.rows.items()}
         for commit in range(10, 25):
             table.transaction(commit, rng)
-        rows = unfolded(table, Unfolding(SOFT_DELETE, 0, tuple(table.truncates)))
+        rows = unfolded(table, Unfolding(Fold.LAST_STATES, 0, tuple(table.truncates)))
         touched = [row["b0"] if row["action"] == "delete" else row["c0"] for row in rows]
         assert len(touched) == len(set(touched))
         before = dict(target)
@@ -194,7 +194,7 @@ def test_a_changelog_has_every_change_in_order():
         event(3, UPDATE, 11, 2, 2),
         event(4, DELETE, 12, 7),
     ]
-    rows = unfolded(table, Unfolding(CHANGELOG))
+    rows = unfolded(table, Unfolding(Fold.CHANGES))
     told = [
         (r["action"], r["c0"], r["c1"], r["u1"], r["o0"], r["b0"], r["place"], r["xid"])
         for r in rows
@@ -210,17 +210,17 @@ def test_a_changelog_has_every_change_in_order():
 CASES = {
     "what one transaction did and undid is no state": (
         [event(1, INSERT, 10, None, 9, "x"), event(2, DELETE, 10, 9)],
-        Unfolding(HISTORY),
+        Unfolding(Fold.STATES),
         [("delete", 10)],
     ),
     "what the copy may have seen begins with the copy": (
         [event(1, INSERT, 10, None, 9, "x"), event(2, UPDATE, 30, 9, 9, "y")],
-        Unfolding(HISTORY, 20),
+        Unfolding(Fold.STATES, 20),
         [("delete", 20), ("insert", 20), ("insert", 30)],
     ),
     "an update behind a TRUNCATE has no row": (
         [event(2, UPDATE, 10, 9, 9, "x")],
-        Unfolding(HISTORY, 0, (Truncation(1, 9, 9, 9),)),
+        Unfolding(Fold.STATES, 0, (Truncation(1, 9, 9, 9),)),
         [("skip", 10)],
     ),
 }
@@ -251,7 +251,7 @@ def test_no_state_ends_before_it_began(name):
     other.
     """
     events, truncates, expected = SET_BACK[name]
-    rows = unfolded(SimpleNamespace(events=events), Unfolding(HISTORY, 0, truncates))
+    rows = unfolded(SimpleNamespace(events=events), Unfolding(Fold.STATES, 0, truncates))
     told = sorted(
         (row["lsn"], row["commit_ts"], row["to_ts"]) for row in rows if row["action"] == "insert"
     )

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 from deltalake import DeltaTable
 
-from waldelta.changes.merge.live_rows import live_rows
-from waldelta.config import TargetMode
-from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import open_version
@@ -24,6 +21,7 @@ from waldelta.postgres.publication_membership import from_texts
 from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
 from waldelta.stages.check.constraints import ForeignKey
 from waldelta.stages.check.constraints.foreign_keys import KeyColumn
+from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ class Side:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns the target's live rows."""
         kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
-        return live_rows(kept, self.mode, self.key)
+        return self.mode.live_rows(kept, self.key)
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
         """Opens the target's version without Spark."""
@@ -191,7 +189,7 @@ def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
     there = lake.changed.get(reference.referenced.table)
     if (
         since is None
-        or reference.referring.mode != MIRROR
+        or reference.referring.mode.keeps_rows
         or (there is not None and there.lost_rows)
     ):
         return reference
@@ -284,7 +282,7 @@ def _of_states(referring: TableState, other: TableState) -> str | None:
             f"the row filter of {referring.table_name} has changed since its copy, so the target"
             " may keep rows that no longer pass it"
         )
-    if referring.kept_as == CHANGELOG and not referring.key_columns:
+    if referring.kept_as.keeps_rows and not referring.key_columns:
         return f"{referring.table_name} keeps deleted rows, and has no key to find them by"
     for state in (referring, other):
         if missing := sorted(_OPERATIONS - _published(state)):

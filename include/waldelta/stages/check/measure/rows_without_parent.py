@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
 from waldelta.changes.merge.small_target import is_small
-from waldelta.config.target_mode import MIRROR
 from waldelta.lake import files_of
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.metadata_columns import LSN
@@ -112,7 +111,7 @@ def rows_without_parent_in_driver(
     Returns None when Spark is needed. Raises what delta-rs and Arrow raise.
     """
     sides = reference.referring, reference.referenced
-    if any(side.mode != MIRROR for side in sides) or "number" in reference.comparisons:
+    if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
         return None
     tables = [side.open(storage_options) for side in sides]
     if not all(is_small(files_of(table)) for table in tables):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
-from waldelta.changes.merge.live_rows import live_rows
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import open_version
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
@@ -35,7 +34,7 @@ class CheckedTarget:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns the rows that the source has now, as a mirror would hold them."""
-        return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
+        return self.state.kept_as.live_rows(self.kept(spark), self.state.key_columns)
 
     def kept(self, spark: SparkSession) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.changes.decode.collapse import codes_of
-from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     IS_FRESH,
@@ -18,12 +17,11 @@ from waldelta.lake.ledger.expectation_results import (
     VALUES_KNOWN,
     recorded_unknown,
 )
-from waldelta.metadata_columns import UNCHANGED
 from waldelta.quantities import counted
 from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
 from waldelta.stages.check.measure.columns import column_differences
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey
-from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS, find_broken_rows
+from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
 from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
@@ -184,8 +182,8 @@ class KeyUnique(CountedKind):
 
         Of a mirror, only keys of rows written since ``met`` are compared.
         """
-        columns, is_mirror = tuple(target.state.key_columns), target.state.kept_as == MIRROR
-        is_single, since = len(columns) == 1, met if is_mirror else None
+        columns, keeps_rows = tuple(target.state.key_columns), target.state.kept_as.keeps_rows
+        is_single, since = len(columns) == 1, None if keeps_rows else met
 
         def count() -> DuplicateKeys:
             key = (
@@ -197,7 +195,7 @@ class KeyUnique(CountedKind):
                 return find_duplicate_keys(target.frame(spark), columns)
             if since is not None:
                 key = key.written_since(since)
-            if is_single and is_mirror and key.is_unique():
+            if is_single and not keeps_rows and key.is_unique():
                 return DuplicateKeys(0)
             rows = key.rows_in_question(target.frame(spark))
             return find_duplicate_keys(rows, columns, dense=is_single and key.is_dense)
@@ -232,18 +230,18 @@ class KeptRowsHold(CountedKind):
         target: CheckedTarget,
         **_: Any,
     ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-        """Have rows counted that contradict the target's mode."""
-        mode, key = target.state.kept_as, target.state.key_columns
-        if mode == MIRROR:
+        """Have rows counted that break an invariant of the target's mode."""
+        rules, key = target.state.kept_as.invariants, target.state.key_columns
+        if not rules:
             return {}
         # The tasks that wait for this one are behind it in the queue.
-        found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, key))
-        counts: dict[tuple[str, ...], Future[DuplicateKeys]] = {
-            (KEPT_ROWS, mode): background.submit(lambda: found.result()[0])
+        found = background.submit(lambda: find_broken_rows(target.kept(spark), rules, key))
+        return {
+            (KEPT_ROWS, rule.label): background.submit(
+                lambda label: found.result()[label], rule.label
+            )
+            for rule in rules
         }
-        if mode == CHANGELOG:
-            counts[KEPT_ROWS, UNCHANGED] = background.submit(lambda: found.result()[1])
-        return counts
 
     def is_measured_early(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
         """Returns False: the quick check is of mirrors, which keep live rows only."""
@@ -251,16 +249,9 @@ class KeptRowsHold(CountedKind):
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields what the rows of a target must meet that keeps more than live rows."""
-        if (mode := facts.state.kept_as) != MIRROR:
-            meaning = MEANINGS[mode]
-            kwargs = {"columns": [KEPT_ROWS, mode], "meaning": meaning}
-            yield PlannedExpectation(
-                self.type, kwargs, "critical", "pipeline", f"{mode}: {meaning}"
-            )
-        if mode == CHANGELOG:
-            meaning = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
-            kwargs = {"columns": [KEPT_ROWS, UNCHANGED], "meaning": meaning}
-            yield PlannedExpectation(self.type, kwargs, "warning", "pipeline", meaning)
+        for rule in facts.state.kept_as.invariants:
+            kwargs = {"columns": [KEPT_ROWS, rule.label], "meaning": rule.meaning}
+            yield PlannedExpectation(self.type, kwargs, rule.severity, "pipeline", rule.title)
 
 
 class ReferencesHold(CountedKind):
@@ -328,7 +319,7 @@ class AllValuesKnown(KnownBefore):
         """Yields that no row of the target lacks a value."""
         rows = facts.rules.unknown_rows
         # A changelog has the rows anyway, and records which values they lack.
-        if rows is not None and facts.state.kept_as != CHANGELOG:
+        if rows is not None and facts.state.kept_as.completes_rows:
             observed = recorded_unknown(rows)
             kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": observed}
             yield PlannedExpectation(self.type, kwargs, "warning", "pipeline", VALUES_KNOWN)

@@ -133,9 +133,7 @@ def needs_spark(job: Job, table_name: str) -> bool:
 def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     """Returns why a comparison would be meaningless, or None."""
     state, table = feeding.state, feeding.as_copied.table
-    own = job.pipeline.target.tables.get(state.table_name)
-    mode = getattr(own, "mode", "mirror")
-    if mode != "mirror":
+    if (mode := job.pipeline.target.mode_of(state.table_name)).keeps_rows:
         return f"its mode is {mode}: only a mirror holds what its source holds"
     if not table.publishes >= EVERY_CHANGE:
         left = ", ".join(sorted(EVERY_CHANGE - table.publishes))

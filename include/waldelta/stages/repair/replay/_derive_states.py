@@ -23,7 +23,6 @@ from waldelta.changes.decode.decode import collapse_events, decode, with_typed_k
 from waldelta.changes.decode.final_states import final_states, reached
 from waldelta.changes.decode.net_rows import with_column
 from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
-from waldelta.changes.decode.row_states import MOVED
 from waldelta.changes.stage import read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
 from waldelta.changes.stage.stage_tasks import tasks_for
@@ -33,6 +32,7 @@ from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.stages.repair.replay._plan import ReplayPlan
+from waldelta.target_modes.target_mode import MOVED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -34,8 +34,7 @@ from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
 from waldelta.changes.merge.statements import as_stored, merge_statement, tagged
 from waldelta.changes.stage import Staged, staged_in
-from waldelta.config.target_mode import MIRROR, check_mirror
-from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
+from waldelta.errors import LockHeld, ModeRefused, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import BatchRanges, Snapshot
@@ -135,12 +134,11 @@ def replay(
     table without a key is rebuilt from its copy.
     """
     for name in tables or ():
-        check_mirror(
-            "a replay",
-            name,
-            job.pipeline.target.mode_of(name),
-            "sync it again, which adds what differs as changes",
-        )
+        if (mode := job.pipeline.target.mode_of(name)).keeps_rows:
+            raise ModeRefused(
+                f"{name} has mode {mode}, so a replay would overwrite rows that it keeps: sync it"
+                " again, which adds what differs as changes"
+            )
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
@@ -189,18 +187,18 @@ def _keeps(state: TableState, done: Replayed) -> bool:
     If so, adds a warning.
     """
     if state.copy_skipped:
-        done.warnings.append(
-            f"{state.table_name} isn't replayed: its existing rows were not copied (copy: false),"
-            " so the change log doesn't show which of the changed rows the target had"
+        why = (
+            "its existing rows were not copied (copy: false), so the change log doesn't show which"
+            " of the changed rows the target had"
         )
-        return True
-    if state.kept_as == MIRROR:
+    elif state.kept_as.keeps_rows:
+        why = (
+            f"its mode is {state.kept_as}, and a replay leaves such a target unchanged; to repair"
+            " it, sync it again"
+        )
+    else:
         return False
-    told = (
-        f"{state.table_name} isn't replayed: its mode is {state.kept_as}, and a replay leaves such"
-        " a target unchanged; to repair it, sync it again"
-    )
-    done.warnings.append(told)
+    done.warnings.append(f"{state.table_name} isn't replayed: {why}")
     return True
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
-from waldelta.config.target_mode import MIRROR
 from waldelta.findings import Finding, problem, warning
 
 
@@ -26,7 +25,7 @@ def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Fin
     for name, file in sorted(own.by_table.items()):
         mode = pipeline.target.mode_of(name)
         for number, item in enumerate(file.suite.expectations):
-            if item.gate != "warn" and mode != MIRROR:
+            if item.gate != "warn" and mode.keeps_rows:
                 yield problem(
                     f"{file.place(number)}: gate: {item.gate} needs a target of mode mirror, and"
                     f" this one has mode {mode}: make it warn"

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.findings import Finding, problem, warning
-from waldelta.metadata_columns import clashes
 from waldelta.postgres import CatalogRelation, TableColumn
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import PublicationTable
+from waldelta.target_modes.column_names import clashes
 from waldelta.types import column_types
 
 # For these schemes, Spark's default log store checks whether a commit exists and then writes it,

@@ -13,7 +13,6 @@ from typing import Any
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import TargetTable
-from waldelta.config.target_mode import check_key
 from waldelta.errors import ModeRefused
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake.ledger import TableState
@@ -24,6 +23,7 @@ from waldelta.postgres import CatalogRelation, Connection, TableId
 from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import members
+from waldelta.target_modes import named_mode
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
     for name in sorted(entries.keys() & planned.sources.keys()):
         try:
             for table in planned.relations_of(name):
-                check_key(entries[name].mode, name, sorted(table.key))
+                named_mode(entries[name].mode).check_key(name, sorted(table.key))
         except ModeRefused as err:
             yield problem(f"target.tables.{name}.mode: {err}")
 

@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from waldelta.config.pipeline_file import Target, TargetTable
-from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import CatalogRelation, TableId
 from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets, judge_modes
+from waldelta.target_modes import MODES, named_mode
 
 
 def published(name: str, oid: int, key: tuple[str, ...]) -> PlannedRelation:
@@ -61,20 +61,55 @@ def test_the_file_refuses(name):
         Target.model_validate({"root": "file:///lake"} | keys)
 
 
+class Frame:
+    """A data frame that records the columns it drops."""
+
+    def where(self, condition):
+        self.condition = condition
+        return self
+
+    def drop(self, *names):
+        self.dropped = names
+        return self
+
+
+@pytest.mark.parametrize(
+    ("mode", "condition", "dropped"),
+    [
+        ("mirror", "true", ()),
+        ("soft_delete", "not _wd_deleted", ("_wd_deleted", "_wd_deleted_at")),
+        (
+            "history",
+            "_wd_valid_to_lsn is null",
+            ("_wd_valid_from", "_wd_valid_to", "_wd_valid_from_lsn", "_wd_valid_to_lsn"),
+        ),
+    ],
+)
+def test_live_rows_lack_only_columns_of_their_own_mode(mode, condition, dropped):
+    """A mirror without metadata columns may have a column of the source that is called _wd_op."""
+    frame = MODES[mode].live_rows(Frame(), ["id"])
+    assert (frame.condition, frame.dropped) == (condition, dropped)
+
+
+def test_the_first_copy_has_values_for_columns_of_the_mode():
+    for mode in MODES.values():
+        assert mode.first_values.keys() <= mode.columns({"id": "int"}).keys(), mode
+
+
 def test_only_a_mirror_gets_another_mode():
-    check_change("public.t", None, "history")
-    check_change("public.t", "history", "history")
+    named_mode(None).check_change("public.t", MODES["history"])
+    MODES["history"].check_change("public.t", MODES["history"])
     with pytest.raises(
         ModeRefused,
         match=r"public\.t has mode history in the lake, and the pipeline file says changelog",
     ):
-        check_change("public.t", "history", "changelog")
+        MODES["history"].check_change("public.t", MODES["changelog"])
 
 
 def test_a_changelog_tells_the_key_before_by_its_columns():
     """Quoted, whatever they are called."""
     assert (
-        mode_columns("changelog", {"a b": "int", "c": "string"})["_wd_before"]
+        MODES["changelog"].columns({"a b": "int", "c": "string"})["_wd_before"]
         == "struct<`a b`: int, `c`: string>"
     )
-    assert "_wd_before" not in mode_columns("changelog", {})
+    assert "_wd_before" not in MODES["changelog"].columns({})

@@ -1,0 +1,108 @@
+"""Mode ``changelog``: each change is a row, in the order of commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from waldelta.metadata_columns import LSN
+from waldelta.spark_sql import path, quote, string
+from waldelta.target_modes.target_mode import MOVED, STATE_XID, Fold, Invariant, TargetMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from waldelta.changes.decode.row_states import Truncation
+    from waldelta.changes.merge.states import Kept
+
+# The operation, its place in the stream, its transaction, the key before it, and the columns whose
+# values are unknown.
+OP, SEQ, XID, BEFORE, UNCHANGED = "_wd_op", "_wd_seq", "_wd_xid", "_wd_before", "_wd_unchanged"
+_MEANING = "each change has a known operation and its own position in the stream"
+_COMPLETE = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
+
+
+class Changelog(TargetMode):
+    """Appends changes; which rows are current follows from the last change of each key."""
+
+    def columns(self, key: Mapping[str, str]) -> dict[str, str]:
+        """Returns what describes a change; with a key also the key before it."""
+        fields = ", ".join(f"{quote(name)}: {kind}" for name, kind in key.items())
+        return dict(self.own_columns) | ({BEFORE: f"struct<{fields}>"} if key else {})
+
+    def statement(
+        self,
+        uri: str,
+        kept: Kept,
+        source: str,
+        truncates: Sequence[Truncation] = (),  # noqa: ARG002 - they are rows of the source
+    ) -> str:
+        """Returns the INSERT of every change."""
+        unknown = ", ".join(
+            f"case when s.u{i} then {string(kept.names[i])} end" for i in kept.toastable
+        )
+        lacking = f"array_compact(array({unknown}))" if unknown else "array()"
+        columns = [
+            *kept.values, (OP, "s.action"), (SEQ, "s.place"), (XID, f"s.{STATE_XID}"),
+            (UNCHANGED, f"nullif({lacking}, cast(array() as array<string>))"),
+        ]  # fmt: skip
+        if kept.key:
+            fields = ", ".join(f"{string(name)}, s.o{k}" for k, name in enumerate(kept.key_names))
+            columns.append((BEFORE, f"case when s.{MOVED} then named_struct({fields}) end"))
+        names, values = zip(*columns, strict=True)
+        return (
+            f"insert into {path(uri)} ({', '.join(names)})\nselect {', '.join(values)}\nfrom"
+            f" {source} as s"
+        )
+
+    def current_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
+        """Returns the last change of each key, where that left a row.
+
+        A change that moved a row ends its old key, too. Without a key, it returns all rows: the
+        changelog doesn't show which of two equal rows was deleted.
+        """
+        if not key:
+            return frame
+        keys = [f"_wd_key{k}" for k in range(len(key))]
+        named = [f"{quote(of)} as {name}" for name, of in zip(keys, key, strict=True)]
+        changes = frame.where(f"{OP} <> 'truncate'").selectExpr("*", *named)
+        # Fields are read by position, since a key's column may have been renamed since.
+        fields = frame.schema[BEFORE].dataType.fieldNames()  # type: ignore[attr-defined]
+        before = [f"{BEFORE}.{quote(of)} as {name}" for name, of in zip(keys, fields, strict=True)]
+        ended = changes.where(f"{BEFORE} is not null").drop(*keys, OP)
+        truncated = f"max(struct({LSN}, {SEQ})) as _wd_emptied"
+        emptied = frame.where(f"{OP} = 'truncate'").selectExpr(truncated)
+        # Of one change, the row that it left comes after the one that it ended.
+        rank = (
+            f"row_number() over (partition by {', '.join(keys)} order by {LSN} desc, {SEQ} desc,"
+            f" {OP} = 'gone') as _wd_rank"
+        )
+        return (
+            changes.unionByName(ended.selectExpr("*", *before, f"'gone' as {OP}"))
+            .crossJoin(emptied.hint("broadcast"))
+            .where(f"_wd_emptied is null or struct({LSN}, {SEQ}) > _wd_emptied")
+            .selectExpr("*", rank)
+            .where(f"_wd_rank = 1 and {OP} not in ('delete', 'gone')")
+            .drop(*keys, "_wd_rank", "_wd_emptied")
+        )
+
+
+CHANGELOG = Changelog(
+    name="changelog",
+    summary="every change",
+    fold=Fold.CHANGES,
+    completes_rows=False,
+    own_columns={OP: "string", SEQ: "bigint", XID: "bigint", UNCHANGED: "array<string>"},
+    first_values={OP: "'snapshot'", SEQ: "-1"},
+    invariants=(
+        Invariant(
+            "changelog",
+            _MEANING,
+            f"changelog: {_MEANING}",
+            f"coalesce({OP} not in ('insert', 'update', 'delete', 'truncate', 'snapshot'), true) or"
+            f" ({OP} <> 'snapshot' and ({SEQ} is null"
+            f" or count(*) over (partition by {LSN}, {SEQ}) > 1))",
+        ),
+        Invariant(UNCHANGED, _COMPLETE, _COMPLETE, f"{UNCHANGED} is not null", "warning"),
+    ),
+)

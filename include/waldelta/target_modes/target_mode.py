@@ -1,0 +1,135 @@
+"""The base class of target modes: everything in which one mode may differ from another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from waldelta.errors import ModeRefused
+from waldelta.metadata_columns import COMMIT_TS, LSN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from waldelta.changes.decode.row_states import Truncation
+    from waldelta.changes.merge.states import Kept
+
+# Columns of staged states: until when one was valid; null while it is.
+TO_LSN, TO_TS = "to_lsn", "to_ts"
+# Columns of staged changes: the transaction, and whether it moved the row to another key (the old
+# key is in ``o<k>``).
+STATE_XID, MOVED = "xid", "moved"
+
+
+class Fold(Enum):
+    """What the changes of a range become, in commit order."""
+
+    # At most one change for each row.
+    NET_CHANGES = "net changes"
+    # Each state of a row at the end of a transaction, with its own end.
+    STATES = "states"
+    # The last state of each key.
+    LAST_STATES = "last states"
+    # Each change, and each TRUNCATE.
+    CHANGES = "changes"
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """What holds for all rows of a target, whether the source has them now or not.
+
+    ``broken`` is a Spark expression that is true for rows that break it. It may have windows, and
+    ``{key}`` in it is replaced by the key's columns. ``label`` distinguishes the invariants of a
+    mode. ``title`` describes it in results.
+    """
+
+    label: str
+    meaning: str
+    title: str
+    broken: str
+    severity: Literal["critical", "warning"] = "critical"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetMode:
+    """One target mode.
+
+    ``name`` is what the pipeline file and the ledger call it, ``summary`` what a target keeps.
+    """
+
+    name: str
+    summary: str
+    fold: Fold
+    # Whether values that weren't sent are read from the source, or their row is quarantined. If
+    # not, the row says which values it lacks.
+    completes_rows: bool = True
+    # The columns that the mode adds to a mirror's, with Spark types.
+    own_columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # Those that aren't null in the rows of a first copy, as Spark SQL. ``{lsn}`` and ``{time}`` are
+    # replaced by the snapshot's.
+    first_values: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # The condition of rows that the source has now.
+    live: str = "true"
+    # The column with the time at which a current row's state began.
+    began_at: str = COMMIT_TS
+    # Columns with positions of changes.
+    positions: tuple[str, ...] = (LSN,)
+    # What the check stage verifies for all rows.
+    invariants: tuple[Invariant, ...] = ()
+
+    def __str__(self) -> str:
+        """Returns the mode's name, as messages show it."""
+        return self.name
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a target keeps rows that the source doesn't have now."""
+        return self.fold is not Fold.NET_CHANGES
+
+    def columns(self, key: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002 - of a changelog
+        """Returns the columns that the mode adds to a mirror's, with Spark types.
+
+        ``key`` are the target's key columns, with Spark types.
+        """
+        return dict(self.own_columns)
+
+    def statement(
+        self, uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+    ) -> str:
+        """Returns the one statement that merges staged row versions into the target.
+
+        ``source`` is their relation. The first TRUNCATE ends all current states of the target; with
+        ``Fold.CHANGES`` TRUNCATEs are rows of ``source`` instead.
+        """
+        raise NotImplementedError
+
+    def current_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:  # noqa: ARG002
+        """Returns the rows of a target that the source has now, with all columns.
+
+        ``key`` has the names of the key's columns.
+        """
+        return frame.where(self.live)
+
+    def live_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
+        """Returns the rows of a target that the source has now, without the mode's columns."""
+        return self.current_rows(frame, key).drop(*self.columns(dict.fromkeys(key, "")))
+
+    def check_key(self, table: str, key: Sequence[str]) -> None:
+        """Raise ModeRefused when the mode needs a key that the table lacks."""
+        if self.fold in (Fold.STATES, Fold.LAST_STATES) and not key:
+            raise ModeRefused(
+                f"{table} has no key, so versions of its rows can't be told apart: mode {self}"
+                " needs a primary key or a replica identity; without one write mode: changelog or"
+                " mirror"
+            )
+
+    def check_change(self, table: str, wanted: TargetMode) -> None:
+        """Raise ModeRefused when another mode would lose what a target of this mode keeps."""
+        if self.keeps_rows and self != wanted:
+            raise ModeRefused(
+                f"{table} has mode {self} in the lake, and the pipeline file says {wanted}, which"
+                f" would lose what it keeps: write mode: {self} again, or add a target of another"
+                f" name (from: {table}), or move its folder away and sync it"
+            )

@@ -1,0 +1,108 @@
+"""Kept rows: rows that contradict a target's mode are found, whichever of them are live."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.stages.check.measure.kept_rows import find_broken_rows
+from waldelta.target_modes import named_mode
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = {
+    "history": "`a b`, _wd_valid_from_lsn, _wd_valid_to_lsn, _wd_valid_from, _wd_valid_to",
+    "soft_delete": "`a b`, _wd_deleted, _wd_deleted_at",
+    "changelog": "_wd_lsn, _wd_seq, _wd_op, _wd_unchanged",
+}
+TIME = "timestamp'2025-01-0{}'"
+FIRST, SECOND, NEVER = TIME.format(1), TIME.format(2), "cast(null as timestamp)"
+OPEN = "cast(null as bigint)"
+NONE = "cast(null as array<string>)"
+
+# mode, rows, how many rows break each invariant
+CASES = {
+    "versions that follow each other": (
+        "history",
+        [f"1, 10, 20, {FIRST}, {SECOND}", f"1, 20, {OPEN}, {SECOND}, {NEVER}"],
+        {"history": 0},
+    ),
+    "versions of different keys": (
+        "history",
+        [f"1, 10, {OPEN}, {FIRST}, {NEVER}", f"2, 10, {OPEN}, {FIRST}, {NEVER}"],
+        {"history": 0},
+    ),
+    "versions that overlap": (
+        "history",
+        [f"1, 10, 21, {FIRST}, {SECOND}", f"1, 20, {OPEN}, {SECOND}, {NEVER}"],
+        {"history": 1},
+    ),
+    "an open version before another one": (
+        "history",
+        [f"1, 10, {OPEN}, {FIRST}, {NEVER}", f"1, 20, {OPEN}, {SECOND}, {NEVER}"],
+        {"history": 1},
+    ),
+    "a version that ends before it begins, or where it begins": (
+        "history",
+        [f"1, 10, 10, {FIRST}, {SECOND}", f"2, 10, 20, {SECOND}, {FIRST}"],
+        {"history": 2},
+    ),
+    "an end by one measure only, or no begin": (
+        "history",
+        [
+            f"1, 10, 20, {FIRST}, {NEVER}",
+            f"2, 10, {OPEN}, {FIRST}, {SECOND}",
+            f"3, {OPEN}, {OPEN}, {FIRST}, {NEVER}",
+        ],
+        {"history": 3},
+    ),
+    "marks with times": (
+        "soft_delete",
+        [f"1, true, {FIRST}", f"2, false, {NEVER}"],
+        {"soft_delete": 0},
+    ),
+    "a mark without a time, a time without a mark, neither": (
+        "soft_delete",
+        [f"1, true, {NEVER}", f"2, false, {FIRST}", f"3, cast(null as boolean), {NEVER}"],
+        {"soft_delete": 3},
+    ),
+    "a key twice": (
+        "soft_delete",
+        [f"1, true, {FIRST}", f"1, false, {NEVER}"],
+        {"soft_delete": 2},
+    ),
+    "changes in order, after a copy": (
+        "changelog",
+        [
+            f"1, -1, 'snapshot', {NONE}",
+            f"1, -1, 'snapshot', {NONE}",
+            f"2, 1, 'truncate', {NONE}",
+            f"2, 2, 'insert', {NONE}",
+        ],
+        {"changelog": 0, "_wd_unchanged": 0},
+    ),
+    "changes in one place, without a place, of an unknown operation": (
+        "changelog",
+        [
+            f"2, 1, 'insert', {NONE}",
+            f"2, 1, 'update', {NONE}",
+            f"3, {OPEN}, 'delete', {NONE}",
+            f"4, 1, 'merge', {NONE}",
+            f"4, 2, cast(null as string), {NONE}",
+        ],
+        {"changelog": 5, "_wd_unchanged": 0},
+    ),
+    "an unknown value": (
+        "changelog",
+        ["2, 1, 'update', array('v')"],
+        {"changelog": 0, "_wd_unchanged": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_broken_rows_are_counted(spark, name):
+    mode, rows, expected = CASES[name]
+    values = ", ".join(f"({row})" for row in rows)
+    frame = spark.sql(f"select * from values {values} as t({COLUMNS[mode]})")
+    found = find_broken_rows(frame, named_mode(mode).invariants, ["a b"])
+    assert {label: keys.rows for label, keys in found.items()} == expected
