@@ -28,7 +28,7 @@ from waldelta.changes.merge.commits import (
     take_over_for_copy,
 )
 from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
-from waldelta.changes.merge.snapshot_rows import staged_names
+from waldelta.changes.merge.snapshot_rows import staged_names, staged_shape
 from waldelta.changes.merge.statements import as_stored, tagged
 from waldelta.changes.merge.states import ENDS, STATES, Kept, count_actions, states_statement
 from waldelta.changes.merge.target_table import (
@@ -195,23 +195,14 @@ def _add(
             )
             check_alone(job, done, compared)
             return CommitResult(done.version, live.count(), 0)
-        names = [name for name, _ in copy.columns]
-        kept = Kept(
-            mode,
-            tuple(names),
-            tuple(names.index(name) for name in copy.key_columns),
-        )
-        source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
         new = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPDATE, 0)
-        tag = CommitTag(
-            txn[0],
-            txn[1],
-            job.run_id,
-            counts={STATES: new, ENDS: counts.get(ACTION_DELETE, 0)},
-            verb="resync",
-        )
+        counted = {STATES: new, ENDS: counts.get(ACTION_DELETE, 0)}
+        tag = CommitTag(*txn, job.run_id, counts=counted, verb="resync")
+        names, types = zip(*copy.columns, strict=True)
+        kept = Kept(mode, names, staged_shape(copy, copy.key_columns).key)
+        states = as_states(kept, as_stored(parquet(folder), types), moment)
         with tagged(spark, tag):
-            spark.sql(states_statement(uri, kept, f"({as_states(kept, source, moment)})")).collect()
+            spark.sql(states_statement(uri, kept, f"({states})")).collect()
         done = read_commit(job, begun, tag)
         check_alone(job, done, compared)
     log.info("table=%s compared with what it keeps: %s", table, counts)
