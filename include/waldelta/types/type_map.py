@@ -147,7 +147,8 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
 def stored_type(type_name: str, spark_type: str) -> TargetType:
     """Return a column's type by its names in PostgreSQL and Spark, which the ledger has.
 
-    It is for values that are stored. Texts are read by what target_type() returns.
+    It is for stored values. Reading texts, and PostgreSQL's equality, need what target_type()
+    returns, since a domain's name doesn't say what it is based on.
 
     >>> [stored_type(name, "double").may_be_raw for name in ("numeric", "double precision")]
     [True, False]

@@ -94,26 +94,15 @@ def _merge(
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
-    columns = plan.decode.columns
-    found = {}
+    columns, cut = plan.decode.columns, plan.truncated_leaves
+    found: dict[str, int] = {}
     if changes_copies(plan, tag):
-        counted = spark.sql(
-            count_statement(
-                uri,
-                source,
-                columns,
-                metadata_columns=keep_metadata,
-                truncated=plan.truncated_leaves,
-            )
-        ).collect()
-        by_action = {row["action"]: row["rows"] for row in counted}
-        found = {
-            FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0),
-            FOUND_DELETES: by_action.get(ACTION_DELETE, 0),
-        }
+        statement = count_statement(
+            uri, source, columns, metadata_columns=keep_metadata, truncated=cut
+        )
+        found = _count_found(spark, statement)
         tag = replace(tag, counts=tag.counts | found)
         check()  # Counting may have taken long.
-    cut = plan.truncated_leaves
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(
             uri, source, columns, metadata_columns=keep_metadata, truncated=cut
@@ -129,3 +118,12 @@ def _merge(
     with tagged(spark, tag):
         spark.sql(statement).collect()
     return tag
+
+
+def _count_found(spark: SparkSession, statement: str) -> dict[str, int]:
+    """Return how many staged updates and deletes found their row, from count_statement()."""
+    by_action = {row["action"]: row["rows"] for row in spark.sql(statement).collect()}
+    return {
+        FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0),
+        FOUND_DELETES: by_action.get(ACTION_DELETE, 0),
+    }

@@ -31,7 +31,13 @@ from waldelta.spark import run_tasks
 from waldelta.spark.task_attempts import once
 from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
-from waldelta.stages.sync._write_files import ChunkReader, copy_files, open_target
+from waldelta.stages.sync._write_files import (
+    ChunkReader,
+    CopiedFiles,
+    CopyTarget,
+    copy_files,
+    open_target,
+)
 from waldelta.stages.sync._write_states import (
     SnapshotMoment,
     copy_states,
@@ -81,13 +87,7 @@ def write_copy(
         take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
-
-        def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
-            done = run_tasks(spark, count, row_schema, task, stops=True)
-            rows.all_read()  # Every task has returned its files.
-            return done
-
-        copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
+        copied = _copy_in_tasks(spark, here, rows)
         return copied.written, copied.raw_rows, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = writes_deletion_vectors(DeltaTable(uri, storage_options=job.storage_options))
@@ -110,6 +110,15 @@ def write_copy(
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(spark, uri, wanted=False)
     return written, None, diff
+
+
+def _copy_in_tasks(spark: SparkSession, target: CopyTarget, rows: CopyRows) -> CopiedFiles:
+    def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
+        done = run_tasks(spark, count, row_schema, task, stops=True)
+        rows.all_read()  # Every task has returned its files.
+        return done
+
+    return copy_files(run, target, rows.tasks, rows.reader, rows.txn, rows.metadata)
 
 
 def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> CommitResult:
