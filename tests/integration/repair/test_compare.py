@@ -19,7 +19,7 @@ from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = "id int, text string, number double, raw map<string,string>"
+SCHEMA = "id int, text string, number double, _wd_raw map<string,string>"
 ROWS = [
     (1, "a", 1.5, None),
     (2, None, float("nan"), {"number": "x", "text": "y"}),
@@ -29,7 +29,7 @@ ROWS = [
 
 def compare(spark, source, target, keys=("id",)):
     frames = [spark.createDataFrame(rows, SCHEMA) for rows in (source, target)]
-    return difference(*frames, ["id", "text", "number", "raw"], list(keys), "public.t")
+    return difference(*frames, ["id", "text", "number", "_wd_raw"], list(keys), "public.t")
 
 
 CASES = {
@@ -42,7 +42,7 @@ CASES = {
     "an empty string for null": ([ROWS[0], (2, "", *ROWS[1][2:]), ROWS[2]], 1, 1),
     "minus zero for zero": ([*ROWS[:2], (3, "c", -0.0, None)], 1, 1),
     "another exact text": ([ROWS[0], (*ROWS[1][:3], {"number": "x"}), ROWS[2]], 1, 1),
-    "an empty map for none": ([(1, "a", 1.5, {}), *ROWS[1:]], 0, 0),
+    "no raw values, as an empty map": ([(1, "a", 1.5, {}), *ROWS[1:]], 0, 0),
     "nothing there": ([], 3, 0),
 }
 
@@ -64,7 +64,7 @@ def test_a_few_keys_of_the_rows_concerned_are_told(spark):
 def test_without_a_key_whole_rows_are_told(spark):
     """A multiset of rows has nothing else to name them by."""
     found = compare(spark, ROWS, ROWS[1:], keys=())
-    assert found.keys == ("missing id=1, text=a, number=1.5, raw=null",)
+    assert found.keys == ("missing id=1, text=a, number=1.5, _wd_raw=null",)
 
 
 SOURCE = """
