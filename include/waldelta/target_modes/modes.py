@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from waldelta.errors import StateError
 from waldelta.target_modes.changelog import CHANGELOG
 from waldelta.target_modes.history import HISTORY
 from waldelta.target_modes.mirror import MIRROR
@@ -14,8 +15,16 @@ MODES: dict[str, TargetMode] = {
 
 
 def named_mode(name: str | None) -> TargetMode:
-    """Returns the mode of this name; None is a mirror, whose mode the ledger doesn't store."""
-    return MODES[name or MIRROR.name]
+    """Returns the mode of this name; None is a mirror, whose mode the ledger doesn't store.
+
+    Raises StateError for a mode that the ledger has from another version.
+    """
+    if (mode := MODES.get(name or MIRROR.name)) is None:
+        raise StateError(
+            f"the ledger has a target with mode {name!r}, which this version of waldelta doesn't"
+            " know: use the version that wrote it"
+        )
+    return mode
 
 
 def mode_column_names() -> list[str]:

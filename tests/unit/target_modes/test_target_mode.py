@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from waldelta.config.pipeline_file import Target, TargetTable
-from waldelta.errors import ModeRefused
+from waldelta.errors import ModeRefused, StateError
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import CatalogRelation, TableId
 from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets, judge_modes
@@ -32,6 +32,11 @@ def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, fou
     findings = [str(finding) for finding in judge_modes(entries, PlannedTargets(tables, feeds))]
     assert len(findings) == found
     assert all("target.tables.public.a.mode: public.a has no key" in text for text in findings)
+
+
+def test_a_mode_of_another_version_is_named():
+    with pytest.raises(StateError, match="mode 'scd2', which this version"):
+        named_mode("scd2")
 
 
 REFUSED = {

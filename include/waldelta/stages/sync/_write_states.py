@@ -108,7 +108,7 @@ def prepare_states(
 def copy_states(
     spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
 ) -> CommitResult:
-    """Bring a target to the state of a snapshot, in one rows."""
+    """Bring a target to the state of a snapshot, in one commit."""
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
     if not rows.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)

@@ -26,7 +26,8 @@ class CheckedTarget:
     state: TableState
     version: int
     uri: str
-    storage_options: dict[str, str] | None = None
+    # They may have secrets.
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
 
     def open(self) -> DeltaTable:
         """Opens the target's version without Spark."""
