@@ -4,6 +4,7 @@ location.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +60,15 @@ class TableDetails:
         return tuple(column.name for column in self.columns if column.is_key)
 
 
-def read_table_details(ledger: Ledger, table_name: str) -> TableDetails | None:
+def read_table_details(
+    ledger: Ledger, table_name: str, states: Sequence[TableState] | None = None
+) -> TableDetails | None:
     """Returns a target by its latest state and its Delta log.
 
-    Returns None for a table that the ledger doesn't know, or an invalid table name.
+    ``states`` are the target's, oldest first, if they have been read already. Returns None for a
+    table that the ledger doesn't know, or an invalid table name.
     """
-    states = ledger.table_rows(table_name)
+    states = ledger.table_rows(table_name) if states is None else states
     try:
         table_id = TableId.parse(table_name)
     except ValueError:

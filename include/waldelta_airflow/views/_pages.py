@@ -362,7 +362,7 @@ def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) ->
     states = ledger.table_rows(table)
     changed = read_changed(ledger, at - timedelta(days=7)).get(table)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
-    details = read_table_details(ledger, table)
+    details = read_table_details(ledger, table, states)
     stopped = [one for one in read_stopped(pipeline, ledger) if one.table_name == table]
     text = render(
         "table.html",

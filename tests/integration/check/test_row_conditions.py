@@ -14,7 +14,7 @@ from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import ColumnState
 from waldelta.stages.check import RunOutcome
-from waldelta.stages.check._quick_check import quick_outcomes
+from waldelta.stages.check._quick_check import quick_outcomes, row_conditions
 from waldelta.stages.check.check import check
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, kind_of
 from waldelta.stages.check.suite.kinds import KINDS
@@ -277,7 +277,8 @@ def test_rows_from_before_are_judged_again_where_the_day_decides(spark, conditio
     planned = PlannedExpectation(
         "expect_target_rows_to_satisfy", {"condition": condition}, "critical", "own", "m"
     )
-    found = quick_outcomes(frame, SuitePlan("public.t", (planned,)), {}, since=5)
+    plan = SuitePlan("public.t", (planned,))
+    found = quick_outcomes(frame, plan, row_conditions(plan), {}, since=5)
     assert (found is not None) is is_met
 
 

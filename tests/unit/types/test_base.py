@@ -19,7 +19,7 @@ MARKS = Marks.drawn("ab")
 
 @dataclass(frozen=True)
 class Oid(TargetType):
-    """Stands for a type that somebody adds."""
+    """Stands for a type that is added."""
 
     spark: str = "bigint"
     arrow: Any = field(default_factory=pa.int64)

@@ -98,18 +98,18 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
 def quick_outcomes(
     frame: DataFrame,
     plan: SuitePlan,
+    conditions: Mapping[int, RowCondition],
     prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
     since: int | None = None,
 ) -> tuple[Outcome, ...] | None:
     """Returns the outcome of each expectation when all are met; None when Great Expectations must
     run.
 
-    ``since``: all rows that haven't changed from that position on are known to meet the suite
-    (``changed_since``).
+    ``conditions`` are those of the plan (``row_conditions``). ``since``: all rows that haven't
+    changed from that position on are known to meet the suite (``changed_since``).
     """
-    conditions = row_conditions(plan)
     held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
-    if conditions is None or not _fit(held, plan):
+    if not _fit(held, plan):
         return None
     if not _all_are_met(frame, plan, conditions, since):
         return None

@@ -278,10 +278,10 @@ def _quick_verdict(
     measured, plan = profiled
     met = met_at(left.known, target, suite)
     found, since = outcomes_in_driver(table, plan, rules.references, target.storage_options), None
-    if found is None and row_conditions(plan) is not None:
+    if found is None and (conditions := row_conditions(plan)) is not None:
         asked = measure_early(background, session, target, rules.references, met)
         since = changed_since(left.known, target, suite, columns)
-        found = quick_outcomes(target.frame(session), plan, asked, since)
+        found = quick_outcomes(target.frame(session), plan, conditions, asked, since)
     if found is None:
         return None
     digest = suite_of(suite) if plan.refused is None else None
