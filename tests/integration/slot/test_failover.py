@@ -184,7 +184,7 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         ask(primary, "select pg_reload_conf()")
         standby.stop()
         insert(primary, 4, "not received")
-        with pytest.raises(RunFailed, match="standby isn't connected"):
+        with pytest.raises(RunFailed, match="standby has no standby connected"):
             pipeline.consume(spark, "third")
         primary.stop("immediate")
 
