@@ -4,6 +4,7 @@ tests.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -134,7 +135,13 @@ class EmbeddedPostgres:
     def _make_readable(self) -> None:
         if os.geteuid() != 0:
             return
-        wheel.ensure_user_exists(SYSTEM_USER)
+        # Two useradd at a time may fail on a new machine; the programs' folder serves as a lock.
+        lock = os.open(self.bin, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            wheel.ensure_user_exists(SYSTEM_USER)
+        finally:
+            os.close(lock)
         for folder in (self.folder, self.bin):
             wheel.ensure_prefix_permissions(folder)
         shutil.chown(self.folder, SYSTEM_USER, SYSTEM_USER)
