@@ -92,7 +92,7 @@ def test_damaged_binary_rows_never_become_wrong_rows():
     print(f"seed {seed}")
     rng = random.Random(seed)
     refused = mixed = 0
-    for _ in range(200):
+    for _ in range(80):
         given = [random_message(rng) for _ in range(rng.randrange(1, 5))]
         at = rng.randrange(len(given))
         given[at] = damage(rng, given[at])
@@ -112,5 +112,5 @@ def test_damaged_binary_rows_never_become_wrong_rows():
         for row, (its_new, its_old) in enumerate(expected):
             assert [column[row] for column in new] == its_new
             assert [column[row] for column in old] == its_old
-    assert refused > 25
-    assert mixed < 50
+    assert refused > 8
+    assert mixed < 25

@@ -96,7 +96,7 @@ def names_of(job) -> set[str]:
 def test_random_batches_equal_a_plain_simulation(job):
     """In however many files."""
     check_random_batches(
-        job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 30
+        job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 10
     )
 
 
