@@ -88,7 +88,7 @@ test-profile: setup ## where the time of make test goes, written to tests/profil
 
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
-	@$(PYTEST) -n 2 tests/unit $(ARGS)
+	@$(PYTEST) -n 2 --dist loadfile tests/unit $(ARGS)
 
 .PHONY: pg
 pg: setup ## tests on the embedded PostgreSQL
