@@ -50,7 +50,7 @@ _MOST_ROWS_REFERRED = 1_000_000
 _NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
 
 
-def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
+def affordable(rules: SourceRules) -> SourceRules:
     """Returns the rules without the foreign keys that are too expensive to judge after few changes.
 
     A full check judges the omitted ones.
@@ -59,7 +59,7 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     for reference in rules.references:
         try:
             sides = reference.referring, reference.referenced
-            counts = [row_count(files_of(side.open(storage_options))) for side in sides]
+            counts = [row_count(files_of(side.open())) for side in sides]
         except (DeltaError, OSError, pa.ArrowException, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
@@ -155,7 +155,6 @@ def outcomes_in_driver(
     table: DeltaTable,
     plan: SuitePlan,
     references: Sequence[Reference] = (),
-    storage_options: Mapping[str, str] | None = None,
 ) -> tuple[Outcome, ...] | None:
     """Does the same as ``quick_outcomes`` for a small target, by Arrow.
 
@@ -171,8 +170,7 @@ def outcomes_in_driver(
     try:
         rows = _read_small(table, plan, columns)
         if rows is not None and any(
-            rows_without_parent_in_driver(reference, storage_options) != 0
-            for reference in references
+            rows_without_parent_in_driver(reference) != 0 for reference in references
         ):
             return None
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:

@@ -109,9 +109,7 @@ def discard_quarantined(
                 lock.check()
 
         if settled or discarded:
-            Quarantine(job.pipeline.target.root, job.storage_options).add(
-                [*settled, *discarded], check
-            )
+            Quarantine(job.lake).add([*settled, *discarded], check)
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
@@ -137,7 +135,7 @@ def rows_to_accept(
     Raises ConfigError for any other id.
     """
     quarantine, states = (
-        Quarantine(job.pipeline.target.root, job.storage_options),
+        Quarantine(job.lake),
         _states(job, tables),
     )
     done = quarantine.ids_decided(job.run_id, ACCEPTED)
@@ -165,7 +163,7 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
     this count and its entry.
     """
     recorded = dict(recorded)
-    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    quarantine = Quarantine(ledger.lake)
     while recorded:
         held = target_generations(ledger)
         counts = quarantine.unknown_counts({name: held[name] for name in recorded if name in held})
@@ -216,7 +214,7 @@ def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
     generations = {
         name: held for name, held in target_generations(job.ledger).items() if name in tables
     }
-    return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
+    return Quarantine(job.lake).open_rows(generations)
 
 
 def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
