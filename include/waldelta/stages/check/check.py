@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from waldelta.config import PipelineFile
@@ -268,7 +267,7 @@ def _quick_verdict(
     left = suites[1]
     rules = affordable(left.rules_of(target))
     table = target.open()
-    columns = _columns(table)
+    columns = table.schema.names
     suite = _suite(target, columns, suites, rules)
     profiled = quick_profile(table, suite)
     if profiled is None:
@@ -311,7 +310,7 @@ def _rest_verdict(
     """
     started = time.monotonic()
     left = suites[1]
-    suite = _suite(target, _columns(target.open()), suites, left.rules_of(target))
+    suite = _suite(target, target.open().schema.names, suites, left.rules_of(target))
     if not is_unchanged_since_full_check(left.known, target, suite):
         return None
     plan = rest_of(suite)
@@ -417,10 +416,6 @@ def _suite(
     (own, left), name = suites, target.state.table_name
     plan = plan_suite(target.state, columns, own.by_table.get(name), rules, left.before.get(name))
     return replace(plan, refused=own.refused.get(name))
-
-
-def _columns(table: DeltaTable) -> list[str]:
-    return [field.name for field in table.schema().fields]
 
 
 def _run(

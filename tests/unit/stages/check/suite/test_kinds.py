@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
@@ -78,7 +78,7 @@ def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, is_met):
     plan = plan_suite(state([ID]), HELD)
     assert plan.expectations[-1].type == even_keys.type
     write_deltalake(str(tmp_path), pa.table({"id": rows}))
-    found = outcomes_in_driver(DeltaTable(str(tmp_path)), plan)
+    found = outcomes_in_driver(table_at(str(tmp_path)).open(), plan)
     assert (found is not None) is is_met
     assert not found or found[-1].planned.type == even_keys.type
 
