@@ -4,7 +4,7 @@ commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.targets.watermarks import apply_app_id
+from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,24 +80,24 @@ def take_over_target(
     job: Job,
     state: TableState,
     quarantine: Quarantine,
-    applied: Callable[[], int],
+    fence: TargetFence,
 ) -> None:
     """Remove what other runs have staged for a target, and make sure that they can't commit any
     more.
 
     A killed client's statement continues in a Spark Connect server, and a run that lost its lock
     may be about to commit. A commit of the table's properties makes either fail, even an INSERT,
-    which reads nothing that could conflict. Only after that is the target's last batch certain:
-    ``applied`` reads it, and raises when nothing is left to do. Quarantine rows that other runs
+    which reads nothing that could conflict. Only after that is the target's last batch, which
+    ``fence`` verifies, certain. Quarantine rows that other runs
     wrote for later batches are dropped, because those batches were never committed.
     """
 
-    def fence() -> None:
+    def shut_out() -> None:
         set_generation(spark, job.lake.target(state.table_name).uri, state.generation)
         fault_point("takeover.fenced")
-        quarantine.forget(state.table_name, state.generation, applied(), applied)
+        quarantine.forget(state.table_name, state.generation, fence.verify(), fence)
 
-    take_over(job.lake, state.table_name, fence)
+    take_over(job.lake, state.table_name, shut_out)
 
 
 def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
@@ -107,14 +107,14 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     """
     target = job.lake.target(name)
 
-    def fence() -> None:
+    def shut_out() -> None:
         if target.exists:
             target.log.check_entry(target.version + 1)
             set_generation(spark, target.uri, generation)
 
     try:
-        if not take_over(job.lake, name, fence):
-            fence()
+        if not take_over(job.lake, name, shut_out):
+            shut_out()
     except WaldeltaError:
         raise
     except Exception as err:

@@ -26,6 +26,7 @@ from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, SentM
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline.advisory_locks import HeldLocks
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import (
@@ -103,13 +104,8 @@ def discard_quarantined(
             replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason)
             for row in chosen
         ]
-
-        def check() -> None:
-            for lock in held:
-                lock.check()
-
         if settled or discarded:
-            Quarantine(job.lake).add([*settled, *discarded], check)
+            Quarantine(job.lake).add([*settled, *discarded], HeldLocks(held))
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
