@@ -9,7 +9,7 @@ holder ends, whatever ended the holder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -93,15 +93,12 @@ class AdvisoryLock:
             raise LockHeld(f"lock {self.name.text!r} is no longer held by this run: run again")
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLocks:
+class HeldLocks(list[AdvisoryLock]):
     """Several locks as one fence."""
-
-    locks: Sequence[AdvisoryLock]
 
     def verify(self) -> None:
         """Raise LockHeld when one of the locks was lost."""
-        for lock in self.locks:
+        for lock in self:
             lock.verify()
 
 

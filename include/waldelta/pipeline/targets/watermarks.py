@@ -9,7 +9,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import MESSAGES
 from waldelta.pipeline.advisory_locks import AdvisoryLock
@@ -52,7 +52,7 @@ class Watermarks:
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
-        self._cut = last_cut(job)
+        self._cut = job.ledger.last_cut()
         self.floor = job.first_batch()
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
@@ -122,11 +122,6 @@ class TargetFence:
                 " again"
             )
         return self.batch
-
-
-def last_cut(job: Job) -> BatchCut | None:
-    """The newest consistent cut."""
-    return job.ledger.last_cut()
 
 
 def messages_app_id(identity: SlotIdentity) -> str:

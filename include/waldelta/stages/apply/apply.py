@@ -39,7 +39,6 @@ from waldelta.pipeline.targets.watermarks import (
     TargetFence,
     apply_app_id,
     check_same_copy,
-    last_cut,
 )
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
@@ -173,7 +172,7 @@ def _apply_upto(
     reached.
     """
     identity = job.slot_identity()
-    change_log, states, cut = job.change_log(identity), selected.states, last_cut(job)
+    change_log, states, cut = job.change_log(identity), selected.states, job.ledger.last_cut()
     with _begun(spark, job, selected, last, applied, Watch(job, cut), pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):

@@ -61,7 +61,7 @@ from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy, last_cut
+from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
 from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import to_texts, was_interrupted
@@ -478,7 +478,7 @@ def _synced_state(
         entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, storage),
         unmended_leaves=[],
-        version=checked_upto(last_cut(job), state),
+        version=checked_upto(job.ledger.last_cut(), state),
     )
 
 
