@@ -4,9 +4,8 @@ commit.
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -14,11 +13,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileSystem
 
+from waldelta.lake.delta_target import DeltaTarget
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
-from waldelta.lake.storage import rooted
 
 _COMPRESSION, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
@@ -30,14 +28,23 @@ class DataFile:
     """A file being written in the folder at which ``files`` is rooted; it doesn't exist without
     rows.
 
-    Unless it is closed, it is deleted again at the end of the ``with`` block. Its name begins with
-    ``prefix``.
+    Unless it is closed, it is deleted again at the end of the ``with`` block. Its path begins with
+    ``prefix``. ``layout`` are options of Arrow's writer, and ``bounded`` the columns with bounds in
+    the commit; without them, both follow from the values and the schema.
     """
 
-    def __init__(self, files: FileSystem, schema: pa.Schema, prefix: str = "part-") -> None:
-        self._files, self._schema = files, schema
-        self._path = f"{prefix}{uuid.uuid4()}.{_COMPRESSION}.parquet"
-        self._statistics = FileStatistics(bounded_columns(schema))
+    def __init__(
+        self,
+        files: FileSystem,
+        schema: pa.Schema,
+        prefix: str = "part-",
+        layout: Mapping[str, Any] | None = None,
+        bounded: Sequence[str] | None = None,
+    ) -> None:
+        self._files, self._schema, self._layout = files, schema, layout
+        compression = layout["compression"] if layout is not None else _COMPRESSION
+        self._path = f"{prefix}{uuid.uuid4()}.{compression}.parquet"
+        self._statistics = FileStatistics(bounded_columns(schema) if bounded is None else bounded)
         self._writer: pq.ParquetWriter | None = None
         self._is_closed = False
 
@@ -59,21 +66,22 @@ class DataFile:
         self._statistics.add(rows)
 
     def _opened(self, first: pa.Table) -> pq.ParquetWriter:
-        return pq.ParquetWriter(
-            self._path,
-            self._schema,
-            filesystem=self._files,
-            compression=_COMPRESSION,
-            compression_level=_LEVEL,
-            use_dictionary=recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
+        folder, _, _ = self._path.rpartition("/")
+        if folder:
+            self._files.create_dir(folder)
+        layout = self._layout or {
+            "compression": _COMPRESSION,
+            "compression_level": _LEVEL,
+            "use_dictionary": recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
             # Arrow leaves NaN out of a column's bounds. Spark, for which NaN is the greatest value,
             # would skip rows by them.
-            write_statistics=[
+            "write_statistics": [
                 f.name
                 for f in self._schema
                 if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))
             ],
-        )
+        }
+        return pq.ParquetWriter(self._path, self._schema, filesystem=self._files, **layout)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns its ``path``, ``size`` and ``stats``, or nothing when there is
@@ -95,7 +103,7 @@ class DataFile:
         if self._writer is not None and not self._is_closed:
             # A full disk has no room for the footer either. The exception that ended the file is
             # raised, not its consequence.
-            with suppress(OSError):
+            with suppress(OSError, pa.ArrowException):
                 self._writer.close()
             with suppress(OSError):
                 self._files.delete_file(self._path)
@@ -106,35 +114,17 @@ def new_prefix() -> str:
     return f"part-{uuid.uuid4().hex}-"
 
 
-def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> None:
+def discard(table: DeltaTarget, prefix: str) -> None:
     """Remove an attempt's files from a table whose log names none of them.
 
     This includes files of tasks that returned no result. Otherwise VACUUM would remove them.
     """
     with suppress(OSError, DeltaError):
-        files = rooted(uri, storage_options)
+        files = table.files
         for found in files.get_file_info(FileSelector("", allow_not_found=True)):
             if found.base_name.startswith(prefix):
                 with suppress(OSError):
                     files.delete_file(found.path)
-
-
-def replacement(
-    removed: Iterable[tuple[str, int]], added: Iterable[tuple[str, int, str]]
-) -> list[AddAction | RemoveAction]:
-    """Return the Delta actions that replace files (path, bytes) with others (path, bytes,
-    statistics).
-
-    The table has no partitions.
-    """
-    at = int(time.time() * 1000)
-    return [
-        *(RemoveAction(path, True, at, size, {}) for path, size in removed),
-        *(
-            AddAction(path, size, {}, at, data_change=True, stats=stats)
-            for path, size, stats in added
-        ),
-    ]
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:

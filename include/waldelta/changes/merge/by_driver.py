@@ -9,18 +9,13 @@ concurrent commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import (
-    ColumnProperties,
-    DeltaTable,
-    WriterProperties,
-    write_deltalake,
-)
+from deltalake import ColumnProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode import TargetPlan
@@ -29,10 +24,10 @@ from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, m
 from waldelta.changes.merge.small_target import is_small
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import files_of
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, row_group_bytes
+from waldelta.lake import TargetVersion
+from waldelta.lake.fence import Fence
+from waldelta.lake.storage import row_group_bytes
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +35,17 @@ log = logging.getLogger(__name__)
 MOST_DRIVER_BYTES = 64 << 20
 # New rows alone are appended as one more file, up to this many files.
 _MOST_FILES = 8
-# Spark writes checkpoints at the same interval.
-TARGET_CHECKPOINT_INTERVAL = 10
-# Delta writer features implemented by this module, by Delta's names. A table that requires any
-# other feature is merged by Spark.
-_LEGACY_WRITER = 2
-_KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")
 _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 
 
 def merge_in_driver(
-    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], object]
+    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     """Commit net changes under ``tag``; returns the tag with counts of what they did.
 
-    The net changes have the columns of ``plan.decode.net_schema``. ``check`` raises when this run
-    may not write any more. It is called after the target was read: a run that takes over later
-    changes the version on which the commit depends. Returns None where Spark must merge: for a
+    The net changes have the columns of ``plan.decode.net_schema``. ``fence`` is
+    verified after the target was read. Returns None where Spark must merge: for a
     target that isn't small, duplicate rows, truncated leaves, features of Delta that only Spark
     writes, or when the target can't be written as it was read.
     """
@@ -67,7 +55,7 @@ def merge_in_driver(
         plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
     )
     return commit_in_driver(
-        job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, check
+        job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, fence
     )
 
 
@@ -90,17 +78,17 @@ class NetChanges:
 
 
 def commit_in_driver(
-    job: Job, table_name: str, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+    job: Job, table_name: str, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     """Commit as merge_in_driver() does, for changes that Arrow can merge.
 
     These change rows with a key, or only add rows.
     """
-    table = DeltaTable(uri_of(job, table_name), storage_options=job.storage_options)
-    if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
+    table = job.lake.target(table_name).open()
+    if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
-        return _merge(table, changes, tag, check)
+        return _merge(table, changes, tag, fence)
     except (DeltaError, OSError, pa.ArrowException) as err:
         # For example, another writer has committed since. Spark will merge, or report why it can't.
         # If this commit succeeded after all, Spark won't repeat it.
@@ -109,12 +97,12 @@ def commit_in_driver(
 
 
 def _merge(
-    table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+    table: TargetVersion, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     net, written = changes.rows, changes.written
     if not has_columns(table, written):
         return None
-    held = arrow_schema(table).empty_table() if changes.is_truncated else _read(table)
+    held = table.schema.empty_table() if changes.is_truncated else _read(table)
     if held is None:
         return None
     of_row = match(held, net, written)
@@ -126,10 +114,10 @@ def _merge(
     adds_only = not (
         changes.is_truncated or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
-    appends = adds_only and len(table.file_uris()) < _MOST_FILES
-    check()
-    _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
-    checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
+    appends = adds_only and len(table.files) < _MOST_FILES
+    fence.verify()
+    rows = merge.new_rows() if appends else merge.rows()
+    table.write_rows(rows, tag.delta, _writer_properties(rows.schema), appends=appends)
     return tag
 
 
@@ -145,7 +133,7 @@ def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
-def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenColumns | None:
+def written_columns(job: Job, plan: TargetPlan, table: TargetVersion) -> WrittenColumns | None:
     """Return what is written to the table.
 
     None when it lacks one of the columns, or requires a writer feature that isn't implemented here.
@@ -156,39 +144,14 @@ def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenCol
     return written if has_columns(table, written) else None
 
 
-def has_columns(table: DeltaTable, written: WrittenColumns) -> bool:
+def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
     """Return whether the table has the written columns and requires only implemented features."""
-    return is_known(table) and set(arrow_schema(table).names).issuperset(written.sources)
+    return table.is_writable and set(table.schema.names).issuperset(written.sources)
 
 
-def is_known(table: DeltaTable) -> bool:
-    """Return whether all writer features that the table requires are implemented here."""
-    protocol, metadata = table.protocol(), table.metadata()
-    asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-    version_is_known = (
-        protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
-    )
-    is_append_only = metadata.configuration.get("delta.appendOnly", "false").lower() == "true"
-    return (
-        version_is_known
-        and asked <= _KNOWN
-        and not is_append_only
-        and not metadata.partition_columns
-    )
-
-
-def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Return the table's columns."""
-    return pa.schema(table.schema().to_arrow())
-
-
-def _read(table: DeltaTable) -> pa.Table | None:
+def _read(table: TargetVersion) -> pa.Table | None:
     """Return all rows of a small table; None for a larger one."""
-    if not is_small(files_of(table)):
-        return None
-    return read_within(
-        table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS), arrow_schema(table)
-    )
+    return read_within(table.dataset(), table.schema) if is_small(table.files) else None
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
@@ -205,19 +168,6 @@ def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
             return None
         parts.append(part)
     return pa.Table.from_batches(parts, schema)
-
-
-def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:
-    """Replace the table's rows, or append to them; raises DeltaError when its version changed
-    since.
-    """
-    write_deltalake(
-        table,
-        rows,
-        mode="append" if appends else "overwrite",
-        writer_properties=_writer_properties(rows.schema),
-        **only_if_unchanged(tag.app_id, tag.batch, tag.metadata),
-    )
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:

@@ -12,7 +12,7 @@ was read (as merge_in_driver's).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 
 from waldelta.arrow import Ints
@@ -30,8 +28,6 @@ from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import (
-    TARGET_CHECKPOINT_INTERVAL,
-    arrow_schema,
     is_for_arrow,
     written_columns,
 )
@@ -51,11 +47,12 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError
-from waldelta.lake import DeltaLog, files_of
-from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
+from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake.data_file import DataFile, discard, new_prefix
+from waldelta.lake.delta_target import Overtaken
+from waldelta.lake.fence import Fence
+from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask, shares
 
@@ -100,14 +97,10 @@ class _Target:
     ``prefix``.
     """
 
-    uri: str
-    storage_options: dict[str, str] | None
+    table: DeltaTarget
     schema: pa.Schema
     written: WrittenColumns
     prefix: str
-
-    def files(self) -> FileSystem:
-        return rooted(self.uri, self.storage_options)
 
 
 def merge_files(
@@ -116,21 +109,21 @@ def merge_files(
     plan: TargetPlan,
     folder: str,
     tag: CommitTag,
-    check: Callable[[], object],
+    fence: Fence,
 ) -> CommitTag | None:
     """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
 
-    ``run`` executes tasks (tasks.run_tasks). ``check`` is called, and None returned, as in
+    ``run`` executes tasks (tasks.run_tasks). ``fence`` is verified, and None returned, as in
     merge_in_driver().
     """
     if not is_for_arrow(plan, tag):
         return None
-    table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
-    if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
+    table = job.lake.target(plan.state.table_name).open()
+    if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         merge = _begun(run, job, plan, folder, tag, table)
-        return None if merge is None else _merged(merge, table, tag, check)
+        return None if merge is None else _merged(merge, table, tag, fence)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -145,48 +138,39 @@ def merge_files(
         return None
 
 
-def _merged(
-    merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], object]
-) -> CommitTag | None:
+def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -> CommitTag | None:
     try:
         if not merge.rewrite():
             merge.discard()
             return None
         merge.insert()
         tag = replace(tag, counts=tag.counts | merge.counts)
-        check()
+        fence.verify()
     except Exception:
         merge.discard()
         raise
     try:
-        _commit(table, merge, tag)
-    except CommitFailedError:
-        # When only the answer was lost, the commit exists. An external commit in its place proves
-        # that it doesn't.
-        other = merge.log.read(table.version() + 1)
-        if other is not None and other.info.get("userMetadata") != tag.metadata:
-            merge.discard()
+        table.replace_files(merge.removed, merge.added, tag.delta)
+    except Overtaken:  # After any other error, the commit may exist.
+        merge.discard()
         raise
-    table.update_incremental()
-    checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
     return tag
 
 
 def _begun(
-    run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable
+    run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: TargetVersion
 ) -> _Merge | None:
     """Return the merge, or None when Spark must merge this target or these net changes."""
     if (written := written_columns(job, plan, table)) is None:
         return None
     target = _Target(
-        uri_of(job, plan.state.table_name),
-        job.storage_options,
-        arrow_schema(table),
+        table.place,
+        table.schema,
         written,
         new_prefix(),
     )
-    net = NetFiles.of(folder, job.storage_options)
-    files = files_of(table)
+    net = NetFiles.of(folder, job.lake)
+    files = table.files
     is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path with a folder is of a partitioned table, or of a clone.
     if not is_whole or any("/" in path or "%" in path for path in files["path"].to_pylist()):
@@ -254,14 +238,9 @@ class _Merge:
         ):
             self._add(row)
 
-    @property
-    def log(self) -> DeltaLog:
-        """The target's log."""
-        return DeltaLog(self._target.uri, self._target.storage_options)
-
     def discard(self) -> None:
         """Remove the files, which will never be read."""
-        discard(self._target.uri, self._target.storage_options, self._target.prefix)
+        discard(self._target.table, self._target.prefix)
 
     def _add(self, row: Any) -> None:
         if row["path"] is not None:
@@ -287,7 +266,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 
     Returns what it did, and which changes matched a row.
     """
-    files = target.files()
+    files = target.table.files
     keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
@@ -339,7 +318,7 @@ def _rewrite_file(
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
     """Write the chosen rows of one of the net changes' files as new rows (run as a task)."""
-    files, told = target.files(), []
+    files, told = target.table.files, []
     parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
     part = next(parts, None)
@@ -364,16 +343,4 @@ def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
     layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
     return ds.FileSystemDataset(
         [layout.make_fragment(file.path, files)], target.schema, layout, files
-    )
-
-
-def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:
-    """Replace the old files by the new ones; raises DeltaError when the table's version changed
-    since.
-    """
-    table.create_write_transaction(
-        replacement(merge.removed, merge.added),
-        mode="append",
-        schema=table.schema(),
-        **only_if_unchanged(tag.app_id, tag.batch, tag.metadata),
     )

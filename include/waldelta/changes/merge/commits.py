@@ -4,12 +4,10 @@ commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from deltalake import DeltaTable
 
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
@@ -32,14 +30,13 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.target_table import set_generation, target_write_error
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog
-from waldelta.lake.delta_log import read_metadata
+from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
+from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,14 +47,15 @@ _NEWEST = 50
 
 def read_untouched(job: Job, state: TableState) -> TargetCut:
     """Return the target's current version as a cut without changes."""
-    return TargetCut(state.table_name, state.generation, _open(job, state).version())
+    version = job.lake.target(state.table_name).version
+    return TargetCut(state.table_name, state.generation, version)
 
 
 def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> TargetCut:
     """Commit a generation that changes no row; the commit fences runs that still write an earlier
     one.
     """
-    uri = uri_of(job, state.table_name)
+    uri = job.lake.target(state.table_name).uri
     set_generation(spark, uri, state.generation)
     cut = read_untouched(job, state)
     sync_commit(uri, cut.version)
@@ -72,7 +70,7 @@ def commit_equal(
     A copy that began earlier then comes too late.
     """
     with tagged(spark, tag):
-        spark.sql(void_statement(uri_of(job, state.table_name), column)).collect()
+        spark.sql(void_statement(job.lake.target(state.table_name).uri, column)).collect()
     return commit_untouched(spark, job, state)
 
 
@@ -81,24 +79,24 @@ def take_over_target(
     job: Job,
     state: TableState,
     quarantine: Quarantine,
-    applied: Callable[[], int],
+    fence: TargetFence,
 ) -> None:
     """Remove what other runs have staged for a target, and make sure that they can't commit any
     more.
 
     A killed client's statement continues in a Spark Connect server, and a run that lost its lock
     may be about to commit. A commit of the table's properties makes either fail, even an INSERT,
-    which reads nothing that could conflict. Only after that is the target's last batch certain:
-    ``applied`` reads it, and raises when nothing is left to do. Quarantine rows that other runs
+    which reads nothing that could conflict. Only after that is the target's last batch, which
+    ``fence`` verifies, certain. Quarantine rows that other runs
     wrote for later batches are dropped, because those batches were never committed.
     """
 
-    def fence() -> None:
-        set_generation(spark, uri_of(job, state.table_name), state.generation)
+    def shut_out() -> None:
+        set_generation(spark, job.lake.target(state.table_name).uri, state.generation)
         fault_point("takeover.fenced")
-        quarantine.forget(state.table_name, state.generation, applied(), applied)
+        quarantine.forget(state.table_name, state.generation, fence.verify(), fence)
 
-    take_over(job.pipeline.target.root, state.table_name, fence)
+    take_over(job.lake, state.table_name, shut_out)
 
 
 def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
@@ -106,21 +104,20 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
 
     A statement that still runs would duplicate the copy's rows.
     """
-    uri = uri_of(job, name)
+    target = job.lake.target(name)
 
-    def fence() -> None:
-        if DeltaTable.is_deltatable(uri, job.storage_options):
-            version = DeltaTable(uri, storage_options=job.storage_options).version()
-            DeltaLog(uri, job.storage_options).check_entry(version + 1)
-            set_generation(spark, uri, generation)
+    def shut_out() -> None:
+        if target.exists:
+            target.log.check_entry(target.version + 1)
+            set_generation(spark, target.uri, generation)
 
     try:
-        if not take_over(job.pipeline.target.root, name, fence):
-            fence()
+        if not take_over(job.lake, name, shut_out):
+            shut_out()
     except WaldeltaError:
         raise
     except Exception as err:
-        raise target_write_error(uri, err) from err
+        raise target_write_error(target.uri, err) from err
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
@@ -129,7 +126,7 @@ def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
     ``compared`` is that version, and the cut's own commit is excluded. If a late copy has replaced
     the rows, for example, the compared differences don't repair the target.
     """
-    log = DeltaLog(uri_of(job, cut.table_name), job.storage_options)
+    log = job.lake.target(cut.table_name).log
     between = (commit for commit in log.behind(compared) if commit.version < cut.version)
     if any(commit.changes_data for commit in between):
         raise SnapshotLost(
@@ -143,22 +140,16 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
 
     Raises LateWriter when the commit isn't there.
     """
-    table = _open(job, state)
-    for entry in table.history(_NEWEST):
-        written = read_metadata(entry)
-        if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
-            version = int(entry["version"])
-            sync_commit(uri_of(job, state.table_name), version)
-            # This reads the commit's own metadata, because a late writer's commit may have come
-            # first.
-            return _cut(
-                state, version, entry, bool(written.get("truncated")), written.get("counts") or {}
-            )
+    table = job.lake.target(state.table_name).open()
+    if (entry := _commit_of(table, tag, _NEWEST)) is not None:
+        sync_commit(table.place.uri, int(entry["version"]))
+        # This reads the commit's own metadata, because a late writer's commit may have come first.
+        return _cut(state, entry)
     if any(tag.counts.values()):
         raise LateWriter(
             f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again"
         )
-    return TargetCut(state.table_name, state.generation, table.version())
+    return TargetCut(state.table_name, state.generation, table.version)
 
 
 def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
@@ -166,14 +157,22 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
 
     None when there is no such commit, "" when the history doesn't reach back that far.
     """
-    table = _open(job, state)
-    if (table.transaction_version(tag.app_id) or 0) < tag.batch:
+    table = job.lake.target(state.table_name).open()
+    if table.committed(tag.app_id) < tag.batch:
         return None
-    for entry in table.history():
-        written = read_metadata(entry)
+    entry = _commit_of(table, tag)
+    return "" if entry is None else str(entry["waldelta"].get("verb"))
+
+
+def _commit_of(
+    table: TargetVersion, tag: CommitTag, newest: int | None = None
+) -> dict[str, Any] | None:
+    """Return the commit of ``tag`` among the newest commits (None: among all)."""
+    for entry in table.history(newest):
+        written = entry["waldelta"]
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
-            return str(written.get("verb"))
-    return ""
+            return entry
+    return None
 
 
 def read_unreported(
@@ -189,6 +188,7 @@ def read_unreported(
     ones; None where there are none.
     """
     within = beyond = None
+    target = job.lake.target(state.table_name)
 
     @cache
     def copied_at() -> datetime:
@@ -196,17 +196,16 @@ def read_unreported(
             row.at for row in job.table_rows(state.table_name) if row.generation == state.generation
         )
 
-    for entry in _ours(_open(job, state), apply_app_id(identity, state)):
+    for entry in _ours(target.open(), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
         if run_id is None or reported.has(
             run_id, state.table_name, version, committed_at, copied_at
         ):
             break
-        counts = entry["waldelta"].get("counts") or {}
         # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
-        sync_commits(uri_of(job, state.table_name), [version])
-        this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
+        sync_commits(target.uri, [version])
+        this = _cut(state, entry)
         if in_cut is not None and version <= in_cut:
             within = this if within is None else within + this
         else:
@@ -214,18 +213,13 @@ def read_unreported(
     return within, beyond
 
 
-def _cut(
-    state: TableState,
-    version: int,
-    entry: Mapping[str, Any],
-    truncated: bool,
-    counts: Mapping[str, int],
-) -> TargetCut:
+def _cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
+    counts = entry["waldelta"].get("counts") or {}
     return TargetCut(
         state.table_name,
         state.generation,
-        version,
-        truncated=truncated,
+        int(entry["version"]),
+        truncated=bool(entry["waldelta"].get("truncated")),
         reread=counts.get(COMPLETED_ROWS, 0),
         quarantined=counts.get(QUARANTINED_ROWS, 0),
         verbatim=counts.get(RAW_ROWS, 0),
@@ -233,11 +227,7 @@ def _cut(
     )
 
 
-def _open(job: Job, state: TableState) -> DeltaTable:
-    return DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
-
-
-def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
+def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
     """Yield this writer's commits, newest first, read on demand.
 
     External commits may be in between, but the search ends at a commit of another copy of the
@@ -249,10 +239,10 @@ def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
         if limit is None and not is_found:
             return
         for entry in table.history(limit)[skip:]:
-            written = read_metadata(entry)
+            written = entry["waldelta"]
             if written.get("app_id") == app_id:
                 is_found = True
-                yield entry | {"waldelta": written}
+                yield entry
             elif written and written.get("verb") not in ("reshape", "replay", "void"):
                 return
 

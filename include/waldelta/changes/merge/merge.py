@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,8 +26,8 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
+from waldelta.lake.fence import Fence
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import is_passing
 from waldelta.spark import run_tasks
 
@@ -47,7 +46,7 @@ def merge_staged(
     changes: Staged,
     plan: TargetPlan,
     tag: CommitTag,
-    check: Callable[[], object],
+    fence: Fence,
 ) -> CommitTag:
     """Commit the net changes in the driver, else file by file in tasks, else by Spark.
 
@@ -55,13 +54,13 @@ def merge_staged(
     """
     done = None
     if plan.decode.unfolding is None:
-        done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, check)
+        done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
         if done is None and changes.files is not None:
-            done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, check)
+            done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
-    check()
+    fence.verify()
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -72,10 +71,12 @@ def merge_staged(
         reraise=True,
     )
     if plan.decode.unfolding is not None:
-        return again(merge_states, spark, uri_of(job, plan.state.table_name), plan, changes, tag)
+        return again(
+            merge_states, spark, job.lake.target(plan.state.table_name).uri, plan, changes, tag
+        )
     if changes.net is None and changes.files is not None:
         check_whole(spark, changes)
-    return again(_merge, spark, job, changes.source, plan, tag, check)
+    return again(_merge, spark, job, changes.source, plan, tag, fence)
 
 
 def _merge(
@@ -84,14 +85,17 @@ def _merge(
     source: str,
     plan: TargetPlan,
     tag: CommitTag,
-    check: Callable[[], object],
+    fence: Fence,
 ) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
     Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
     target over (take_over_target).
     """
-    uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
+    uri, keep_metadata = (
+        job.lake.target(plan.state.table_name).uri,
+        job.pipeline.target.metadata_columns,
+    )
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
     columns, cut = plan.decode.columns, plan.truncated_leaves
@@ -102,7 +106,7 @@ def _merge(
         )
         found = _count_found(spark, statement)
         tag = replace(tag, counts=tag.counts | found)
-        check()  # Counting may have taken long.
+        fence.verify()  # Counting may have taken long.
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(
             uri, source, columns, metadata_columns=keep_metadata, truncated=cut

@@ -68,7 +68,7 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
     if plan.decode.routing is not None:
         return _staged(folder, _stage_routed(spark, change_log, plan, plan.decode.routing, folder))
     staged = _staged(folder, stage_in_tasks(spark, plan.split or change_log, plan, folder))
-    _require(staged, sum(NetFiles.of(folder, change_log.storage_options).rows))
+    _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
     return staged
 
 

@@ -30,7 +30,6 @@ from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import rows_at_once
 from waldelta.errors import StagedLost
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
-from waldelta.lake.storage import rooted
 from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
 from waldelta.spark import run_tasks
@@ -79,7 +78,7 @@ def stage_in_tasks(
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     dealt = shares(messages.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
     buckets = tasks_of(plan)
-    decode_plan, options = plan.decode, messages.storage_options
+    decode_plan, lake = plan.decode, messages.lake
     base, _, net = folder.rpartition("/")
     events = f"{net}-events"
 
@@ -90,12 +89,12 @@ def stage_in_tasks(
         # The name is unique to this attempt: an earlier one, taken for lost, may still be writing.
         name = f"{number}-{uuid.uuid4().hex}.arrow"
         paths = [f"{events}/{bucket}/{name}" for bucket in range(buckets)]
-        rows = _write_events(rooted(base, options), paths, decoded(dealt[number]), decode_plan)
+        rows = _write_events(lake.files(base), paths, decoded(dealt[number]), decode_plan)
         return pa.table([[name], [rows]], schema=DIVIDED)
 
     def collapse_all(number: int) -> pa.Table:
         parts = [part for share in dealt for part in decoded(share)]
-        return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
+        return _collapse(parts, decode_plan, lake.files(base), f"{net}/part-{number}.parquet")
 
     if buckets == 1:
         return added_up(run_tasks(spark, 1, COUNTS, collapse_all))
@@ -105,7 +104,7 @@ def stage_in_tasks(
     rows = rows.reshape(len(names), buckets)
 
     def collapse_bucket(number: int) -> pa.Table:
-        files = rooted(base, options)
+        files = lake.files(base)
         written = {
             f"{events}/{number}/{name}": int(n)
             for name, n in zip(names, rows[:, number], strict=True)

@@ -6,31 +6,21 @@ The process that reads the slot writes the file.
 from __future__ import annotations
 
 import errno
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tenacity
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSelector, FileSystem
+from pyarrow.fs import FileSelector
 
 from waldelta.errors import LateWriter
-from waldelta.lake.file_statistics import FileStatistics
-from waldelta.lake.storage import (
-    checkpoint,
-    only_if_unchanged,
-    remove_empty_log,
-    rooted,
-    sync_commit,
-)
+from waldelta.lake.data_file import DataFile
+from waldelta.lake.delta_target import DeltaTarget, Tag, TargetVersion
+from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import target_not_writable
-from waldelta.permissions import private_files
 
 # The columns by which files are pruned, and from which the landed end is read.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
@@ -50,6 +40,11 @@ _RECURRING = [
     "timeline",
     "moves",
 ]
+_LAYOUT = {
+    "compression": "snappy",
+    "use_dictionary": _RECURRING,
+    "write_statistics": _RECURRING,
+}
 CHANGE_LOG_CHECKPOINT_INTERVAL = 50
 _KEPT = "; nothing was consumed from the slot"
 _PROPERTIES = {
@@ -71,124 +66,77 @@ class BatchFile:
     stats: str
 
 
-def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
+def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
     """Create the empty change log unless it exists, as Spark's CREATE TABLE would.
 
     Raises TargetNotWritable.
     """
-    if DeltaTable.is_deltatable(uri, storage_options):
+    if place.exists:
         return
-    remove_empty_log(uri)
+    remove_empty_log(place.uri)
     try:
-        there = rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True))
+        there = place.files.get_file_info(FileSelector("", allow_not_found=True))
         # Another run may have created the log in the meantime, which is just as good.
-        if any(found.base_name != "_delta_log" for found in there) and not DeltaTable.is_deltatable(
-            uri, storage_options
-        ):
+        if any(found.base_name != "_delta_log" for found in there) and not place.exists:
             raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
-        with private_files():
-            DeltaTable.create(
-                uri,
-                Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
-                mode="ignore",
-                partition_by=["batch"],
-                configuration=_PROPERTIES,
-                storage_options=storage_options,
-                raise_if_key_not_exists=False,
-            )
-            sync_commit(uri, 0)
+        place.create(
+            Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
+            mode="ignore",
+            partition_by=["batch"],
+            configuration=_PROPERTIES,
+            raise_if_key_not_exists=False,
+        )
+        sync_commit(place.uri, 0)
     except (DeltaError, OSError) as err:
-        raise target_not_writable(uri, err, besides=_KEPT) from None
+        raise target_not_writable(place.uri, err, besides=_KEPT) from None
 
 
 def write_batch(
-    files: FileSystem, uri: str, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+    place: DeltaTarget, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> BatchFile | None:
     """Write record batches as one file of the change log; None, and no file, when there are none.
 
-    ``files`` is rooted at the change log. Memory holds one row group. Raises TargetNotWritable when
+    Memory holds one row group. Raises TargetNotWritable when
     the file can't be written, and whatever ``parts`` raises.
     """
-    written = _Written(files, uri, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
+    prefix = f"batch={batch:d}/part-"
+    with DataFile(place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
+        for group in _row_groups(parts, schema):
+            with _named_errors(place.uri):
+                file.write(group)
+        with _named_errors(place.uri):
+            written = file.close()
+    return BatchFile(**written) if written else None
+
+
+def _row_groups(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for part in parts:
+        held.append(part)
+        size += part.nbytes
+        if size >= BATCH_ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held, schema)
+            held, size = [], 0
+    yield pa.Table.from_batches(held, schema)
+
+
+@contextmanager
+def _named_errors(uri: str) -> Iterator[None]:
     try:
-        for part in parts:
-            written.add(part)
-        return written.close()
-    except BaseException:
-        written.discard()
-        raise
+        yield
+    except (OSError, pa.ArrowException) as err:
+        raise target_not_writable(uri, err, "Spark's tasks", _KEPT) from None
 
 
-class _Written:
-    """A Parquet file being written, and its statistics; the file doesn't exist before the first
-    row.
-    """
-
-    def __init__(self, files: FileSystem, uri: str, path: str, schema: pa.Schema) -> None:
-        self._files, self._uri, self._path, self._schema = files, uri, path, schema
-        self._writer: pq.ParquetWriter | None = None
-        self._held: list[pa.RecordBatch] = []
-        self._bytes = 0
-        self._statistics = FileStatistics(STATISTICS)
-
-    def add(self, part: pa.RecordBatch) -> None:
-        self._held.append(part)
-        self._bytes += part.nbytes
-        self._statistics.add(part)
-        if self._bytes >= BATCH_ROW_GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not any(len(part) for part in self._held):
-            return
-        with self._named_errors():
-            if self._writer is None:
-                self._files.create_dir(self._path.rpartition("/")[0])
-                self._writer = pq.ParquetWriter(
-                    self._path, self._schema, filesystem=self._files, compression="snappy",
-                    use_dictionary=_RECURRING, write_statistics=_RECURRING,
-                )  # fmt: skip
-            group = pa.Table.from_batches(self._held, self._schema)
-            self._held, self._bytes = [], 0
-            self._writer.write_table(group, row_group_size=len(group))
-
-    def close(self) -> BatchFile | None:
-        """Finish the file."""
-        self._flush()
-        if self._writer is None:
-            return None
-        with self._named_errors():
-            self._writer.close()
-            return BatchFile(
-                self._path, int(self._files.get_file_info(self._path).size), self._statistics.text()
-            )
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException) as err:
-            raise target_not_writable(self._uri, err, "Spark's tasks", _KEPT) from None
-
-    def discard(self) -> None:
-        """Delete a file that will never be committed; otherwise maintenance would remove it."""
-        with suppress(OSError, pa.ArrowException):
-            if self._writer is not None:
-                self._writer.close()
-        with suppress(OSError):
-            self._files.delete_file(self._path)
-
-
-def commit_batch(
-    opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
-) -> int:
-    """Commit a batch to the change log; returns its version.
+def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
+    """Commit a batch to the change log, durably.
 
     Without a file, only the batch's number is committed, and counts as landed. Each attempt is a
     compare-and-swap on a version without the batch. Raises LateWriter when the batch is there
     already.
     """
-    version = -1
+    added = [] if file is None else [(file.path, file.size, file.stats)]
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(CommitFailedError),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -196,52 +144,21 @@ def commit_batch(
         reraise=True,
     ):
         with attempt:
-            table = opened()
-            if (table.transaction_version(app_id) or 0) >= batch:
-                if (version := _version_of(table, metadata)) >= 0:
-                    break  # An earlier attempt committed it, but its answer was lost.
+            table = place.open()
+            if table.committed(tag.app_id) < tag.number:
+                table.replace_files([], added, tag, {"batch": str(tag.number)})
+            elif (version := _version_of(table, tag)) is not None:
+                table.keep(version)  # Its answer was lost, or the run was killed before this.
+            else:
                 raise LateWriter(
-                    f"batch {batch} of the change log was landed by another run: run again"
+                    f"batch {tag.number} of the change log was landed by another run: run again"
                 )
-            _commit(table, app_id, batch, file, metadata)
-            version = (
-                table.version() + 1
-                # The commit is a compare-and-swap, so this is its version. Maintenance may have
-                # committed since.
-            )
-            table.update_incremental()
-            checkpoint(table, CHANGE_LOG_CHECKPOINT_INTERVAL)
-    return version
 
 
-def _version_of(table: DeltaTable, metadata: str) -> int:
-    """Return the version of the commit with this userMetadata; -1 when no recent commit has it."""
-    return next(
-        (int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1
-    )
-
-
-def _commit(
-    table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str
-) -> None:
-    added: list[AddAction | RemoveAction] = (
-        []
-        if file is None
-        else [
-            AddAction(
-                file.path,
-                file.size,
-                {"batch": str(batch)},
-                int(time.time() * 1000),
-                data_change=True,
-                stats=file.stats,
-            )
-        ]
-    )
-    table.create_write_transaction(
-        added,
-        mode="append",
-        schema=table.schema(),
-        partition_by=["batch"],
-        **only_if_unchanged(app_id, batch, metadata),
-    )
+def _version_of(table: TargetVersion, tag: Tag) -> int | None:
+    """Return the version of the commit with this userMetadata; None when no recent commit has
+    it.
+    """
+    entries = table.history(_NEWEST)
+    own = (e["version"] for e in entries if e.get("userMetadata") == tag.metadata)
+    return next(map(int, own), None)

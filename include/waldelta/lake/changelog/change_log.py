@@ -15,30 +15,31 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import TableNotFoundError
+from deltalake import CommitProperties, Transaction
 
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_file import BatchFile, commit_batch, create_log, write_batch
+from waldelta.lake.changelog.batch_file import (
+    CHANGE_LOG_CHECKPOINT_INTERVAL,
+    BatchFile,
+    commit_batch,
+    create_log,
+    write_batch,
+)
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
-from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.delta_target import Tag, TargetVersion
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.quarantine import SKIPPED
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import (
     CHANGES,
     NO_HOOKS,
-    bookkeeping_uri,
-    files_of,
     remove_empty_folders,
-    rooted,
     sync_behind,
-    sync_commit,
-    write_checkpoint,
 )
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
@@ -110,20 +111,17 @@ class Reach:
 class ChangeLog(RowMessages):
     """The change log of one lake; ``app_id`` is the slot incarnation that writes it."""
 
-    def __init__(
-        self, root: str, app_id: str, storage_options: dict[str, str] | None = None
-    ) -> None:
-        self.uri = bookkeeping_uri(root, CHANGES)
-        self._root = root
-        self.app_id = app_id
-        self.storage_options = storage_options
+    def __init__(self, lake: Lake, app_id: str) -> None:
+        self.lake, self.app_id = lake, app_id
+        self.place = lake.bookkeeping(CHANGES, CHANGE_LOG_CHECKPOINT_INTERVAL)
+        self.uri = self.place.uri
 
     def last_batch(self) -> int | None:
         """Return the last batch landed by this slot incarnation, from the log's own transaction
         id.
         """
-        table = self._open()
-        return table.transaction_version(self.app_id) if table is not None else None
+        table = self.place.find()
+        return (table.committed(self.app_id) or None) if table is not None else None
 
     def highest_batch(self) -> int:
         """Return the highest batch number in the log, of any incarnation; 0 when the log is
@@ -138,16 +136,16 @@ class ChangeLog(RowMessages):
         return min(self._batches(), default=None)
 
     def _batches(self) -> list[int]:
-        table = self._open()
+        table = self.place.find()
         return (
             []
             if table is None
-            else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
+            else [int(p["batch"]) for p in table.table.partitions() if p["batch"] is not None]
         )
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Return the number of messages of each batch in a range, from file statistics."""
-        table = self._open()
+        table = self.place.find()
         return {} if table is None else _sizes(table, after_batch, upto_batch)
 
     def whole_sizes(
@@ -158,8 +156,8 @@ class ChangeLog(RowMessages):
         Raises SlotGap when a batch has another number of messages than when the slot was advanced
         past it. Batches that maintenance has dropped don't count as missing.
         """
-        table = self._open()
-        pruned = (table.transaction_version(_PRUNED) or 0) if table is not None else 0
+        table = self.place.find()
+        pruned = table.committed(_PRUNED) if table is not None else 0
         held = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {
             batch: of_batch.messages
@@ -196,34 +194,27 @@ class ChangeLog(RowMessages):
         DELETE would overwrite a batch that lands at the same moment. The commit records what was
         dropped, so that it isn't mistaken for lost messages.
         """
-        table = self._must_open()
-        version = table.version()
+        table = self.place.open()
+        version = table.version
         if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
             properties = CommitProperties(
                 app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))]
             )
             # batch is the partition column, so whole files are removed, and none is read.
-            table.delete(
+            table.table.delete(
                 f"batch <= {upto_batch:d}",
                 commit_properties=properties,
                 post_commithook_properties=NO_HOOKS,
             )
         fault_point("maintain.forgotten")
         version = sync_behind(self.uri, version)
-        table.vacuum(
-            hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            post_commithook_properties=NO_HOOKS,
-            full=True,
-        )
+        table.vacuum(hours, full=True)
         sync_behind(self.uri, version)
         # A later batch's folder may be about to get its file.
         remove_empty_folders(
             self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch
         )
-        if write_checkpoint(table):  # The checkpoint replaces the log's old entries.
-            table.cleanup_metadata()
+        table.drop_old_entries()
 
     def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Return the bytes of each batch in a range, before compression, from the files'
@@ -242,10 +233,10 @@ class ChangeLog(RowMessages):
         This reads file statistics alone. A copy from that snapshot has all of these transactions,
         so none of them must be applied to it.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return after_batch
-        actions = files_of(table)
+        actions = table.files
         if "max.xid8" not in actions.column_names:
             return after_batch
         last: dict[int, int | None] = {}
@@ -265,7 +256,7 @@ class ChangeLog(RowMessages):
         """Return the end of a batch's last transaction, from file statistics alone; 0 for an empty
         batch.
         """
-        actions = files_of(self._must_open())
+        actions = self.place.open().files
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
@@ -277,11 +268,10 @@ class ChangeLog(RowMessages):
         found: dict[int, dict[str, Any]] = {}
         wanted, count = set(batches), _NEWEST
         while wanted:
-            history = self._must_open().history(count)
-            for told in map(read_metadata, history):
-                # Batch numbers continue across slot incarnations, so no number is used twice.
-                if told.get("batch") in wanted:
-                    found[told["batch"]] = told
+            history = self.place.open().history(count)
+            # Batch numbers continue across slot incarnations, so no number is used twice.
+            told = (entry["waldelta"] for entry in history)
+            found |= {one["batch"]: one for one in told if one.get("batch") in wanted}
             wanted -= found.keys()
             if len(history) < count:
                 break
@@ -298,10 +288,10 @@ class ChangeLog(RowMessages):
         """Return what the log still has of the batches after ``first_batch``, from file statistics
         alone.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return Reach({})
-        actions = files_of(table)
+        actions = table.files
         names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
         ends: dict[int, int] = {}
         begins: dict[int, int] = {}
@@ -313,13 +303,13 @@ class ChangeLog(RowMessages):
             if batch > first_batch and most is not None:
                 ends[batch] = max(most, ends.get(batch, most))
                 begins[batch] = min(least, begins.get(batch, least))
-        landed = table.transaction_version(self.app_id) or 0
+        landed = table.committed(self.app_id)
         lowest = min(ends, default=max(landed, first_batch) + 1)
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
 
     def create(self, schema: pa.Schema) -> None:
         """Create the empty log with this schema unless it exists; raises TargetNotWritable."""
-        create_log(self.uri, schema, self.storage_options)
+        create_log(self.place, schema)
 
     def write(
         self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
@@ -328,11 +318,11 @@ class ChangeLog(RowMessages):
 
         This doesn't open the Delta table.
         """
-        return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
+        return write_batch(self.place, batch, parts, schema)
 
     def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
         """Commit a batch durably; raises LateWriter when another run has committed it."""
-        sync_commit(self.uri, commit_batch(self._must_open, self.app_id, batch, file, metadata))
+        commit_batch(self.place, Tag(self.app_id, batch, metadata), file)
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""
@@ -376,7 +366,7 @@ class ChangeLog(RowMessages):
     @cached_property
     def _skipped(self) -> frozenset[int]:
         """The positions of landed messages that an operator has decided to skip."""
-        rows = Quarantine(self._root, self.storage_options).messages()
+        rows = Quarantine(self.lake).messages()
         sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
         return frozenset(
             order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None
@@ -455,17 +445,8 @@ class ChangeLog(RowMessages):
 
     def dataset(self) -> ds.Dataset | None:
         """Return all files of the log as a dataset; None before anything has landed."""
-        table = self._open()
-        return None if table is None else table.to_pyarrow_dataset()
-
-    def _open(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.uri, storage_options=self.storage_options)
-        except TableNotFoundError:
-            return None
-
-    def _must_open(self) -> DeltaTable:
-        return DeltaTable(self.uri, storage_options=self.storage_options)
+        table = self.place.find()
+        return None if table is None else table.table.to_pyarrow_dataset()
 
 
 def _batch_of(folder: str) -> int | None:
@@ -474,9 +455,9 @@ def _batch_of(folder: str) -> int | None:
     return int(number) if column == "batch" and number.isdecimal() else None
 
 
-def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, int]:
+def _sizes(table: TargetVersion, after_batch: int, upto_batch: int) -> dict[int, int]:
     found: dict[int, int] = {}
-    for file in files_of(table).select(["partition.batch", "num_records"]).to_pylist():
+    for file in table.files.select(["partition.batch", "num_records"]).to_pylist():
         batch = int(file["partition.batch"])
         if after_batch < batch <= upto_batch:
             found[batch] = found.get(batch, 0) + (file["num_records"] or 0)

@@ -18,20 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
-from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import CommitProperties, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
+from waldelta.lake.delta_target import TargetVersion
+from waldelta.lake.fence import UNFENCED, Fence
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
 from waldelta.lake.storage import (
     NO_HOOKS,
-    bookkeeping_uri,
-    checkpoint,
-    files_of,
     sync_commit,
-    write_checkpoint,
 )
 from waldelta.lake.write_errors import target_not_writable
 
@@ -108,12 +107,10 @@ class Newest:
 class LedgerTable(Generic[R]):
     """The rows of one kind: a small Delta table, written and read without a JVM."""
 
-    def __init__(
-        self, kind: type[R], root: str, storage_options: dict[str, str] | None = None
-    ) -> None:
-        self.uri, self.schema = bookkeeping_uri(root, kind.table), schema_of(kind)  # type: ignore[arg-type]
-        self._kind = kind
-        self._options = storage_options
+    def __init__(self, kind: type[R], lake: Lake) -> None:
+        self.schema = schema_of(kind)  # type: ignore[arg-type]
+        self.place = lake.bookkeeping(kind.table, LEDGER_CHECKPOINT_INTERVAL)
+        self.uri, self._kind = self.place.uri, kind
         self._groups = WriterProperties(max_row_group_size=kind.rows_per_group)
 
     def append(self, row: R, after: Newest | None = None) -> R:
@@ -132,26 +129,23 @@ class LedgerTable(Generic[R]):
         self,
         rows: Sequence[R],
         after: Newest | None = None,
-        check: Callable[[], object] | None = None,
+        fence: Fence = UNFENCED,
     ) -> list[R]:
         """Add rows, in the order of their ``at``, after all others in one commit, as append() does.
 
-        ``check`` raises when the caller may not write any more. It is called after the table was
-        read, because a later write by another run then changes the version that the commit depends
-        on.
+        ``fence`` is verified after the table was read.
         """
         with self._named_errors():
-            return self._extend(rows, after, check)
+            return self._extend(rows, after, fence)
 
     def _extend(
         self,
         rows: Sequence[R],
         after: Newest | None,
-        check: Callable[[], object] | None,
+        fence: Fence,
     ) -> list[R]:
-        table = self._open()
-        if check is not None:
-            check()
+        table = self.place.find()
+        fence.verify()
         if after is not None and self._last_at(table, after) != after.at:
             raise LateWriter(
                 f"{self.uri}: another run replaced the rows that this run was about to replace:"
@@ -162,14 +156,14 @@ class LedgerTable(Generic[R]):
             return list(rows)
         rows = self._behind(table, rows)
         write_deltalake(
-            table,
+            table.table,
             self._stored(rows),
             mode="append",
             schema_mode=self._schema_mode(table),
             **_ONLY_IF_UNCHANGED,
         )
-        self._keep(table)
-        if len(table.file_uris()) > self._kind.most_files:
+        table.keep(table.version)
+        if len(table.table.file_uris()) > self._kind.most_files:
             self._compact(table)
         return rows
 
@@ -202,11 +196,11 @@ class LedgerTable(Generic[R]):
         This reads little of a long history. It returns no rows when there is no table. A column
         that the table doesn't have yet is null. ``kept``: see read_sorted().
         """
-        table = self._open()
+        table = self.place.find()
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
-        rows = read_sorted(table, columns, since, chosen, self._options, kept=kept)
+        rows = read_sorted(table, columns, since, chosen, kept=kept)
         for field in fields:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
@@ -214,46 +208,45 @@ class LedgerTable(Generic[R]):
 
     def version(self) -> int:
         """Return the table's Delta version; -1 when there is no table."""
-        table = self._open()
-        return -1 if table is None else table.version()
+        table = self.place.find()
+        return -1 if table is None else table.version
 
     def newest(self) -> R | None:
         """Return the row that was appended last."""
-        table = self._open()
+        table = self.place.find()
         at = self._newest_at(table) if table is not None else None
         if table is None or at is None:
             return None
-        return rows_of(self._kind, read_sorted(table, since=at, storage_options=self._options))[-1]
+        return rows_of(self._kind, read_sorted(table, since=at))[-1]
 
     @_again_when_changed
     def replace(
         self,
         rows: Sequence[R],
         predicate: str,
-        check: Callable[[], object] | None = None,
+        fence: Fence = UNFENCED,
     ) -> None:
         """Replace the rows that a predicate (in Delta's SQL) selects by these, after all others, in
         one commit.
 
-        It is durable when this returns, and commits even when there is nothing to write; ``check``
+        It is durable when this returns, and commits even when there is nothing to write; ``fence``
         as in extend().
         """
         with self._named_errors():
-            table = self._open()
-            if check is not None:
-                check()
+            table = self.place.find()
+            fence.verify()
             if table is None:
                 self._create(self._stored(rows))
                 return
             write_deltalake(
-                table,
+                table.table,
                 self._stored(self._behind(table, rows)),
                 mode="overwrite",
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
                 **_ONLY_IF_UNCHANGED,
             )
-            self._keep(table)
+            table.keep(table.version)
 
     @_again_when_changed
     def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
@@ -261,10 +254,10 @@ class LedgerTable(Generic[R]):
 
         Returns how many didn't have the flag yet.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return 0
-        rows = read_sorted(table, storage_options=self._options)
+        rows = read_sorted(table)
         known = (
             rows[flag]
             if flag in rows.column_names
@@ -278,13 +271,13 @@ class LedgerTable(Generic[R]):
         }
         with self._named_errors():
             write_deltalake(
-                table,
+                table.table,
                 pa.table(columns),
                 mode="overwrite",
                 schema_mode="merge",
                 **_ONLY_IF_UNCHANGED,
             )
-            self._keep(table)
+            table.keep(table.version)
         return int(marked)
 
     @_again_when_changed
@@ -295,37 +288,39 @@ class LedgerTable(Generic[R]):
         When another run appends rows in the meantime, everything is done again, so that these are
         judged, too.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return 0
-        rows = read_sorted(table, storage_options=self._options)
+        rows = read_sorted(table)
         kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
             write_deltalake(
-                table, kept, mode="overwrite", writer_properties=self._groups, **_ONLY_IF_UNCHANGED
+                table.table,
+                kept,
+                mode="overwrite",
+                writer_properties=self._groups,
+                **_ONLY_IF_UNCHANGED,
             )
             fault_point("maintain.pruned")
-            sync_commit(self.uri, table.version())
-        elif len(table.file_uris()) > 1:
+            sync_commit(self.uri, table.version)
+        elif len(table.table.file_uris()) > 1:
             self._compact(table)
-        table.vacuum(
-            _KEEP_FILES_HOURS,
-            dry_run=False,
-            enforce_retention_duration=False,
-            post_commithook_properties=NO_HOOKS,
-        )
-        if write_checkpoint(table):  # The checkpoint replaces the log's old entries.
-            table.cleanup_metadata()
+        table.vacuum(_KEEP_FILES_HOURS)
+        table.drop_old_entries()
         return dropped
 
     def _create(self, data: pa.Table) -> None:
         try:
             write_deltalake(
-                self.uri, data, mode="error", storage_options=self._options, **_ONLY_IF_UNCHANGED
+                self.uri,
+                data,
+                mode="error",
+                storage_options=self.place.lake.storage_options,
+                **_ONLY_IF_UNCHANGED,
             )
         except DeltaError as err:
-            if self._open() is None:
+            if self.place.find() is None:
                 raise
             raise CommitFailedError("another run created the table") from err
         sync_commit(self.uri, 0)
@@ -339,38 +334,31 @@ class LedgerTable(Generic[R]):
         except (DeltaError, OSError) as err:
             raise target_not_writable(self.uri, err) from None
 
-    def _compact(self, table: DeltaTable) -> None:
+    def _compact(self, table: TargetVersion) -> None:
         try:
-            table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
+            table.table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
         except DeltaError as err:
             # Another run compacts or appends. A later append will compact, and no row depends on
             # it.
             log.info("%s not compacted: %s", self.uri, err)
             return
-        self._keep(table)
+        table.keep(table.version)
 
-    def _keep(self, table: DeltaTable) -> None:
-        """Make a commit durable, and write a checkpoint at regular intervals."""
-        sync_commit(self.uri, table.version())
-        checkpoint(table, LEDGER_CHECKPOINT_INTERVAL)
-
-    def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
+    def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Return the mode that adds columns, and fields of structs, which an earlier version's
         table lacks.
         """
-        held: pa.Schema = pa.schema(table.schema().to_arrow())
+        held: pa.Schema = table.schema
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         return None if known else "merge"
 
-    def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
+    def _last_at(self, table: TargetVersion | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        rows = read_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)[
-            "at"
-        ].to_pylist()
+        rows = read_sorted(table, ["at"], None, after.chosen, kept=after.kept)["at"].to_pylist()
         return rows[-1] if rows else None
 
-    def _behind(self, table: DeltaTable, rows: Sequence[R]) -> list[R]:
+    def _behind(self, table: TargetVersion, rows: Sequence[R]) -> list[R]:
         """Return the rows, moved to times after the newest row where the clock is behind."""
         newest = self._newest_at(table)
         early = newest + STATISTIC - rows[0].at if rows and newest is not None else timedelta(0)
@@ -383,15 +371,9 @@ class LedgerTable(Generic[R]):
     def _stored(self, rows: Sequence[R]) -> pa.Table:
         return pa.Table.from_pylist([asdict(row) for row in rows], schema=self.schema)
 
-    def _newest_at(self, table: DeltaTable) -> datetime | None:
-        actions = files_of(table)
+    def _newest_at(self, table: TargetVersion) -> datetime | None:
+        actions = table.files
         if "max.at" not in actions.column_names:
             return None
         newest: datetime | None = pc.max(actions["max.at"]).as_py()
         return newest
-
-    def _open(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.uri, storage_options=self._options)
-        except TableNotFoundError:
-            return None

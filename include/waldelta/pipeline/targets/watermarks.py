@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from deltalake import DeltaTable
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake import bookkeeping_uri, target_uri
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import MESSAGES
+from waldelta.pipeline.advisory_locks import AdvisoryLock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.postgres import TableId
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
     """Delta's txnAppId of the changes applied to one generation of a target."""
     return f"{identity.app_id}:apply:{state.table_name}:{state.generation}"
-
-
-def uri_of(job: Job, table_name: str) -> str:
-    """The location of a target."""
-    table = TableId.parse(table_name)
-    return target_uri(job.pipeline.target.root, table.schema, table.name)
 
 
 def synced_states(job: Job) -> list[TableState]:
@@ -57,7 +52,7 @@ class Watermarks:
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
-        self._cut = last_cut(job)
+        self._cut = job.ledger.last_cut()
         self.floor = job.first_batch()
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
@@ -66,38 +61,28 @@ class Watermarks:
 
         Raises StateError when the target is gone or can't be read.
         """
-        uri = uri_of(self._job, state.table_name)
+        place = self._job.lake.target(state.table_name)
         try:
-            table = DeltaTable(uri, storage_options=self._job.storage_options)
-            committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
+            table = place.open()
+            committed = table.committed(apply_app_id(self.identity, state))
         except TableNotFoundError as err:
             raise StateError(
-                f"{state.table_name}: its target {uri} is gone: run the initial sync for it again"
+                f"{state.table_name}: its target {place.uri} is gone: run the initial sync for"
+                " it again"
             ) from err
         except DeltaError as err:
             raise StateError(
-                f"{state.table_name}: its target {uri} can't be read ({str(err).splitlines()[0]}):"
-                " restore the missing files of its _delta_log, or remove the folder and run the"
-                " initial sync for it again"
+                f"{state.table_name}: its target {place.uri} can't be read"
+                f" ({str(err).splitlines()[0]}): restore the missing files of its _delta_log, or"
+                " remove the folder and run the initial sync for it again"
             ) from err
-        self.versions[state.table_name] = table.version()
+        self.versions[state.table_name] = table.version
         applied = max(committed, self._in_cut(state), self.floor)
         if applied > self.floor or not state.snapshot:
             return applied
         return self._job.change_log(self.identity).visible_upto(
             Snapshot.parse(state.snapshot), self.floor
         )
-
-    def still(self, state: TableState, batch: int) -> int:
-        """Return ``batch``, the target's last batch when it was read.
-
-        Raises LateWriter when another run has applied more since.
-        """
-        if self.of(state) > batch:
-            raise LateWriter(
-                f"{state.table_name}: another run applied changes to it at the same time: run again"
-            )
-        return batch
 
     def _in_cut(self, state: TableState) -> int:
         cut = self._cut
@@ -108,9 +93,35 @@ class Watermarks:
         return cut.batch
 
 
-def last_cut(job: Job) -> BatchCut | None:
-    """The newest consistent cut."""
-    return job.ledger.last_cut()
+@dataclass(frozen=True, slots=True)
+class TargetFence:
+    """A target's lock and watermark: ``batch`` was its last batch when it was read.
+
+    Without a batch, the target may have any. ``goes_on`` raises when the caller itself must stop.
+    """
+
+    lock: AdvisoryLock
+    watermarks: Watermarks
+    state: TableState
+    batch: int | None = None
+    goes_on: Callable[[], object] = lambda: None
+
+    def verify(self) -> int:
+        """Return the target's last batch.
+
+        Raises LockHeld without the lock, and LateWriter when another run has applied more.
+        """
+        self.goes_on()
+        self.lock.verify()
+        applied = self.watermarks.of(self.state)
+        if self.batch is None:
+            return applied
+        if applied > self.batch:
+            raise LateWriter(
+                f"{self.state.table_name}: another run applied changes to it at the same time: run"
+                " again"
+            )
+        return self.batch
 
 
 def messages_app_id(identity: SlotIdentity) -> str:
@@ -118,16 +129,8 @@ def messages_app_id(identity: SlotIdentity) -> str:
     return f"{identity.app_id}:messages"
 
 
-def messages_uri(job: Job) -> str:
-    """The location of the table of logical messages."""
-    return bookkeeping_uri(job.pipeline.target.root, MESSAGES)
-
-
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
     """Return the last batch whose logical messages are in their table."""
     floor = job.first_batch()
-    try:
-        table = DeltaTable(messages_uri(job), storage_options=job.storage_options)
-    except TableNotFoundError:
-        return floor
-    return max(floor, table.transaction_version(messages_app_id(identity)) or 0)
+    table = job.lake.bookkeeping(MESSAGES).find()
+    return max(floor, table.committed(messages_app_id(identity)) if table is not None else 0)

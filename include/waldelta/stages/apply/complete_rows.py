@@ -49,6 +49,7 @@ from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.fence import Fence
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
     COMPLETED,
@@ -90,7 +91,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     quarantine: Quarantine,
     judge: Judge | None = None,
     *,
-    check: Callable[[], object],
+    fence: Fence,
     filled: list[IncompleteRow] | None = None,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) judge all of them.
@@ -106,7 +107,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     discarded row's update doesn't, but another row with its key does. It stays discarded under a
     new key that an update gives it.
 
-    ``check`` raises when another run owns the target now, whose records of later batches would be
+    ``fence`` raises when another run owns the target now, whose records of later batches would be
     lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on the source yet,
     SourceUnreachable, PrivilegeMissing, and what ``judge`` raises; nothing is recorded then.
     """
@@ -139,9 +140,9 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
         if lacking_rows := [
             row for row in work.recorded if latest[row.key].status in (QUARANTINED, DISCARDED)
         ]:
-            quarantine.add(lacking_rows, check)
+            quarantine.add(lacking_rows, fence)
     elif work.recorded or any(row.batch > after for row in held):
-        quarantine.replace(state.table_name, state.generation, after, work.recorded, check)
+        quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(

@@ -16,13 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.small_target import is_small
-from waldelta.lake import files_of
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_count
+from waldelta.lake import TargetVersion
+from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.measure.columns import listed, simple_type
@@ -50,7 +49,7 @@ _MOST_ROWS_REFERRED = 1_000_000
 _NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
 
 
-def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
+def affordable(rules: SourceRules) -> SourceRules:
     """Returns the rules without the foreign keys that are too expensive to judge after few changes.
 
     A full check judges the omitted ones.
@@ -59,7 +58,7 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     for reference in rules.references:
         try:
             sides = reference.referring, reference.referenced
-            counts = [row_count(files_of(side.open(storage_options))) for side in sides]
+            counts = [row_count(side.open().files) for side in sides]
         except (DeltaError, OSError, pa.ArrowException, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
@@ -73,7 +72,9 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     return replace(rules, references=kept, omitted=omitted)
 
 
-def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
+def quick_profile(
+    table: TargetVersion, plan: SuitePlan
+) -> tuple[Measured | None, SuitePlan] | None:
     """Returns a mirror's profile measured without Spark, and the part of the plan still to judge.
 
     The profile is None when the plan has no profile expectation or the profile can't be measured.
@@ -152,10 +153,9 @@ def row_conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
 
 
 def outcomes_in_driver(
-    table: DeltaTable,
+    table: TargetVersion,
     plan: SuitePlan,
     references: Sequence[Reference] = (),
-    storage_options: Mapping[str, str] | None = None,
 ) -> tuple[Outcome, ...] | None:
     """Does the same as ``quick_outcomes`` for a small target, by Arrow.
 
@@ -171,8 +171,7 @@ def outcomes_in_driver(
     try:
         rows = _read_small(table, plan, columns)
         if rows is not None and any(
-            rows_without_parent_in_driver(reference, storage_options) != 0
-            for reference in references
+            rows_without_parent_in_driver(reference) != 0 for reference in references
         ):
             return None
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
@@ -185,15 +184,13 @@ def outcomes_in_driver(
     return _all_met(plan)
 
 
-def _read_small(table: DeltaTable, plan: SuitePlan, columns: Collection[str]) -> pa.Table | None:
-    if not is_small(files_of(table)):
+def _read_small(table: TargetVersion, plan: SuitePlan, columns: Collection[str]) -> pa.Table | None:
+    if not is_small(table.files):
         return None
-    held = {listed(field.name): _spark_name(field.type) for field in table.schema().fields}
+    held = {listed(field.name): _spark_name(field.type) for field in table.table.schema().fields}
     if not _fit(held, plan):
         return None
-    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table(
-        columns=sorted(columns)
-    )
+    return table.dataset().to_table(columns=sorted(columns))
 
 
 def _fit(columns: Mapping[str, str], plan: SuitePlan) -> bool:

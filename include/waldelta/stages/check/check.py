@@ -18,14 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.config import PipelineFile, split_table_name
+from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import OwnSuites, read_own_suites
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog, target_uri
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import BatchCut, Ledger, Quarantine, TableState
 from waldelta.lake.ledger.passed_suites import latest_suites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, latest_profiles
@@ -159,9 +158,7 @@ def check(
         return QualityReport(run_id, (), notes=tuple(own.unused))
     known = Known(latest_suites(ledger, wanted), ledger.last_cut())
     quick = frozenset(wanted) if outcome.is_upkeep else outcome.quick
-    unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts(
-        {n: states[n].generation for n in wanted}
-    )
+    unknown = Quarantine(ledger.lake).unknown_counts({n: states[n].generation for n in wanted})
     # A target has no rules when the source could not be queried.
     rules = {
         n: replace(outcome.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0))
@@ -268,16 +265,16 @@ def _quick_verdict(
     """
     started = time.monotonic()
     left = suites[1]
-    rules = affordable(left.rules_of(target), target.storage_options)
+    rules = affordable(left.rules_of(target))
     table = target.open()
-    columns = _columns(table)
+    columns = table.schema.names
     suite = _suite(target, columns, suites, rules)
     profiled = quick_profile(table, suite)
     if profiled is None:
         return None
     measured, plan = profiled
     met = met_at(left.known, target, suite)
-    found, since = outcomes_in_driver(table, plan, rules.references, target.storage_options), None
+    found, since = outcomes_in_driver(table, plan, rules.references), None
     if found is None and (conditions := row_conditions(plan)) is not None:
         asked = measure_early(background, session, target, rules.references, met)
         since = changed_since(left.known, target, suite, columns)
@@ -313,7 +310,7 @@ def _rest_verdict(
     """
     started = time.monotonic()
     left = suites[1]
-    suite = _suite(target, _columns(target.open()), suites, left.rules_of(target))
+    suite = _suite(target, target.open().schema.names, suites, left.rules_of(target))
     if not is_unchanged_since_full_check(left.known, target, suite):
         return None
     plan = rest_of(suite)
@@ -348,13 +345,13 @@ def _targets(
     """
 
     def open_one(state: TableState) -> CheckedTarget | TableVerdict:
-        uri = target_uri(ledger.root, *split_table_name(state.table_name))
+        target = ledger.lake.target(state.table_name)
         try:
             version = versions.get(state.table_name)
             if version is None:
-                version = _current_version(ledger, state.table_name, uri)
-            check_readable(DeltaLog(uri, ledger.storage_options), state, cut, version)
-            return CheckedTarget(state, version, uri, ledger.storage_options)
+                version = _current_version(state.table_name, target)
+            check_readable(target.log, state, cut, version)
+            return CheckedTarget(state, version, target)
         except Exception as err:
             return _failed(state.table_name, None, err)
 
@@ -380,12 +377,12 @@ def _without_references(
     }
 
 
-def _current_version(ledger: Ledger, table: str, uri: str) -> int:
+def _current_version(table: str, target: DeltaTarget) -> int:
     try:
-        return DeltaTable(uri, storage_options=ledger.storage_options).version()
+        return target.version
     except TableNotFoundError as err:
         raise StateError(
-            f"the target of {table} isn't at {uri}: run the initial sync again"
+            f"the target of {table} isn't at {target.uri}: run the initial sync again"
         ) from err
 
 
@@ -419,10 +416,6 @@ def _suite(
     (own, left), name = suites, target.state.table_name
     plan = plan_suite(target.state, columns, own.by_table.get(name), rules, left.before.get(name))
     return replace(plan, refused=own.refused.get(name))
-
-
-def _columns(table: DeltaTable) -> list[str]:
-    return [field.name for field in table.schema().fields]
 
 
 def _run(
@@ -514,7 +507,7 @@ def _about(
         "table": plan.table,
         "Airflow run": run_id,
         "Delta version": str(target.version),
-        "location": target.uri,
+        "location": target.table.uri,
     }
     if told := [*plan.omitted, *([str(plan.refused)] if plan.refused is not None else [])]:
         about["not checked"] = "; ".join(told)

@@ -26,6 +26,7 @@ from waldelta.errors import (
 from waldelta.lake import check_writable
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
@@ -96,13 +97,13 @@ class Drained:
 def drain(
     spark: SparkSession,
     job: Job,
-    check_lock: Callable[[], None] = lambda: None,
+    fence: Fence = UNFENCED,
     on_landed: Callable[[Landed], object] = lambda _: None,
 ) -> Drained:
     """Land and consume everything up to the current end of the server's WAL.
 
-    On a standby that is what it has replayed. The caller has the slot's lock; ``check_lock`` raises
-    LockHeld when it was lost, and is called before each effect. ``on_landed`` is called with each
+    On a standby that is what it has replayed. The caller has the slot's lock; ``fence`` raises
+    LockHeld when it was lost, and is verified before each effect. ``on_landed`` is called with each
     landed and consumed batch, unless nothing is left to land. A change that PostgreSQL can't decode
     ends the drain: see ``unreadable`` of the result. Raises TargetNotWritable before anything is
     read from the slot, as far as the driver's machine can detect it.
@@ -130,7 +131,7 @@ def drain(
                 PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, position, skipped)
             )
             upto = bound.upto_lsn
-            check_lock()
+            fence.verify()
             check_followed(job, identity)
             restart = meter.restart()
             try:
@@ -169,7 +170,7 @@ def drain(
                 Lsn(landed.end_lsn) if is_cut_off else upto,
                 times.server_s,
             )
-            check_lock()
+            fence.verify()
             began = time.monotonic()
             if landed.end_lsn:
                 meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))

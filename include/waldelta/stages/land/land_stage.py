@@ -54,7 +54,7 @@ def land_to_now(
                 server = slot_position(connection, job, primary)
                 check_system(job.slot_identity(), server)
                 landed_as_of = read_oldest_xid(connection)
-                lock.check()
+                lock.verify()
                 end_old_backends(connection, job.pipeline.source.slot)
                 slot = check_slot(connection, job)
                 elsewhere = standby_warnings(primary, connection, job, server)
@@ -69,8 +69,8 @@ def land_to_now(
             result.warnings += [
                 f"when the run began, {text}" for text in log_warnings(found)
             ] + uncompared
-            lock.check()  # The next statements may end another run's reader, and move the slot.
-            drained = drain(spark, job, lock.check, on_landed)
+            lock.verify()  # The next statements may end another run's reader, and move the slot.
+            drained = drain(spark, job, lock, on_landed)
             drained.check_read()
     except SlotUnreadable as err:
         # What landed before it is applied first; the apply stage then raises the error.

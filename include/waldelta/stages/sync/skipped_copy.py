@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltalake import DeltaTable
-
 from waldelta.errors import ConfigError
-from waldelta.lake import files_of
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import row_count
@@ -20,7 +17,6 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import ReplicatedTarget
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import SnapshotHolder
 
 # Transaction ids begin at 3, so this snapshot sees none, and apply takes every landed change.
@@ -78,8 +74,9 @@ def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
         if job.ledger.table_rows(name) or is_empty(job, name):
             return
         raise ConfigError(
-            f"{name} has copy: false, but its target {uri_of(job, name)} has rows that no sync of"
-            " this lake wrote: move the folder away, or write copy: true, which replaces them"
+            f"{name} has copy: false, but its target {job.lake.target(name).uri} has rows that"
+            " no sync of this lake wrote: move the folder away, or write copy: true, which"
+            " replaces them"
         )
     if not _is_same_table(former, target):
         raise ConfigError(
@@ -104,11 +101,8 @@ def stopped(name: str, reason: str) -> str:
 
 def is_empty(job: Job, name: str) -> bool:
     """Returns whether a target has no row, or doesn't exist."""
-    if not _is_there(job, name):
-        return True
-    return (
-        row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) == 0
-    )
+    table = job.lake.target(name).find()
+    return table is None or row_count(table.files) == 0
 
 
 def _remedy(name: str) -> str:
@@ -123,7 +117,7 @@ def _former(job: Job, name: str) -> TableState | None:
     exists.
     """
     complete = job.ledger.complete_states(name)
-    return complete[-1] if complete and _is_there(job, name) else None
+    return complete[-1] if complete and job.lake.target(name).exists else None
 
 
 def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
@@ -131,7 +125,3 @@ def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
     if former.root_id is not None or root is not None:
         return former.root_id == root  # Leaf partitions may be added and removed.
     return not set(former.relation_ids).isdisjoint(target.table.relation_ids)
-
-
-def _is_there(job: Job, name: str) -> bool:
-    return DeltaTable.is_deltatable(uri_of(job, name), job.storage_options)

@@ -23,6 +23,8 @@ from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.errors import LockHeld
+from waldelta.lake import DeltaTarget, Lake
+from waldelta.lake.fence import UNFENCED
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
@@ -45,7 +47,7 @@ SCHEMA = pa.schema(
 def job(tmp_path):
     """A job, as far as the merge asks, whose target s.t is empty."""
     target = SimpleNamespace(root=tmp_path.as_uri(), metadata_columns=True)
-    made = SimpleNamespace(pipeline=SimpleNamespace(target=target), storage_options=None)
+    made = SimpleNamespace(pipeline=SimpleNamespace(target=target), lake=Lake(target.root))
     write(made, SCHEMA.empty_table())
     return made
 
@@ -86,14 +88,10 @@ def tag(batch=1) -> CommitTag:
     return CommitTag("app", batch, "run")
 
 
-def fine() -> None:
-    """This run may go on."""
-
-
 def merged(job, events, batch=1, **options) -> CommitTag | None:
     net = net_of(events)
     staged = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), fine)
+    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), UNFENCED)
 
 
 def held(job) -> dict:
@@ -159,7 +157,7 @@ def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
     """Until there are many; then all are written anew as one. Every so often there is a checkpoint,
     which keeps the watermark.
     """
-    monkeypatch.setattr(module, "TARGET_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr("waldelta.lake.lake.TARGET_CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     files = []
     for batch in range(1, 7):
@@ -206,7 +204,7 @@ def test_statistics_are_kept_of_integers_alone(job):
 
 def _partitioned(job):
     root = job.pipeline.target.root
-    job.pipeline.target.root = f"{root}/other"
+    job.pipeline.target.root, job.lake = f"{root}/other", Lake(f"{root}/other")
     write_deltalake(f"{root}/other/s/t", SCHEMA.empty_table(), partition_by=["the `v`"])
 
 
@@ -250,10 +248,10 @@ def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
         6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
     )
     write(job, with_raw)
-    assert merge_in_driver(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), fine) is None
+    assert merge_in_driver(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), UNFENCED) is None
     assert (
         merge_in_driver(
-            job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), fine
+            job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), UNFENCED
         )
         is not None
     )
@@ -267,20 +265,22 @@ def test_whoever_may_not_write_any_more_does_not(job):
         raise LockHeld("by another run")
 
     with pytest.raises(LockHeld):
-        merge_in_driver(job, plan(), net_of([("I", None, 4, "d", "D")]), tag(), taken)
+        merge_in_driver(
+            job, plan(), net_of([("I", None, 4, "d", "D")]), tag(), SimpleNamespace(verify=taken)
+        )
     assert held(job) == {}
 
 
 def test_somebody_elses_commit_is_not_overwritten(job, monkeypatch):
     """Whoever was first stands; what is merged here is left to Spark, which merges into that."""
-    opened = module.DeltaTable
+    opened = DeltaTarget.open
 
-    def late(*args, **options):
-        found = opened(*args, **options)
+    def late(target):
+        found = opened(target)
         write(job, rows((5, "theirs", "x")))
         return found
 
-    monkeypatch.setattr(module, "DeltaTable", late)
+    monkeypatch.setattr(DeltaTarget, "open", late)
     assert merged(job, [("I", None, 4, "d", "D")]) is None
     assert held(job) == {5: ("theirs", "x")}
 

@@ -6,8 +6,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile, row_conditions
@@ -76,7 +77,7 @@ def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
         pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
     )
     return outcomes_in_driver(
-        DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules)
+        table_at(str(tmp_path)).open(), plan_suite(state(columns), HELD, own, rules)
     )
 
 
@@ -127,7 +128,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
     before = Before(10, {"rows": (2, 4)}, {})
     plan = plan_suite(state(columns), ["id", "n"], None, None, before)
-    found = quick_profile(DeltaTable(uri), plan)
+    found = quick_profile(table_at(uri).open(), plan)
     if rows == 5:
         assert found is None
         return
@@ -154,5 +155,5 @@ def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, e
     uri = str(tmp_path)
     write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
     write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
-    assert is_little(changes, uri, 0) is expected
-    assert not is_little(10_001, uri, 9)
+    assert is_little(changes, table_at(uri), 0) is expected
+    assert not is_little(10_001, table_at(uri), 9)

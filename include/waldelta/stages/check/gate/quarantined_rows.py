@@ -26,6 +26,7 @@ from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, SentM
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline.advisory_locks import HeldLocks
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import (
@@ -103,15 +104,8 @@ def discard_quarantined(
             replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason)
             for row in chosen
         ]
-
-        def check() -> None:
-            for lock in held:
-                lock.check()
-
         if settled or discarded:
-            Quarantine(job.pipeline.target.root, job.storage_options).add(
-                [*settled, *discarded], check
-            )
+            Quarantine(job.lake).add([*settled, *discarded], HeldLocks(held))
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
@@ -137,7 +131,7 @@ def rows_to_accept(
     Raises ConfigError for any other id.
     """
     quarantine, states = (
-        Quarantine(job.pipeline.target.root, job.storage_options),
+        Quarantine(job.lake),
         _states(job, tables),
     )
     done = quarantine.ids_decided(job.run_id, ACCEPTED)
@@ -165,7 +159,7 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
     this count and its entry.
     """
     recorded = dict(recorded)
-    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    quarantine = Quarantine(ledger.lake)
     while recorded:
         held = target_generations(ledger)
         counts = quarantine.unknown_counts({name: held[name] for name in recorded if name in held})
@@ -216,7 +210,7 @@ def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
     generations = {
         name: held for name, held in target_generations(job.ledger).items() if name in tables
     }
-    return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
+    return Quarantine(job.lake).open_rows(generations)
 
 
 def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:

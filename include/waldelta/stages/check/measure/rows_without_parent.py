@@ -5,7 +5,7 @@ or, for small targets, in the driver.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
 from waldelta.changes.merge.small_target import is_small
-from waldelta.lake import files_of
-from waldelta.lake.storage import SPARKS_TIMESTAMPS
+from waldelta.lake import TargetVersion
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
@@ -83,16 +81,14 @@ def _or(left: Column, right: Column) -> Column:
     return left | right
 
 
-def count_rows_without_parent(
-    spark: SparkSession, reference: Reference, storage_options: Mapping[str, str] | None = None
-) -> DuplicateKeys:
+def count_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
     """Returns the rows without a parent row.
 
     If both targets are small and every row has a parent, the driver finds out by itself; otherwise
     Spark counts. In small targets all rows are judged, whatever has changed.
     """
     try:
-        found = rows_without_parent_in_driver(reference, storage_options)
+        found = rows_without_parent_in_driver(reference)
         if found == 0:
             return DuplicateKeys(0)
         reference = reference if found is None else replace(reference, since=None)
@@ -103,9 +99,7 @@ def count_rows_without_parent(
     return find_rows_without_parent(spark, reference)
 
 
-def rows_without_parent_in_driver(
-    reference: Reference, storage_options: Mapping[str, str] | None = None
-) -> int | None:
+def rows_without_parent_in_driver(reference: Reference) -> int | None:
     """Returns the number of rows without a parent in two small mirrors, by Arrow.
 
     Returns None when Spark is needed. Raises what delta-rs and Arrow raise.
@@ -113,8 +107,8 @@ def rows_without_parent_in_driver(
     sides = reference.referring, reference.referenced
     if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
         return None
-    tables = [side.open(storage_options) for side in sides]
-    if not all(is_small(files_of(table)) for table in tables):
+    tables = [side.open() for side in sides]
+    if not all(is_small(table.files) for table in tables):
         return None
     sought = zip(tables, sides, _padded(reference), strict=True)
     own, there = (
@@ -135,9 +129,9 @@ def rows_without_parent_in_driver(
 
 
 def _read(
-    table: DeltaTable, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]
+    table: TargetVersion, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]
 ) -> pa.Table:
-    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+    dataset = table.dataset()
     rows = dataset.to_table(columns=sorted(set(side.columns)))
     columns = []
     for name, comparison, is_padded in zip(side.columns, comparisons, padded, strict=True):

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.lake.ledger.expectation_results import ON_OTHERS
 from waldelta.stages.check._background import in_background, measure_early
@@ -61,7 +62,7 @@ class FewRows(CountedKind):
     type = "expect_target_to_have_few_rows"
 
     def start_counts(self, *, background, target, **_):
-        return {(target.uri,): background.submit(DuplicateKeys, 3)}
+        return {(target.table.uri,): background.submit(DuplicateKeys, 3)}
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, is_met):
     plan = plan_suite(state([ID]), HELD)
     assert plan.expectations[-1].type == even_keys.type
     write_deltalake(str(tmp_path), pa.table({"id": rows}))
-    found = outcomes_in_driver(DeltaTable(str(tmp_path)), plan)
+    found = outcomes_in_driver(table_at(str(tmp_path)).open(), plan)
     assert (found is not None) is is_met
     assert not found or found[-1].planned.type == even_keys.type
 
@@ -100,7 +101,7 @@ def test_a_new_kind_makes_another_suite(even_keys, monkeypatch):
 def test_a_new_kind_is_counted_with_the_others(monkeypatch):
     """In the background; its outcome has the number of rows."""
     monkeypatch.setitem(KINDS, FewRows.type, FewRows())
-    target = CheckedTarget(state([ID], keys=[]), 1, "here")
+    target = CheckedTarget(state([ID], keys=[]), 1, table_at("here"))
     with in_background() as background:
         counts = measure_early(background, None, target, [])
     assert counts.keys() == {("here",)}

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile, keep_profiles, latest_profiles
 from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
@@ -158,7 +160,7 @@ def test_many_values_are_measured_batch_by_batch(tmp_path, monkeypatch):
     )
     write_deltalake(str(tmp_path), held)
     columns = [("f", True), ("d", True), ("i", True), ("s", False)]
-    rows, (f, d, i, s) = profile_by_values(DeltaTable(str(tmp_path)), columns)
+    rows, (f, d, i, s) = profile_by_values(table_at(str(tmp_path)).open(), columns)
     assert (rows, f.nulls * rows, d.nulls * rows, s.nulls * rows) == pytest.approx((103, 1, 3, 2))
     for one in (f, d):
         assert (one.mean, one.least, one.most) == pytest.approx(
@@ -197,7 +199,7 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
         )
         write_deltalake(str(tmp_path), part, mode="append")
     rows, (n, f, s, none) = profile_in_driver(
-        DeltaTable(str(tmp_path)), [("n", True), ("f", True), ("s", False), ("none", True)]
+        table_at(str(tmp_path)).open(), [("n", True), ("f", True), ("s", False), ("none", True)]
     )
     assert rows == 3
     assert (n.nulls, n.least, n.most) == (0, 1, 6)
@@ -209,7 +211,7 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
 
 def test_the_latest_profiles_of_each_table(tmp_path):
     """But those of a run that is checked again; maintenance keeps so many of each."""
-    ledger = Ledger(tmp_path.as_uri())
+    ledger = Ledger(Lake(tmp_path.as_uri()))
     assert latest_profiles(ledger, ["public.t"], 5) == {}
     for k in range(7):
         ledger.append_all(
@@ -226,7 +228,7 @@ def test_the_latest_profiles_of_each_table(tmp_path):
 def test_pruning_keeps_the_latest(tmp_path, monkeypatch):
     """Of each table, however long ago."""
     monkeypatch.setattr("waldelta.lake.ledger.profiles.KEPT_PER_TABLE", 2)
-    ledger = Ledger(tmp_path.as_uri())
+    ledger = Ledger(Lake(tmp_path.as_uri()))
     for k in range(4):
         ledger.append_all([profile(k)])
     ledger.append_all([Profile(AT, "r", "public.u", 1, 9)])
