@@ -494,7 +494,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     done = run_retry(
         spark, replace(job, run_id="retry", pipeline=checked), ["public.t"], by="Ann", reason="back"
     )
-    assert done.passed == ["public.t"]
+    assert done.checked.passed == ["public.t"]
     known = {
         row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)
     }
@@ -511,7 +511,9 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     )
     # A second attempt at the run, whose first one may have ended before it had checked what it put
     # right.
-    assert run_retry(spark, replace(job, run_id="retry", pipeline=checked)).passed == ["public.t"]
+    assert run_retry(spark, replace(job, run_id="retry", pipeline=checked)).checked.passed == [
+        "public.t"
+    ]
     assert run_retry(spark, replace(job, run_id="again")).tables == {}
     database.execute(
         "update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where"

@@ -79,7 +79,11 @@ def test_only_the_locked_table_waits(spark, database, job):
         assert held(job, "public.free") == {1, 2}
         assert held(job, "public.t") == set()
     result = failed.value.result
-    assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (
+    assert (
+        result.landed.changes,
+        result.targets.not_applied,
+        result.tables["public.free"].inserted,
+    ) == (
         4,
         ["public.t"],
         2,
@@ -197,7 +201,7 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     )
     with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
         consume(spark, job)
-    assert failed.value.result.not_applied == ["public.free"]
+    assert failed.value.result.targets.not_applied == ["public.free"]
     assert held(job, "public.t") == {2}
     assert consume(spark, job).tables["public.free"].rows == 2
 
@@ -302,7 +306,7 @@ def test_what_is_checked_waits_for_nobody(spark, database, job):
     database.execute("insert into free values (1, 'a')")
     with locked(database, "public.free"):
         result = consume(spark, job)
-    assert result.passed == sorted(TABLES)
+    assert result.checked.passed == sorted(TABLES)
     (warning,) = [text for text in result.warnings if "CHECK" in text]
     assert "public.free" in warning
     assert "(vacuum) on public.free" in warning

@@ -161,7 +161,7 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
         "WRITE",
         "repair",
     )
-    assert pipeline.consume(spark).foreign_commits == []
+    assert pipeline.consume(spark).targets.foreign_commits == []
     assert run_without_java(database, pipeline, tmp_path, "again") == [
         ("public.t", "equal", 1002, 0, 0)
     ]
@@ -330,10 +330,10 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
         "insert into t values ('new', '2024-01-01')"
     )  # runs look at targets once a batch has landed
     consumed = pipeline.consume(spark, run_id="next")
-    assert (consumed.warnings, consumed.foreign_commits) == ([], [])
+    assert (consumed.warnings, consumed.targets.foreign_commits) == ([], [])
     # What is written afterwards is another matter.
     target(pipeline).delete("day = '2024-01-05'")
-    assert pipeline.consume(spark, run_id="after").foreign_commits == ["public.t"]
+    assert pipeline.consume(spark, run_id="after").targets.foreign_commits == ["public.t"]
 
 
 def run_warnings(pipeline, run_id):

@@ -118,7 +118,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     assert "'division by zero' (SQLSTATE 22012)" in text
     assert "run resync" in text
     assert (ids(job, "public.g"), ids(job, "public.f")) == ({1, 2, 3, 4, 5, 6}, {1})
-    assert (result.not_applied, result.as_of, result.landed_as_of) == (
+    assert (result.targets.not_applied, result.landed.as_of, result.landed.landed_as_of) == (
         ["public.f", "public.g"],
         None,
         0,

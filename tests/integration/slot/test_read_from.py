@@ -144,7 +144,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     insert(primary, 3, "after")
     ask(primary, "truncate app.t; insert into app.t values (1, 'anew')")
     catch_up(standby, primary)
-    assert pipeline.consume(spark).changes > 0
+    assert pipeline.consume(spark).landed.changes > 0
     assert held(lake) == there(primary)
 
     # Of another database, so no orphan of this one; still, whoever drops the other leaves the

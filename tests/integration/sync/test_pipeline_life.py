@@ -78,7 +78,7 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, da
     without.setup()
     assert without.job().table_states()["public.b"].status == "removed"
     database.execute("insert into b values (2, 'nobody listened'); insert into a values (2, 'a2')")
-    assert without.consume(spark).not_applied == []
+    assert without.consume(spark).targets.not_applied == []
     both.setup()
     database.execute("insert into b values (3, 'heard')")
     assert list(both.sync(spark).tables) == ["public.b"]

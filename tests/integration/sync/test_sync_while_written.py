@@ -94,7 +94,7 @@ def test_each_change_is_in_the_target_once(spark, database, job):
             runs = 0
             while not all(copy.done() for copy in copies) or runs < 2:
                 runs += 1
-                assert consume(spark, run(f"run {runs}")).changes
+                assert consume(spark, run(f"run {runs}")).landed.changes
         assert [len(copy.result()) for copy in copies] == [2, 1]
     consume(spark, run("last"))
     for state in job.table_states().values():

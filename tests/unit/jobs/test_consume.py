@@ -208,8 +208,11 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
         with pytest.raises(RunFailed) as caught:
             run_sync(None, job, only=["sync", "check"])
         result = caught.value.result
-        assert sorted(result.tables) == result.passed == expected
-        assert (result.not_applied, result.stages["check"].status) == (["public.x"], "succeeded")
+        assert sorted(result.tables) == result.checked.passed == expected
+        assert (result.targets.not_applied, result.stages["check"].status) == (
+            ["public.x"],
+            "succeeded",
+        )
 
 
 def test_a_stage_that_isnt_there_is_refused(job):

@@ -75,13 +75,13 @@ def test_files_that_fit_no_table_are_told():
     result = RunResult("consume", "r")
     for notes in (("x.yml fits no table",), ("x.yml fits no table",)):
         result.add_check(QualityReport("r", (), notes=notes))
-    assert (result.unused_suites, result.warnings) == (
+    assert (result.checked.unused_suites, result.warnings) == (
         ["x.yml fits no table"],
         ["x.yml fits no table"],
     )
     assert RunResult.from_json(result.to_json()) == result
     result.add_check(QualityReport("r", ()))
-    assert result.unused_suites == []
+    assert result.checked.unused_suites == []
 
 
 # The JSON that runs of earlier versions recorded, and that Airflow's operator and pages read.
@@ -167,8 +167,8 @@ def test_the_stored_form_has_nothing_of_the_attempt_alone():
     """The next attempt continues from it, and would add the same changes once more."""
     result = RunResult("consume", "r")
     result.add_target(TargetCut("public.a", 1, 7, inserted=1))
-    result.begun = datetime(2026, 1, 1, tzinfo=UTC)
-    assert list(result.done) == ["public.a"]
+    result.attempt.begun = datetime(2026, 1, 1, tzinfo=UTC)
+    assert list(result.attempt.done) == ["public.a"]
     assert json.loads(result.to_json()).keys() == STORED.keys()
 
 

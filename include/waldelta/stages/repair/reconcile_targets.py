@@ -38,7 +38,6 @@ from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land import land_backlog, land_through
-from waldelta.stages.land.drain import Drained
 from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spark
 from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
 from waldelta.stages.repair.repair import Again, repair_rows
@@ -225,7 +224,7 @@ def _compare_group(
     """Compare some tables in one snapshot; returns those that differ."""
     spark, job = work.spark, work.job
     try:
-        _count_landed(work, land_backlog(spark, job))
+        work.result.add_drained(land_backlog(spark, job))
         # The batches are read before the snapshot: what a target gets during the comparison comes
         # after the batch it is compared at.
         marks = Watermarks(job, job.slot_identity())
@@ -241,7 +240,7 @@ def _compare_group(
         ):
             feedings = _feedings(work, holder, states, batches, marks.versions)
             if feedings:
-                _count_landed(work, land_through(spark, job, holder.lsn))
+                work.result.add_drained(land_through(spark, job, holder.lsn))
             with ThreadPoolExecutor(COMPARED_AT_ONCE, thread_name_prefix="reconcile") as pool:
                 done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
                 return {
@@ -270,11 +269,6 @@ def _readable(
         except StateError as err:
             work.fail(name, err)
     return found
-
-
-def _count_landed(work: Reconciling, drained: Drained) -> None:
-    work.result.changes += drained.changes
-    work.result.source.add(drained.bill)
 
 
 def _feedings(
@@ -372,7 +366,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         work.found[name] = replace(row, reason=f"not repaired: {err}")
         return
     cut = done.cut
-    _count_landed(work, done.drained)
+    work.result.add_drained(done.drained)
     work.result.warnings += told
     work.result.add_repair(cut)
     mended = cut.inserted + cut.updated + cut.deleted
@@ -431,7 +425,6 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
             result.warnings.append(
                 f"{row.table_name}: {counted(row.lacking, 'row')} in quarantine not compared"
             )
-    result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
     compared = [row for row in found if row.compared]
     rows, differing = (
         sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))

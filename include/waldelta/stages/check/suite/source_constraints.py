@@ -15,7 +15,6 @@ import psycopg
 from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import SYNCED, now
-from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -67,7 +66,7 @@ def read_rules(
             name: state for name, state in job.table_states().items() if state.status == SYNCED
         }
         wanted = [states[name] for name in tables if name in states]
-        landed_as_of = result.landed_as_of or _landed_as_of(job)
+        landed_as_of = result.landed.landed_as_of or _landed_as_of(job)
         with job.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
             checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
@@ -129,8 +128,8 @@ def _lag(
     by_time = wanted.warn_seconds is not None or wanted.critical_seconds is not None
     by_size = wanted.warn_mb is not None or wanted.critical_mb is not None
     seconds = None
-    if result.as_of is not None:
-        seconds = (at - datetime.fromisoformat(result.as_of)).total_seconds()
+    if result.landed.as_of is not None:
+        seconds = (at - datetime.fromisoformat(result.landed.as_of)).total_seconds()
     behind, lacking, unknown = None, {}, None
     try:
         if by_size or (looks and by_time):
@@ -138,9 +137,7 @@ def _lag(
                 position = slot_position(slot_connection, job, connection)
                 if by_size:
                     read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
-                    behind = position.lag_of(
-                        max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read
-                    )
+                    behind = position.lag_of(result.landed.read_upto(read))
                 if looks and by_time:
                     lacking = {
                         name: _age(at, then) for name, then in oldest_unapplied(job, states).items()
@@ -173,7 +170,7 @@ def _with_freshness(
     # The target may lag by more than the commits it is known to lack.
     if lag.common.seconds is None:
         limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
-    if limits and name in result.not_applied:
+    if limits and name in result.targets.not_applied:
         limits, told = (
             (),
             ["freshness: not judged, since this run didn't apply all changes of the target"],
@@ -190,7 +187,7 @@ def _landed_as_of(job: Job) -> int:
     # Maintenance makes cuts too, and lands nothing; a run that hasn't applied everything has landed
     # more than its cuts contain.
     runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
-    told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
+    told = (RunResult.from_json(run.result).landed.landed_as_of for run in islice(runs, _MOST_RUNS))
     return next((xid for xid in told if xid), 0)
 
 
