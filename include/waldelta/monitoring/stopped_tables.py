@@ -79,14 +79,14 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
         return []
     job = Job(pipeline, "", run.run_id if run is not None else "")
     try:
-        identity = job.slot_identity()
+        watermarks = Watermarks(job, job.slot_identity())
     except (
         SlotMissing,
         StateError,
     ):  # The slot was torn down, or dropped by a killed resync: no gate judges any more.
         return []
-    upto, log = landed_upto(job, identity), job.change_log(identity)
-    watermarks, last = Watermarks(job, identity), log.last_batch() or 0
+    identity, log = watermarks.identity, watermarks.change_log
+    upto, last = landed_upto(job, identity), log.last_batch() or 0
     found = []
     for name, state in sorted(job.table_states().items()):
         if name not in unmet:

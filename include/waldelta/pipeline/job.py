@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,8 +15,8 @@ from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.pipeline.slot_identity import SlotIdentity, identity_of, incarnation_of
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.postgres import connect
 from waldelta.postgres.connection import (
     conninfo_from_environment,
@@ -159,13 +159,6 @@ class Job:
         """Return the slot's identity from the ledger; raises SlotMissing before setup."""
         return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
 
-    def first_batch(self) -> int:
-        """Return the last batch of the slot's earlier incarnations.
-
-        Changes from another server or timeline are never applied again.
-        """
-        return incarnation_of(self.pipeline.source.slot, self.ledger.slot_lives()).batch or 0
-
     def table_states(self) -> dict[str, TableState]:
         """Return the latest state of each target in the current slot incarnation.
 
@@ -184,19 +177,8 @@ class Job:
         """Return all states of all targets, or of one, in the current slot incarnation, oldest
         first.
         """
-        return self.of_life(self.ledger.table_rows(table_name))
-
-    def of_life(self, rows: Sequence[TableState]) -> list[TableState]:
-        """Return those of the ledger's states that belong to the current slot incarnation."""
-        life = incarnation_of(self.pipeline.source.slot, self.ledger.slot_lives())
-        return [state for state in rows if _is_of(state, life)]
-
-
-def _is_of(state: TableState, life: SlotMove) -> bool:
-    # Earlier versions wrote rows without the incarnation; only the clock can place them.
-    if state.incarnation is None:
-        return state.at >= life.at
-    return state.incarnation == life.incarnation
+        rows = self.ledger.table_rows(table_name)
+        return self.slot_identity().states_of(rows)
 
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:

@@ -77,7 +77,8 @@ def find_promotion(
         m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
     ]
     known = known_ends(incarnation_of(identity.slot, moves), moves)
-    switchpoint = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
+    landed = _landed_upto(job, change_log, identity.floor)
+    switchpoint = judge_history(identity, server, ends, known, landed)
     return Promotion(replace(identity, timeline=server.timeline), switchpoint)
 
 
@@ -142,12 +143,12 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
         ) from err
 
 
-def _landed_upto(job: Job, change_log: ChangeLog) -> Lsn:
+def _landed_upto(job: Job, change_log: ChangeLog, floor: int) -> Lsn:
     """Return the end of the last transaction landed in the current slot incarnation.
 
     It includes batches that were dropped from the log since.
     """
-    floor, cut = job.first_batch(), job.ledger.last_cut()
+    cut = job.ledger.last_cut()
     landed = change_log.end_after(floor)  # The last batch may be empty, and a cut may be behind.
     return Lsn(max(landed, cut.end_lsn if cut is not None and cut.batch > floor else 0))
 

@@ -27,7 +27,6 @@ from waldelta.errors import (
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
 from waldelta.quantities import counted
@@ -132,8 +131,8 @@ def close_gaps(job: Job) -> list[Gap]:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
         return []
-    life = incarnation_of(job.pipeline.source.slot, job.ledger.slot_lives())
-    earlier = [gap for gap in opened if gap.incarnation != life.incarnation]
+    identity = job.slot_identity()
+    earlier = [gap for gap in opened if gap.incarnation != identity.incarnation]
     if not earlier:
         return []
     with job.connect("gap") as connection:
@@ -147,11 +146,11 @@ def close_gaps(job: Job) -> list[Gap]:
     ):
         log.info(
             "slot=%s its gap stays open until these are copied: %s",
-            life.slot,
+            identity.slot,
             counted(len(left), "table"),
         )
         return []
-    return [_close(job, gap, life.lsn) for gap in earlier]
+    return [_close(job, gap, identity.begins_at) for gap in earlier]
 
 
 def describe(gap: Gap) -> str:
@@ -190,9 +189,7 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
     """
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
-        return incarnation_of(
-            identity.slot, job.ledger.slot_lives()
-        ).lsn if begin is None else begin, end
+        return identity.begins_at if begin is None else begin, end
     return _landed_end(job, identity), _position(job, identity, err)
 
 

@@ -63,7 +63,7 @@ def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, land
     life has begun.
     """
     apply_setup(conn, job)
-    assert job.first_batch() == 0
+    assert job.slot_identity().floor == 0
     log = job.change_log(job.slot_identity())
     for batch in landed:
         write_deltalake(
@@ -74,7 +74,7 @@ def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, land
     apply_setup(conn, job)
     identity = job.slot_identity()
     new = recover(conn, job, identity, job.change_log(identity), read_position(conn))
-    assert late <= job.first_batch() < new.next_batch
+    assert late <= job.slot_identity().floor < new.next_batch
 
 
 def test_a_clock_set_back_between_two_lives_revives_no_copy(conn, job):

@@ -57,8 +57,7 @@ class Watermarks:
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
-        self._cut = last_cut(job)
-        self.floor = job.first_batch()
+        self.change_log, self.cut = job.change_log(identity), last_cut(job)
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
     def of(self, state: TableState) -> int:
@@ -81,12 +80,11 @@ class Watermarks:
                 " initial sync for it again"
             ) from err
         self.versions[state.table_name] = table.version()
-        applied = max(committed, self._in_cut(state), self.floor)
-        if applied > self.floor or not state.snapshot:
+        floor = self.identity.floor
+        applied = max(committed, self._in_cut(state), floor)
+        if applied > floor or not state.snapshot:
             return applied
-        return self._job.change_log(self.identity).visible_upto(
-            Snapshot.parse(state.snapshot), self.floor
-        )
+        return self.change_log.visible_upto(Snapshot.parse(state.snapshot), floor)
 
     def still(self, state: TableState, batch: int) -> int:
         """Return ``batch``, the target's last batch when it was read.
@@ -100,7 +98,7 @@ class Watermarks:
         return batch
 
     def _in_cut(self, state: TableState) -> int:
-        cut = self._cut
+        cut = self.cut
         if cut is None or (state.table_name, state.generation) not in {
             (t.table_name, t.generation) for t in cut.targets
         }:
@@ -125,9 +123,8 @@ def messages_uri(job: Job) -> str:
 
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
     """Return the last batch whose logical messages are in their table."""
-    floor = job.first_batch()
     try:
         table = DeltaTable(messages_uri(job), storage_options=job.storage_options)
     except TableNotFoundError:
-        return floor
-    return max(floor, table.transaction_version(messages_app_id(identity)) or 0)
+        return identity.floor
+    return max(identity.floor, table.transaction_version(messages_app_id(identity)) or 0)

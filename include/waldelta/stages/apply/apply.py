@@ -35,7 +35,7 @@ from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import record_removed
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
@@ -167,9 +167,9 @@ def _apply_upto(
     """Bring these targets up to a batch, one apply batch after another; returns the batch
     reached.
     """
-    identity = job.slot_identity()
-    change_log, states, cut = job.change_log(identity), selected.states, last_cut(job)
-    with _begun(spark, job, selected, last, applied, Watch(job, cut), pace) as run:
+    states, held = selected.states, Watermarks(job, job.slot_identity())
+    change_log = held.change_log
+    with _begun(spark, job, selected, last, applied, held, pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):
             _find_external_commits(run, state, run.held.versions[state.table_name], applied)
@@ -181,7 +181,7 @@ def _apply_upto(
         # Otherwise there is no cut, and the apply that follows reports.
         if is_all or not pace.is_concurrent:
             known = [state for state in states if state.table_name in watermarks]
-            unreported_cuts |= unreported(job, identity, known, cut, applied)
+            unreported_cuts |= unreported(job, held, known, applied)
         for upto in reported_batches(sizes, ends or [last] * bool(unreported_cuts)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Unreported commits are reported with a published cut where there is one.
@@ -208,15 +208,12 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     selected: SelectedTargets,
     last: int,
     applied: Applied,
-    watch: Watch,
+    held: Watermarks,
     pace: Pace,
 ) -> Iterator[_Run]:
     """Yields what the targets are applied with up to a batch, from their current watermarks."""
-    held = Watermarks(job, job.slot_identity())
-    change_log, watermarks = (
-        job.change_log(held.identity),
-        _watermarks(job, held, selected.states, applied),
-    )
+    change_log, watch = held.change_log, Watch(job, held.cut)
+    watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)

@@ -79,21 +79,23 @@ def write_messages(spark: SparkSession, job: Job) -> int:
             if messages_applied(job, identity) != done:
                 raise LateWriter("another run wrote logical messages at the same time: run again")
 
-        return done if done >= last else _append(spark, job, change_log, (done, last), check)
+        if done >= last:
+            return done
+        job.landed_sizes(identity, done, last)  # raises SlotGap
+        tag = CommitTag(messages_app_id(identity), last)
+        return _append(spark, job, change_log, done, tag, check)
 
 
 def _append(
     spark: SparkSession,
     job: Job,
     change_log: ChangeLog,
-    batches: tuple[int, int],
+    after: int,
+    tag: CommitTag,
     check: Callable[[], None],
 ) -> int:
-    done, last = batches
-    identity = job.slot_identity()
-    job.landed_sizes(identity, done, last)  # raises SlotGap
-    segments = change_log.stream(done, last).segments
-    uri, tag = messages_uri(job), CommitTag(messages_app_id(identity), last)
+    uri, last = messages_uri(job), tag.batch
+    segments = change_log.stream(after, last).segments
     writer = (
         plainly_typed(_messages(spark, change_log, segments))
         .write.format("delta")

@@ -53,13 +53,14 @@ def land_to_now(
                 # The servers are compared first: on a standby or another cluster the slot's state
                 # means nothing.
                 server = slot_position(connection, job, primary)
-                check_system(job.slot_identity(), server)
+                identity = job.slot_identity()
+                check_system(identity, server)
                 landed_as_of = read_oldest_xid(connection)
                 lock.check()
                 end_old_backends(connection, job.pipeline.source.slot)
                 slot = check_slot(connection, job)
                 elsewhere = standby_warnings(primary, connection, job, server)
-                uncompared = never_compared(connection, job, job.slot_identity())
+                uncompared = never_compared(connection, job, identity)
                 landed.as_of = committed_upto(connection, server, asked).isoformat()
             landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
             found = [

@@ -183,12 +183,11 @@ def prune_change_log(_: SparkSession, job: Job, result: RunResult, stage: StageR
         expired = min(expired, messages_applied(job, identity))
     # Another slot incarnation never learns how a transaction prepared in an earlier one was
     # decided.
-    first = job.first_batch()
-    prepared = [p for p in change_log.prepared() if p.batch > first]
+    prepared = [p for p in change_log.prepared() if p.batch > identity.floor]
     expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
     # What the slot may return again after its server crashes is verified once more.
     saved = durable_position(job).value
-    ends = change_log.reach(first).ends
+    ends = change_log.reach(identity.floor).ends
     expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
     fault_point("maintain.forgetting")
     change_log.prune(expired, job.pipeline.maintenance.keep_versions_hours)
@@ -209,7 +208,7 @@ def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) 
             f"the change log keeps all batches, since the batches that {state.table_name} has"
             " can't be determined"
         )
-        return watermarks.floor
+        return watermarks.identity.floor
 
 
 def _is_needed(prepared: Prepared, expired: int) -> bool:

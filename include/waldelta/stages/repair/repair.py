@@ -448,8 +448,8 @@ def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) 
 
     Raises NeedsSync for changes that aren't only of rows.
     """
-    state, identity = drifted.state, job.slot_identity()
-    after, last = Watermarks(job, identity).of(state), job.change_log(identity).last_batch()
+    state, held = drifted.state, Watermarks(job, job.slot_identity())
+    after, last = held.of(state), held.change_log.last_batch()
     return 0 if last is None else stage_changed(spark, job, state, (after, last), folder)
 
 

@@ -18,7 +18,6 @@ from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import row_count
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import SnapshotHolder
@@ -59,10 +58,10 @@ def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> Ski
     former = _former(job, name)
     if any(row.status == SYNCED for row in job.table_rows(name)):
         return SkippedCopy(holder.snapshot, holder.lsn, former)
-    life = incarnation_of(job.pipeline.source.slot, job.ledger.slot_lives())
-    reach = job.change_log(job.slot_identity()).reach(job.first_batch())
+    identity = job.slot_identity()
+    reach = job.change_log(identity).reach(identity.floor)
     # What maintenance has dropped from the change log can't be applied any more.
-    since = (reach.begins_at or holder.lsn.value) if reach.is_cut else life.lsn
+    since = (reach.begins_at or holder.lsn.value) if reach.is_cut else identity.begins_at
     return SkippedCopy(_SEES_NOTHING, Lsn(since), former)
 
 

@@ -216,13 +216,13 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
+    identity = job.slot_identity()
     begun = {
         name
-        for name, life in lives(job.of_life(known)).items()
+        for name, life in lives(identity.states_of(known)).items()
         if not life.copied and life.attempts
     }
-    incarnation = job.slot_identity().incarnation
-    earlier = {row.table_name: row for row in rows if row.incarnation != incarnation}
+    earlier = {row.table_name: row for row in rows if row.incarnation != identity.incarnation}
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
 
 

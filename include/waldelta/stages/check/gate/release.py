@@ -64,7 +64,7 @@ def release_tables(
 
 def landed_upto(job: Job, identity: SlotIdentity) -> int:
     """Returns where the last landed transaction of this slot incarnation ends; 0 when none has."""
-    return job.change_log(identity).end_after(job.first_batch())
+    return job.change_log(identity).end_after(identity.floor)
 
 
 def lands_later(commit_lsn: Any, released: int) -> Any:

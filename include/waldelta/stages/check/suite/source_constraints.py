@@ -183,7 +183,8 @@ def _landed_as_of(job: Job) -> int:
 
     Returns 0 when unknown.
     """
-    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
+    floor = job.slot_identity().floor
+    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(floor))
     # Maintenance makes cuts too, and lands nothing; a run that hasn't applied everything has landed
     # more than its cuts contain.
     runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
@@ -266,7 +267,7 @@ def _since(job: Job) -> int | None:
     All changes that this run reports and checks come after it, also those of unreported commits.
     """
     has_told: dict[str, bool] = {job.run_id: False}
-    for run_id, end in job.ledger.cut_ends(job.first_batch()):
+    for run_id, end in job.ledger.cut_ends(job.slot_identity().floor):
         if run_id not in has_told:
             run = job.ledger.run_result(run_id)
             has_told[run_id] = run is not None and run.applied is not None

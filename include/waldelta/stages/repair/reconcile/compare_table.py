@@ -381,11 +381,12 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
 
     Each has the state whose snapshot decides which of its transactions count.
     """
-    state, change_log = feeding.state, job.change_log(job.slot_identity())
+    state, identity = feeding.state, job.slot_identity()
+    change_log = job.change_log(identity)
     ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
     # A decoded transaction may not be visible yet: a commit that waits for a synchronous standby.
     of_snapshot = replace(state, snapshot=holder.snapshot)
-    held = change_log.visible_upto(Snapshot.parse(holder.snapshot), job.first_batch())
+    held = change_log.visible_upto(Snapshot.parse(holder.snapshot), identity.floor)
     if held < feeding.batch:
         ranges.append((of_snapshot, (held, feeding.batch)))
     return ranges

@@ -141,7 +141,7 @@ def replay(
             )
     identity = job.slot_identity()
     change_log = job.change_log(identity)
-    sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
+    sizes = change_log.sizes(identity.floor, change_log.last_batch() or span.upto)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     run = _Run(
         spark, job, span, Watermarks(job, identity), BatchRanges(change_log, sizes), quarantine
