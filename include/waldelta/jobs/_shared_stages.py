@@ -89,7 +89,7 @@ def check_tables(
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Record how far the lake lags behind now, and print the summary."""
-    with job.connect_slot("report") as connection:
+    with job.source.connect_slot("report") as connection:
         position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
         slot = read_slot(connection, job.pipeline.source.slot)

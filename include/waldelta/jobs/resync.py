@@ -66,8 +66,8 @@ def run_resync(
             )
         if gap is not None:
             with (
-                job.connect("resync") as primary,
-                job.connect_slot("resync", primary) as connection,
+                job.source.connect("resync") as primary,
+                job.source.connect_slot("resync", primary) as connection,
             ):
                 result.warnings += remaining_on_primary(primary, connection, gap.slot)
         done, failed = copied_tables(

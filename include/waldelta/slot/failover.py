@@ -129,7 +129,7 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
     A failure to read it doesn't make the server another one.
     """
     try:
-        return read_timeline_ends(job.conninfo, server.timeline)
+        return read_timeline_ends(job.source.conninfo, server.timeline)
     except (
         AuthenticationFailed,
         PrivilegeMissing,

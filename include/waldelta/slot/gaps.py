@@ -135,7 +135,7 @@ def close_gaps(job: Job) -> list[Gap]:
     earlier = [gap for gap in opened if gap.incarnation != identity.incarnation]
     if not earlier:
         return []
-    with job.connect("gap") as connection:
+    with job.source.connect("gap") as connection:
         standings = read_lifecycles(job, read_published(connection, job))
     if left := requiring(
         standings,
@@ -210,7 +210,7 @@ def _position(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
 
     None when it is another server.
     """
-    with suppress(SourceError, psycopg.Error), job.connect_slot("gap") as connection:
+    with suppress(SourceError, psycopg.Error), job.source.connect_slot("gap") as connection:
         position, slot = slot_position(connection, job), read_slot(connection, identity.slot)
         if (position.system_identifier, position.timeline) == (
             identity.system_identifier,

@@ -182,7 +182,7 @@ def _other_session(
 
     A session in which decoding has failed can't decode any more (binary_count).
     """
-    with job.connect_slot("compare") as session:
+    with job.source.connect_slot("compare") as session:
         ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()
         session.execute("select set_config('statement_timeout', %s, false)", (limit,))
         yield session

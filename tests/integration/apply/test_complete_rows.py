@@ -466,7 +466,7 @@ def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypa
         retry_until("repair.merged", spark, job, monkeypatch)
     move = job.ledger.slot_moves()[-1]
     job.ledger.append(replace(move, at=now(), event="promoted", timeline=move.timeline + 1))
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         (found,), cuts = end_killed_repairs(spark, job, read_published(connection, job))
     assert (found.action, found.state.status, cuts) == (RequiredAction.COPY, "copying", {})
 

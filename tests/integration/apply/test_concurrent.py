@@ -80,7 +80,7 @@ class Held:
 
 
 def difference(spark, job, table="public.t"):
-    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()[table])
+    return compare_target(spark, job.source.conninfo, job.pipeline, job.table_states()[table])
 
 
 def in_cuts(job):

@@ -91,7 +91,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
     job = pipeline.job()
     for name in KEYS:
         state = job.table_states()[f"public.k_{name}"]
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
 
 
 def paths(pipeline, name) -> set[str]:

@@ -248,7 +248,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
     for name in ("public.by_leaf", "public.by_full"):
         assert (
             compare_target(
-                spark, made.job().conninfo, made.file, made.job().table_states()[name]
+                spark, made.job().source.conninfo, made.file, made.job().table_states()[name]
             ).rows
             == 0
         )

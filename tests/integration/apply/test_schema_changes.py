@@ -347,7 +347,7 @@ def test_types_that_print_otherwise(spark, database, lake):
         assert all("ALTER TYPE changed the values of column " in w for w in warnings)
         for name in values:
             state = job.table_states()[f"public.t_{name}"]
-            assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
+            assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
         return {w.partition(":")[0].removeprefix("public.t_") for w in warnings}
 
     assert copied_again() == set()
@@ -429,7 +429,10 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
     assert consume(spark, job).warnings == []
     for table, case in tables.items():
         state = job.table_states()[f"public.{table}"]
-        assert (case, compare_target(spark, job.conninfo, job.pipeline, state).rows) == (case, 0)
+        assert (case, compare_target(spark, job.source.conninfo, job.pipeline, state).rows) == (
+            case,
+            0,
+        )
 
 
 def test_partitions_attached_and_detached_are_told(spark, database, lake):

@@ -138,7 +138,7 @@ def test_every_mode_holds_what_the_source_has_and_had(
             result = consume(spark, job)
             what = (f"WALDELTA_SEED={seed}", run, result.warnings)
             for state in job.table_states().values():
-                difference = compare_target(spark, job.conninfo, job.pipeline, state)
+                difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
                 assert difference.rows == 0, (what, difference)
             check_intervals(held(job, "w1"))
             for lsn, then in sampled.items():
@@ -172,7 +172,7 @@ def test_every_mode_holds_what_the_source_has_and_had(
         check_intervals(held(job, "w1"))
         assert replayed(held(job, "w3")) == source(connection, "w3")
         for state in job.table_states().values():
-            assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+            assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 class Archive(TargetMode):
@@ -242,7 +242,7 @@ def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
     }  # fmt: skip
     (state,) = job.table_states().values()
     assert (state.mode, state.kept_as) == ("archive", ARCHIVE)
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     (verdict,) = check(spark, job.pipeline, job.ledger, "check").tables
     found = {outcome.planned.meaning: outcome.success for outcome in verdict.outcomes}
     assert found["archive: keys are unique"] is True
@@ -250,7 +250,7 @@ def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
     sync(spark, job, ["public.a"])
     consume(spark, job)
     (state,) = job.table_states().values()
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert [row["id"] for row in held(job, "a") if row["_wd_gone"] is None] == [4]
     with pytest.raises(ModeRefused, match="has mode archive in the lake"):
         sync(spark, in_mode(job, "history"), ["public.a"])

@@ -161,7 +161,7 @@ def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
             for state in (
                 job.table_states()[f"public.{table}"] for table in ("by_index", "without_key")
             ):
-                assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+                assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 def test_the_chapters_table(spark, database, lake):

@@ -69,7 +69,7 @@ def test_which_count(database, lake):
     database.execute("alter table t add constraint second check (v < 9)")
     state = TableState(now(), "r", "public.t", 1, "synced")
     first, second = CheckConstraint("first", "(v > 0)"), CheckConstraint("second", "(v < 9)")
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         assert read_check_constraints(connection, [state], landed_as_of) == ChecksRead(
             {"public.t": (first,)}, not_landed={"public.t": ("second",)}
         )

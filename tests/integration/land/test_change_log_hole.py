@@ -76,7 +76,9 @@ def overwrite_commit(change_log, batch):
 
 def differing(spark, job):
     states = job.table_states().values()
-    return sum(compare_target(spark, job.conninfo, job.pipeline, state).rows for state in states)
+    return sum(
+        compare_target(spark, job.source.conninfo, job.pipeline, state).rows for state in states
+    )
 
 
 def versions(job):

@@ -60,7 +60,7 @@ def test_any_commit_time_is_right(spark, database, lake):
     target = {"root": lake, "tables": {"public.h": {"mode": "history"}}}
     tables = ["public.t", "public.h"]
     job = load_job(pipeline_file(lake, f"s_{database.name}", tables, target=target), "first")
-    with job.connect("setup") as connection:
+    with job.source.connect("setup") as connection:
         apply_setup(connection, job)
     sync(spark, job)
     origin = f"o_{database.name}"
@@ -109,7 +109,7 @@ def test_any_commit_time_is_right(spark, database, lake):
 
 
 def first_waiting(job):
-    with job.connect_slot("test") as connection:
+    with job.source.connect_slot("test") as connection:
         return oldest_unread(connection, job, read_position(connection).flush_lsn)
 
 

@@ -156,7 +156,7 @@ def windows(monkeypatch, job, killed_at=0):
     """Up to how many MB from the slot's position each bite goes; in one of them the run is
     killed.
     """
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         began, asked = confirmed_lsn(connection, job.pipeline.source.slot), []
 
     def seen(spark, conninfo, source, bound, *rest):

@@ -126,7 +126,7 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
     with (
         database.connect() as reader,
         database.connect(application_name="alter", autocommit=True) as alter,
-        job.connect("test") as connection,
+        job.source.connect("test") as connection,
         ThreadPoolExecutor(1) as pool,
     ):
         pid = reader.info.backend_pid
@@ -151,7 +151,7 @@ def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
     assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
     assert "(vacuum) on public.t" in str(busy["public.t"])
     monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 30.0)
-    with ThreadPoolExecutor(1) as pool, job.connect("test") as connection:
+    with ThreadPoolExecutor(1) as pool, job.source.connect("test") as connection:
         with locked(database, "public.t"):
             reading = pool.submit(read_table_bytes, job)
             while not connection.execute("select from pg_locks where not granted").fetchall():
@@ -234,7 +234,7 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
     and the snapshot stays.
     """
     database.execute("insert into free values (1, 'a')")
-    with SnapshotHolder(job.conninfo) as holder:
+    with SnapshotHolder(job.source.conninfo) as holder:
         database.execute("insert into free values (2, 'b')")
         with locked_meanwhile(database, monkeypatch, "t"):
             fed, _ = source_as_of(holder, job, TableId("public", "free"))

@@ -87,7 +87,7 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     assert kinds(database, whole(source)) == b"A" * ABORTS + b"BRIC"
     assert check_idle(job).has_work
     upto = read_position(database.connection).flush_lsn
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         assert oldest_unread(connection, job, upto) > began
 
     drained = drain(spark, job)
@@ -108,5 +108,5 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     result = consume(spark, job)
     assert result.status == "succeeded"
     (state,) = job.table_states().values()
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert not check_idle(job).has_work

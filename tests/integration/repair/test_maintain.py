@@ -93,7 +93,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     consume(spark, database, pipeline, 4)
     job = pipeline.job()
     for state in job.table_states().values():
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
@@ -145,7 +145,7 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
     consume(spark, database, pipeline, 2)
     job = pipeline.job()
     for state in job.table_states().values():
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert told[0].startswith("nothing removed: public.b")
 
 

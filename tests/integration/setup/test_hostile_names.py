@@ -159,7 +159,7 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
 
     for name in (NAME, FEW):
         difference = compare_target(
-            spark, job.conninfo, pipeline.file, pipeline.job().table_states()[name]
+            spark, job.source.conninfo, pipeline.file, pipeline.job().table_states()[name]
         )
         assert difference.rows == 0, difference
         target = spark.read.format("delta").load(pipeline.target_path(name))
@@ -225,7 +225,7 @@ def test_names_that_utf_8_lacks_elsewhere(spark, win1252, lake):
     assert pipeline.reconcile(spark).status == "succeeded"
     job = pipeline.job()
     state = job.table_states()["public.t"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     rows = spark.read.format("delta").load(pipeline.target_path("public.t")).select("v", "ç", "é")
     assert sorted(map(tuple, rows.collect())) == [("ÿ", "€", ["€", "€"]), ("€é", "€", ["€"])]
 

@@ -53,7 +53,7 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     slot = job.pipeline.source.slot
     wrong = replace(landed.transactions, inserts=2)
     with (
-        job.connect("test") as connection,
+        job.source.connect("test") as connection,
         pytest.raises(ConsumeMismatch, match=f"{slot}_mismatch"),
     ):
         consume(
@@ -263,7 +263,7 @@ def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, jo
     late = slot_move(job.slot_identity(), "late", landed.end_lsn, 1)
     drain(spark, job)
     with (
-        job.connect("test") as connection,
+        job.source.connect("test") as connection,
         pytest.raises(LateWriter, match="another run has moved slot"),
     ):
         consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)

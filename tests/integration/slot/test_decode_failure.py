@@ -56,7 +56,7 @@ def filtered(database, lake):
         "publications": [{"name": "p", "tables": tables}],
     }
     job = load_job(pipeline_file(lake, database.name, source=source), "first")
-    with job.connect("setup") as connection:
+    with job.source.connect("setup") as connection:
         assert any(
             "10 / n" in text and "division" in text
             for text in apply_setup(connection, job).warnings
@@ -151,7 +151,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     database.execute("insert into g values (8); insert into f values (4, 2), (5, 20)")
     assert consume(spark, replace(job, run_id="third")).status == "succeeded"
     for name, state in job.table_states().items():
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
 
     # A slot that no run has read yet: a resync does, and finds the new row, which its own copy
     # can't read either.
@@ -179,7 +179,7 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
         )
         tables, options = ["public.a", "public.b"], {"streaming": "on"}
         job = load_job(pipeline_file(lake, f"s_{database.name}", tables, options), "first")
-        with job.connect("setup") as connection:
+        with job.source.connect("setup") as connection:
             apply_setup(connection, job)
         sync(spark, job)
         with database.connect(client_encoding=encoding) as session:

@@ -101,7 +101,7 @@ def merges(spark, job, table):
 
 def differing(spark, job):
     found = {
-        name: compare_target(spark, job.conninfo, job.pipeline, state)
+        name: compare_target(spark, job.source.conninfo, job.pipeline, state)
         for name, state in job.table_states().items()
     }
     return {name: difference for name, difference in found.items() if difference.rows}
@@ -115,7 +115,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     database.execute(TABLES)
     job = load_job(pipeline_of(lake, f"s_{database.name}"), "first")
     slot = job.pipeline.source.slot
-    with job.connect("setup") as connection:
+    with job.source.connect("setup") as connection:
         apply_setup(connection, job)
     sync(spark, job)
     database.execute("update kept set v = 'streamed' where id = 1")

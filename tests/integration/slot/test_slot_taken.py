@@ -122,7 +122,7 @@ def test_a_run_that_wakes_up_behind_another_is_late(database, job):
     )
     write(database)
     upto = read_position(database.connection).flush_lsn
-    with job.connect("drain") as connection:
+    with job.source.connect("drain") as connection:
         check_unmoved(connection, job, identity, stands)
         move_idle_slot(
             connection, identity.slot, job.ledger, slot_move(identity, "other", upto.value)
@@ -226,7 +226,7 @@ def test_a_copy_of_somebody_elses_is_waited_for(database, job):
     before = confirmed_lsn(database.connection, job.pipeline.source.slot)
     with (
         holding_a_copy(database, job, "somebody"),
-        job.connect("drain") as connection,
+        job.source.connect("drain") as connection,
         pytest.raises(SlotInUse, match=r"_before_get.*somebody") as caught,
     ):
         consume_all(connection, database, job)
@@ -239,7 +239,7 @@ def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
     write(database)
     source, identity = job.pipeline.source, job.slot_identity()
     move = slot_move(identity, "test", read_position(database.connection).flush_lsn.value, 1)
-    with job.connect("drain") as connection, reading(database, job, "debezium"):
+    with job.source.connect("drain") as connection, reading(database, job, "debezium"):
         for act in (
             lambda: consume_all(connection, database, job),
             lambda: consume_all(connection, database, job, acknowledge="advance"),

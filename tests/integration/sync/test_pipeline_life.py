@@ -31,7 +31,7 @@ def assert_equal(spark, pipeline):
     states = job.table_states()
     assert states
     for state in states.values():
-        difference = compare_target(spark, job.conninfo, pipeline.file, state)
+        difference = compare_target(spark, job.source.conninfo, pipeline.file, state)
         assert difference.rows == 0, difference
 
 

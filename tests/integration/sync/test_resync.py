@@ -30,7 +30,10 @@ def watermark(job):
 
 def is_equal(spark, job):
     return (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(
+            spark, job.source.conninfo, job.pipeline, job.table_states()["public.t"]
+        ).rows
+        == 0
     )
 
 

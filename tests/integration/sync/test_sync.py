@@ -16,6 +16,7 @@ import waldelta.stages.sync
 import waldelta.stages.sync.sync as sync_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.interrupted_copy import before_rows
+from tests.support.pipelines import job_of
 from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile
 from waldelta.errors import (
@@ -68,7 +69,7 @@ class Lake:
             },
             "target": {"root": root, "metadata_columns": metadata_columns, "tables": tables or {}},
         }
-        self.job = Job(
+        self.job = job_of(
             PipelineFile.model_validate(document), conninfo or database.conninfo, "run-1"
         )
         self.slot = slot

@@ -149,7 +149,10 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     database.execute("update t set w = 1 where id = 5000")
     consume(spark, job)
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(
+            spark, job.source.conninfo, job.pipeline, job.table_states()["public.t"]
+        ).rows
+        == 0
     )
     (last,) = spark.read.format("delta").load(uri_of(job, "public.t")).where("id = 5000").collect()
     assert (last["w"], last["_wd_raw"]) == (
@@ -182,7 +185,7 @@ def test_another_choice_copies_again(spark, database, lake):
             json,
             json,
         ]
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.parametrize("policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak)])
@@ -200,7 +203,10 @@ def test_another_choice_stops_where_nothing_may_follow(spark, database, lake, po
     sync(spark, job, ["public.t"])
     consume(spark, job)
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(
+            spark, job.source.conninfo, job.pipeline, job.table_states()["public.t"]
+        ).rows
+        == 0
     )
 
 
@@ -220,7 +226,7 @@ def test_an_added_document_is_a_variant_too(spark, database, lake):
     assert consume(spark, job).warnings == []
     state = job.table_states()["public.t"]
     assert [c.spark_type for c in state.columns] == ["int", "variant", "variant", "double"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.soak
@@ -239,7 +245,7 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
     consume(spark, job)
     state = job.table_states()["public.t"]
     assert [c.spark_type for c in state.columns] == ["double", "string"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -266,7 +272,10 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     database.execute("update t set v = 'x' where v = 'b'")
     assert consume(spark, replace(job, run_id="corrected")).warnings == []
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(
+            spark, job.source.conninfo, job.pipeline, job.table_states()["public.t"]
+        ).rows
+        == 0
     )
     database.execute("update t set upto = 'infinity' where v = 'x'")
     chosen = {"root": lake, "tables": {"public.t": {"types": {"text": ["upto"]}}}}
@@ -281,7 +290,7 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     assert consume(spark, job).warnings == []
     state = job.table_states()["public.t"]
     assert [column.spark_type for column in state.columns] == ["int", "string", "string"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 # PostgreSQL's and Spark's names of a type, and two values in Spark SQL; minus and zero are columns,

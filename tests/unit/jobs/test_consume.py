@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
+from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs._shared_stages import check_stage
@@ -24,7 +25,7 @@ from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
 )
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.source_load import SourceBill
 
@@ -42,7 +43,7 @@ def job(lake):
         },
         "target": {"root": lake},
     }
-    return Job(PipelineFile.model_validate(document), "", "run")
+    return job_of(PipelineFile.model_validate(document))
 
 
 def run(job, failing=(), only=None):

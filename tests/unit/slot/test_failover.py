@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.pipelines import job_of
 from tests.support.slot_state import SLOT
 from waldelta.config import PipelineFile
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
@@ -228,7 +229,7 @@ def job_on(lake: str) -> Job:
         },
         "target": {"root": lake},
     }
-    return Job(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
+    return job_of(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
 
 
 def test_a_run_on_the_old_server_lands_nothing_more(lake):

@@ -93,7 +93,7 @@ def check_drift(
 def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
     """Describe a drift where the target stays as it is, with the way to repair it."""
     reasons = "; ".join(drift.reasons)
-    with job.connect("drift") as connection:
+    with job.source.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
     told = (
         f"{name} drifted from its source: {reasons}; the target stays as it is, like a table of a"

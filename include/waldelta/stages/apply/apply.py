@@ -217,7 +217,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
+    planning, locks = SharedConnection(job, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:

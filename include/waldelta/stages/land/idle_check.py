@@ -93,8 +93,8 @@ def check_idle(job: Job) -> IdleCheck:
     change_log = job.change_log(identity)
     with (
         gaps_recorded(job),
-        job.connect("look") as primary,
-        job.connect_slot("look", primary) as connection,
+        job.source.connect("look") as primary,
+        job.source.connect_slot("look", primary) as connection,
         slot_lock(job),
     ):
         server = slot_position(connection, job, primary)

@@ -46,8 +46,8 @@ def land_to_now(
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
             with (
-                job.connect("health") as primary,
-                job.connect_slot("health", primary) as connection,
+                job.source.connect("health") as primary,
+                job.source.connect_slot("health", primary) as connection,
             ):
                 asked = now()
                 # The servers are compared first: on a standby or another cluster the slot's state

@@ -119,11 +119,11 @@ def compare_all(work: Reconciling) -> None:
     Results and failures are stored in ``work``.
     """
     job = work.job
-    with job.connect("reconcile") as connection:
+    with job.source.connect("reconcile") as connection:
         if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
             raise NotPrimary(
-                f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions"
-                " out: compare with the primary"
+                f"{describe(job.source.conninfo)} is a standby, whose snapshots leave running"
+                " transactions out: compare with the primary"
             )
         check_source(connection, job)
         mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
@@ -233,9 +233,9 @@ def _compare_group(
         by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
             _batches(spark) if by_spark else nullcontext(),
-            named_loss(job.conninfo),
+            named_loss(job.source.conninfo),
             SnapshotHolder(
-                job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
+                job.source.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
             ) as holder,
         ):
             feedings = _feedings(work, holder, states, batches, marks.versions)

@@ -226,19 +226,19 @@ def _repair(
     held = _read_quarantined(quarantine, drifted.state, again)
     named = held.watched.keys() | ((again.keys if again is not None else None) or set())
     drained = land_backlog(spark, job)
-    with job.connect("repair") as connection:
+    with job.source.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
     with staged_in(spark, staged):
         with SnapshotHolder(
-            job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
+            job.source.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
         ) as holder:
             check_version(holder, settled)
             replicated, storage = source_as_of(holder, job, TableId.parse(name))
             membership = read_version_as_of(holder, settled, replicated.table.relation_ids)
             drifted = _as_seen(job, drifted, replicated, storage)
-            with job.connect("repair") as connection:
+            with job.source.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
                 rows = replace(
                     rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named)

@@ -40,7 +40,7 @@ def read_quarantined_again(
     Raises ConfigError for names in ``tables`` that are not replicated.
     """
     failures: dict[str, WaldeltaError] = {}
-    with job.connect("quarantine") as connection:
+    with job.source.connect("quarantine") as connection:
         mappings, found, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
         standings, ended = end_killed_repairs(spark, job, mappings)
         replicated = {state.table_name: state for state in states(standings, RequiredAction.APPLY)}

@@ -50,8 +50,8 @@ def renew_slot(
     check_writable(job.pipeline.target.root)
     with (
         slot_lock(job) as lock,
-        job.connect("resync") as connection,
-        job.connect_slot("resync", connection) as slot_connection,
+        job.source.connect("resync") as connection,
+        job.source.connect_slot("resync", connection) as slot_connection,
     ):
         try:
             job.slot_identity()

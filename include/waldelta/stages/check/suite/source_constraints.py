@@ -67,7 +67,7 @@ def read_rules(
         }
         wanted = [states[name] for name in tables if name in states]
         landed_as_of = result.landed.landed_as_of or _landed_as_of(job)
-        with job.connect("check") as connection:
+        with job.source.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
             checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
             labels = read_enum_labels(connection, wanted)
@@ -133,7 +133,7 @@ def _lag(
     behind, lacking, unknown = None, {}, None
     try:
         if by_size or (looks and by_time):
-            with job.connect_slot("check", connection) as slot_connection:
+            with job.source.connect_slot("check", connection) as slot_connection:
                 position = slot_position(slot_connection, job, connection)
                 if by_size:
                     read = confirmed_lsn(slot_connection, job.pipeline.source.slot)

@@ -261,7 +261,7 @@ def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> T
     options = job.pipeline.target.types_of(state.table_name)
     if holder is None:
         return plan_copy(table, "", {}, None, options)
-    with job.connect("reconcile") as connection:
+    with job.source.connect("reconcile") as connection:
         own = read_target_filter(connection, state.table_name, feeding.as_copied.where, table)
     files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
     return plan_copy(table, holder.snapshot_id, files, None, options, own)
@@ -287,7 +287,7 @@ def _source(
     again = whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes)
     key = tuple((column, types[column]) for column in state.key_columns)
     return SourceSide(
-        job.conninfo,
+        job.source.conninfo,
         plan,
         copy,
         tuple(plan_chunks(leaves, BYTES_PER_CHUNK)),

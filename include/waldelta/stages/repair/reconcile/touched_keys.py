@@ -46,7 +46,7 @@ def stage_changed(
     batch_range = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(
         after, last
     )
-    with job.connect("repair") as connection:
+    with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan: TargetPlan = plan_target(

@@ -149,7 +149,7 @@ def replay(
     # These ranges start at the span; the others end at the targets' watermarks.
     touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
-    with job.connect("replay") as connection:
+    with job.source.connect("replay") as connection:
         standings = read_lifecycles(job, read_published(connection, job))
         states = [
             s.state for s in standings if s.action == RequiredAction.APPLY and s.state is not None
@@ -280,7 +280,7 @@ def _replay_target(
     if not state.key_columns:
         batches = batches_since_copy(job, change_log, state, watermark)
     batch_range = run.stretches.between(*batches)
-    with job.connect("replay") as connection:
+    with job.source.connect("replay") as connection:
         plan = plan_replay(
             connection, job, batch_range, state, catalog, min(run.span.upto, watermark)
         )
