@@ -29,7 +29,7 @@ from waldelta.lake.ledger.records import ExternalCommit, now
 from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import check_same_copy, uri_of
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     """Return messages about external commits up to this version, which a repair is about to
     correct.
     """
-    after = checked_upto(last_cut(job), state)
+    after = checked_upto(job.ledger.last_cut(), state)
     if after is None or after >= version:
         return []
     seen = check_durably(
@@ -200,7 +200,7 @@ def check_target(job: Job, state: TableState, version: int | None = None) -> Non
     uri, options = uri_of(job, state.table_name), job.storage_options
     if version is None:
         version = DeltaTable(uri, storage_options=options).version()
-    check_readable(DeltaLog(uri, options), state, last_cut(job), version)
+    check_readable(DeltaLog(uri, options), state, job.ledger.last_cut(), version)
 
 
 def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:

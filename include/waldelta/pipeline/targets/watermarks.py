@@ -8,7 +8,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake import bookkeeping_uri, target_uri
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import MESSAGES
 from waldelta.pipeline.job import Job
@@ -57,7 +57,7 @@ class Watermarks:
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
-        self.change_log, self.cut = job.change_log(identity), last_cut(job)
+        self.change_log, self.cut = job.change_log(identity), job.ledger.last_cut()
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
     def of(self, state: TableState) -> int:
@@ -104,11 +104,6 @@ class Watermarks:
         }:
             return 0
         return cut.batch
-
-
-def last_cut(job: Job) -> BatchCut | None:
-    """The newest consistent cut."""
-    return job.ledger.last_cut()
 
 
 def messages_app_id(identity: SlotIdentity) -> str:

@@ -11,7 +11,6 @@ from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import last_cut
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ def finish_step(
     landed = change_log.landed(batch)
     committed = shown_at(landed.commit_us) if landed.commit_us is not None else None
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, committed, cuts)
-    newest = last_cut(job)
+    newest = job.ledger.last_cut()
     if complete and cuts and (newest is None or not is_published(cut, newest)):
         fault_point("apply.cutting")
         try:

@@ -55,16 +55,16 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.drift import unpublished_columns
+from waldelta.pipeline.drift.drift import as_published
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import check_same_copy, uri_of
 from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres import TableId
-from waldelta.postgres.publication_membership import to_texts, was_interrupted
+from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import SnapshotHolder
@@ -463,26 +463,15 @@ def _synced_state(
     """Returns the new generation's ledger row: as after a copy from that snapshot, without its
     cost.
     """
-    state, table, (holder, storage) = drifted.state, drifted.table, seen
+    state, (holder, storage) = drifted.state, seen
+    types = job.pipeline.target.types_of(state.table_name)
     return replace(
-        state,
+        as_published(state, drifted.table, storage, to_text(own), types),
         generation=generation,
         status=SYNCED,
         snapshot=holder.snapshot,
         snapshot_lsn=holder.lsn.value,
-        relation_ids=list(table.relation_ids),
-        columns=column_states(
-            table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
-        ),
-        row_filter=table.row_filter,
-        storage=storage,
-        target_filter=to_text(own),
-        later_filters=[],
-        publishes=sorted(table.publishes),
-        entries=to_texts(table.entries),
-        unpublished=unpublished_columns(table, storage),
-        unmended_leaves=[],
-        version=checked_upto(last_cut(job), state),
+        version=checked_upto(job.ledger.last_cut(), state),
     )
 
 
