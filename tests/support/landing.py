@@ -13,7 +13,7 @@ from waldelta.stages.land.land import land
 
 def land_only(spark, job, batch):
     """Land everything as a run does that dies before it consumes."""
-    change_log = job.change_log(job.slot_identity())
+    change_log = job.change_log(job.read_identity())
     with job.source.connect("test") as connection:
         server = read_position(connection)
     change_log.create(LANDING_SCHEMA)
@@ -23,7 +23,7 @@ def land_only(spark, job, batch):
 
 
 def landed_end(job, batch):
-    return job.change_log(job.slot_identity()).landed_end(batch)
+    return job.change_log(job.read_identity()).landed_end(batch)
 
 
 def wrongly_counted(monkeypatch, only: int | None = None):

@@ -79,7 +79,7 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
         return []
     job = Job(pipeline, SourceConnections(pipeline.source), run.run_id if run is not None else "")
     try:
-        watermarks = Watermarks(job, job.slot_identity())
+        watermarks = Watermarks(job, job.read_identity())
     except (
         SlotMissing,
         StateError,
@@ -88,7 +88,7 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     identity, log = watermarks.identity, watermarks.change_log
     upto, last = landed_upto(job, identity), log.last_batch() or 0
     found = []
-    for name, state in sorted(job.table_states().items()):
+    for name, state in sorted(job.read_states().items()):
         if name not in unmet:
             continue
         waiting = None

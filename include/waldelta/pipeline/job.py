@@ -76,30 +76,30 @@ class Job:
         consumed = self.ledger.consumed_batches(identity.slot, identity.incarnation)
         return self.change_log(identity).whole_sizes(consumed, after_batch, upto_batch)
 
-    def slot_identity(self) -> SlotIdentity:
+    def read_identity(self) -> SlotIdentity:
         """Return the slot's identity from the ledger; raises SlotMissing before setup."""
         return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
 
-    def table_states(self) -> dict[str, TableState]:
+    def read_states(self) -> dict[str, TableState]:
         """Return the latest state of each target in the current slot incarnation.
 
         Copies of an earlier incarnation are stale.
         """
-        return {state.table_name: state for state in self.table_rows()}
+        return {state.table_name: state for state in self.read_all_states()}
 
-    def table_state(self, table_name: str) -> TableState | None:
-        """Return the latest state of one target, as table_states() does.
+    def read_state(self, table_name: str) -> TableState | None:
+        """Return the latest state of one target, as read_states() does.
 
         With many targets, this reads far less.
         """
-        return next(reversed(self.table_rows(table_name)), None)
+        return next(reversed(self.read_all_states(table_name)), None)
 
-    def table_rows(self, table_name: str | None = None) -> list[TableState]:
+    def read_all_states(self, table_name: str | None = None) -> list[TableState]:
         """Return all states of all targets, or of one, in the current slot incarnation, oldest
         first.
         """
         rows = self.ledger.table_rows(table_name)
-        return self.slot_identity().states_of(rows)
+        return self.read_identity().states_of(rows)
 
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:

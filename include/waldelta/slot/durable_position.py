@@ -41,7 +41,7 @@ def durable_position(job: Job) -> Lsn:
         row = _read(connection, slot)
     if row is None or row[0] is None:
         return Lsn(0)
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     moves = [
         move
         for move in job.ledger.slot_moves()

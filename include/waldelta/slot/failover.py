@@ -100,7 +100,7 @@ def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> S
     Copies need this, because their snapshots are valid only there. Raises SourceChanged, also for a
     promoted standby that no run has followed yet.
     """
-    identity, server = job.slot_identity(), read_position(connection)
+    identity, server = job.read_identity(), read_position(connection)
     check_system(identity, server)
     if identity.timeline != server.timeline:
         raise SourceChanged(
@@ -115,7 +115,7 @@ def check_followed(job: Job, identity: SlotIdentity) -> None:
 
     This run still reads the earlier server.
     """
-    if (present := job.slot_identity()).timeline > identity.timeline:
+    if (present := job.read_identity()).timeline > identity.timeline:
         raise LateWriter(
             f"another run has followed slot {identity.slot!r} to timeline {present.timeline},"
             f" while this run reads timeline {identity.timeline}: stop the server from before the"
@@ -202,9 +202,9 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     done = _recorded(job, identity)
     if done is None:
         return
-    for state in copies_beyond(list(job.table_states().values()), promotion.switchpoint):
+    for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
-            latest = job.table_states().get(state.table_name)
+            latest = job.read_states().get(state.table_name)
             # After another run has recorded it, new copies are of the new timeline.
             if (
                 latest is not None

@@ -77,7 +77,7 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
     Returns None when the slot was never set up, or was torn down.
     """
     try:
-        identity = job.slot_identity()
+        identity = job.read_identity()
     except SlotMissing:
         return None
     last = next(
@@ -131,7 +131,7 @@ def close_gaps(job: Job) -> list[Gap]:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
         return []
-    identity = job.slot_identity()
+    identity = job.read_identity()
     earlier = [gap for gap in opened if gap.incarnation != identity.incarnation]
     if not earlier:
         return []
@@ -174,7 +174,7 @@ def _close_false(job: Job) -> None:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
         return
-    present = job.slot_identity().incarnation
+    present = job.read_identity().incarnation
     if any(gap.incarnation != present for gap in opened):
         # The run that completed the last table was killed before it could close them.
         close_gaps(job)

@@ -80,7 +80,7 @@ class Held:
 
 
 def difference(spark, job, table="public.t"):
-    return compare_target(spark, job.source.conninfo, job.pipeline, job.table_states()[table])
+    return compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()[table])
 
 
 def in_cuts(job):
@@ -249,7 +249,7 @@ def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypa
     held = Held(monkeypatch, {1, 2})
     consume(spark, job)
     assert held.upto[:2] == [1, 2]
-    last = job.change_log(job.slot_identity()).last_batch()
+    last = job.change_log(job.read_identity()).last_batch()
     assert [(cut.batch, len(cut.targets)) for cut in job.ledger.batches()] == [(last, 2)]
 
 
@@ -291,7 +291,7 @@ def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_mean
     with pytest.raises(RunFailed, match="its columns changed"):
         consume(spark, replace(job, run_id="before"))
     done.clear()
-    last = job.change_log(job.slot_identity()).last_batch()
+    last = job.change_log(job.read_identity()).last_batch()
     write(database, 4)
     held = Held(monkeypatch, {last + 1, last + 2, last + 3})
     with pytest.raises(RunFailed, match="its columns changed") as caught:

@@ -346,7 +346,7 @@ def test_types_that_print_otherwise(spark, database, lake):
         warnings = consume(spark, job).warnings
         assert all("ALTER TYPE changed the values of column " in w for w in warnings)
         for name in values:
-            state = job.table_states()[f"public.t_{name}"]
+            state = job.read_states()[f"public.t_{name}"]
             assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
         return {w.partition(":")[0].removeprefix("public.t_") for w in warnings}
 
@@ -428,7 +428,7 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
         )
     assert consume(spark, job).warnings == []
     for table, case in tables.items():
-        state = job.table_states()[f"public.{table}"]
+        state = job.read_states()[f"public.{table}"]
         assert (case, compare_target(spark, job.source.conninfo, job.pipeline, state).rows) == (
             case,
             0,
@@ -524,10 +524,10 @@ def test_a_state_of_an_earlier_version_only_records(spark, database, job):
     """A table state without storage says nothing of rewrites before it."""
     write(database, 1)
     sync(spark, job)
-    job.ledger.append(replace(job.table_states()["public.t"], at=now(), storage=None))
+    job.ledger.append(replace(job.read_states()["public.t"], at=now(), storage=None))
     database.execute("alter table t alter s type varchar(10) using upper(s)")
     assert consume(spark, job).warnings == []
-    assert job.table_states()["public.t"].storage is not None
+    assert job.read_states()["public.t"].storage is not None
     database.execute("alter table t alter s type varchar(10) using lower(s)")
     assert len(consume(spark, job).warnings) == 1
     assert_equal(database, job)
@@ -572,7 +572,7 @@ def test_the_history_of_the_schema_is_kept(spark, database, job):
     database.execute("alter table t add column x int")
     write(database, 11)
     consume(spark, job)
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     assert (state.generation, state.reason) == (1, "columns changed: added: x")
     assert [c.name for c in state.columns] == columns_of(database)
 

@@ -88,7 +88,7 @@ def test_any_commit_time_is_right(spark, database, lake):
             )
         assert first_waiting(job) == LATEST
         drain(spark, job)
-        assert set(oldest_unapplied(job, list(job.table_states().values())).values()) == {EARLIEST}
+        assert set(oldest_unapplied(job, list(job.read_states().values())).values()) == {EARLIEST}
         assert consume(spark, job).status == "succeeded"
         assert shown(job, "t") == dict(enumerate(TIMES.values()))
         assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}

@@ -64,7 +64,7 @@ def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
         " (batch) tblproperties ('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn',"
         " 'delta.checkpointInterval' = '50')"
     )
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     log.create(LANDING_SCHEMA)
 
     def made(uri):

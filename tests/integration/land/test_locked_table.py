@@ -287,7 +287,7 @@ def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypat
     ):
         sync(spark, job)
     assert held(job, "public.free") == {1}
-    assert {name: state.status for name, state in job.table_states().items()} == {
+    assert {name: state.status for name, state in job.read_states().items()} == {
         "public.free": "synced",
         "public.t": "failed",
     }

@@ -92,7 +92,7 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
 
     drained = drain(spark, job)
     assert drained.changes == 1
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     assert [row["kind"] for row in log.dataset().to_table(columns=["kind"]).to_pylist()] == [
         "B",
         "R",
@@ -107,6 +107,6 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     database.execute("insert into t select g, 'more' from generate_series(2, 20) g")
     result = consume(spark, job)
     assert result.status == "succeeded"
-    (state,) = job.table_states().values()
+    (state,) = job.read_states().values()
     assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert not check_idle(job).has_work

@@ -70,7 +70,7 @@ def again(job):
 
 def lacking(spark, job):
     """Tables that don't hold what their source does."""
-    states = job.table_states().values()
+    states = job.read_states().values()
     return sorted(
         s.table_name
         for s in states

@@ -103,7 +103,7 @@ def test_a_lake_of_an_earlier_version_is_read_and_continued(spark, database, job
     )
     assert consume(spark, job).status == "succeeded"
 
-    state = job.table_states()["public.orders"]
+    state = job.read_states()["public.orders"]
     assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     now_past = past_prices(job)
     assert past < now_past

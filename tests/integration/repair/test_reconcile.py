@@ -312,7 +312,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
         commit["operation"] for commit in target(pipeline).history() if commit["version"] > version
     ]
     assert after == ["WRITE", "SET TBLPROPERTIES"]
-    state = pipeline.job().table_states()["public.t"]
+    state = pipeline.job().read_states()["public.t"]
     assert (state.status, state.reason) == (
         "synced",
         "reconcile --repair by mia: 4 rows differed: foreign writer",
@@ -730,7 +730,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     foreign = held.to_pyarrow_table(filters=pc.field("day") == date(2024, 1, 6))
     held.delete("day in ('2024-01-05', '2024-01-06')")
     state, quarantine = (
-        pipeline.job().table_states()["public.t"],
+        pipeline.job().read_states()["public.t"],
         Quarantine(pipeline.file.target.root),
     )
     keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]

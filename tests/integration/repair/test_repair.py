@@ -70,7 +70,7 @@ def publish(database, job, text, table="t"):
 
 def difference(spark, job, table="t"):
     return compare_target(
-        spark, job.source.conninfo, job.pipeline, job.table_states()[f"public.{table}"]
+        spark, job.source.conninfo, job.pipeline, job.read_states()[f"public.{table}"]
     )
 
 

@@ -144,13 +144,13 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     assert failed(lambda: consume(spark, replace(job, run_id="second")))[0] is SlotUnreadable
     assert confirmed(database) == stuck
 
-    former = job.slot_identity()
+    former = job.read_identity()
     assert run_resync(spark, replace(job, run_id="resync")).status == "succeeded"
-    assert job.slot_identity() != former
+    assert job.read_identity() != former
     assert read_status(job)["gaps"] == []
     database.execute("insert into g values (8); insert into f values (4, 2), (5, 20)")
     assert consume(spark, replace(job, run_id="third")).status == "succeeded"
-    for name, state in job.table_states().items():
+    for name, state in job.read_states().items():
         assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
 
     # A slot that no run has read yet: a resync does, and finds the new row, which its own copy

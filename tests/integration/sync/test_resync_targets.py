@@ -63,7 +63,7 @@ def insert(database, number):
 
 
 def status(job):
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     return state.status, state.generation
 
 
@@ -110,7 +110,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
             == {}
         )
         assert (copied, status(job)) == (["public.t"], ("synced", 2))
-    assert job.table_states()["public.t"].reason == REASON
+    assert job.read_states()["public.t"].reason == REASON
     insert(database, 5)
     result = consume(spark, job)
     assert (result.targets.needs_sync, result.targets.not_applied, result.warnings) == ([], [], [])
@@ -247,7 +247,7 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
     """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same
     attempt would fail by again.
     """
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     begun = TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation)
     job.ledger.append(begun)
     if ended == "failed":
@@ -319,7 +319,7 @@ def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, 
 @pytest.mark.parametrize("locked", [True, False])
 def test_whether_a_copy_is_under_way(database, job, locked):
     """By the lock of whoever makes it."""
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     job.ledger.append(TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation))
     published = read_published(database.connection, job)
     with target_lock(job, "public.t") if locked else nullcontext():
@@ -362,7 +362,7 @@ def test_pauses_count_from_when_a_first_copy_was_seen_dead(
             generation,
             status,
             relation_ids=oids,
-            incarnation=job.slot_identity().incarnation,
+            incarnation=job.read_identity().incarnation,
         )
         last = job.ledger.append_state(row, last)
     published = read_published(database.connection, job)

@@ -505,8 +505,8 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
     in_the_way = tmp_path / "file"
     in_the_way.touch()
     blocked = Lake(spark, database, (in_the_way / "lake").as_uri())
-    identity = ready.job.slot_identity()
-    monkeypatch.setattr(Job, "slot_identity", lambda _: identity)
+    identity = ready.job.read_identity()
+    monkeypatch.setattr(Job, "read_identity", lambda _: identity)
     monkeypatch.setattr(Job, "ledger", ready.job.ledger)
     with pytest.raises(TargetNotWritable, match=r"target\.root"):
         blocked.sync()

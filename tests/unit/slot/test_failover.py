@@ -238,7 +238,7 @@ def test_a_run_on_the_old_server_lands_nothing_more(lake):
     """
     job = job_on(lake)
     job.ledger.append(move("created", 10))
-    late = job.slot_identity()
+    late = job.read_identity()
     check_followed(job, late)
     job.ledger.append(move("promoted", 70, 2))
     with pytest.raises(
@@ -246,7 +246,7 @@ def test_a_run_on_the_old_server_lands_nothing_more(lake):
         match=r"another run has followed .* to timeline 2, while this run reads timeline 1",
     ):
         check_followed(job, late)
-    check_followed(job, job.slot_identity())
+    check_followed(job, job.read_identity())
 
 
 def test_a_history_that_cannot_be_read_is_asked_for_again(lake):

@@ -132,7 +132,7 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     The target may not reflect that TRUNCATE yet. Or it reflects it since the leaves' files were
     recorded, at a time when it wasn't known yet what had landed.
     """
-    held = Watermarks(job, job.slot_identity())
+    held = Watermarks(job, job.read_identity())
     change_log = held.change_log
     last, after = change_log.last_batch(), held.of(state)
     if last is None:

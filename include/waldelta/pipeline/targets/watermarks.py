@@ -29,7 +29,7 @@ def uri_of(job: Job, table_name: str) -> str:
 
 def synced_states(job: Job) -> list[TableState]:
     """Return the targets with a complete copy, by name; they may be no longer published."""
-    states = job.table_states()
+    states = job.read_states()
     return [states[name] for name in sorted(states) if states[name].status == SYNCED]
 
 
@@ -38,7 +38,7 @@ def check_same_copy(job: Job, state: TableState) -> TableState:
 
     Its columns may have changed since; returns its current state.
     """
-    present = job.table_state(state.table_name)
+    present = job.read_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(
             f"{state.table_name}: another run synced it during this run: the next run applies its"

@@ -46,7 +46,7 @@ def unreported_commits(job: Job, unpublished: Sequence[TableLifecycle]) -> list[
 
     Such a target gets no changes any more, so an error of one doesn't fail the run.
     """
-    found, told, identity = [], _as_reported(job), job.slot_identity()
+    found, told, identity = [], _as_reported(job), job.read_identity()
     for state in (standing.state for standing in unpublished):
         if state is None or state.status != SYNCED:
             continue

@@ -91,7 +91,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     """
     applied = Applied()
     # Read before the catalogs, which must be newer than this batch.
-    last = job.change_log(job.slot_identity()).last_batch()
+    last = job.change_log(job.read_identity()).last_batch()
     selected = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
         _apply_upto(spark, job, selected, last, applied, Pace())
@@ -167,7 +167,7 @@ def _apply_upto(
     """Bring these targets up to a batch, one apply batch after another; returns the batch
     reached.
     """
-    states, held = selected.states, Watermarks(job, job.slot_identity())
+    states, held = selected.states, Watermarks(job, job.read_identity())
     change_log = held.change_log
     with _begun(spark, job, selected, last, applied, held, pace) as run:
         watermarks, sizes = run.watermarks, run.sizes

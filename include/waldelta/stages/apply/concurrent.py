@@ -213,7 +213,7 @@ class WholeApplyBatches:
 
     def _bytes_of(self, after: int, upto: int) -> Mapping[int, int]:
         if self._change_log is None:
-            self._change_log = self._job.change_log(self._job.slot_identity())
+            self._change_log = self._job.change_log(self._job.read_identity())
         self._bytes = {batch: size for batch, size in self._bytes.items() if batch > after}
         self._bytes |= self._change_log.bytes_of_batches(max(self._bytes, default=after), upto)
         return self._bytes

@@ -62,7 +62,7 @@ def write_messages(spark: SparkSession, job: Job) -> int:
     Raises LockHeld or LateWriter when another run does the same concurrently, DecodeError for a
     malformed message.
     """
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     if (done := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
         return done

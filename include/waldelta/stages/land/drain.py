@@ -107,7 +107,7 @@ def drain(
     ends the drain: see ``unreadable`` of the result. Raises TargetNotWritable before anything is
     read from the slot, as far as the driver's machine can detect it.
     """
-    identity = job.slot_identity()
+    identity = job.read_identity()
     check_writable(job.pipeline.target.root)
     change_log = job.change_log(identity)
     with job.source.connect_slot("drain") as connection:

@@ -89,7 +89,7 @@ def check_idle(job: Job) -> IdleCheck:
     consumed, or whose next transaction can't be decoded.
     """
     source, ledger = job.pipeline.source, job.ledger
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     with (
         gaps_recorded(job),

@@ -53,7 +53,7 @@ def land_to_now(
                 # The servers are compared first: on a standby or another cluster the slot's state
                 # means nothing.
                 server = slot_position(connection, job, primary)
-                identity = job.slot_identity()
+                identity = job.read_identity()
                 check_system(identity, server)
                 landed_as_of = read_oldest_xid(connection)
                 lock.check()

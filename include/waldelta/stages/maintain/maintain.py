@@ -63,7 +63,7 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     with target_lock(job, name):
         table = DeltaTable(uri, storage_options=job.storage_options)
         version = table.version()
-        if (state := job.table_state(name)) is not None:
+        if (state := job.read_state(name)) is not None:
             check_target(job, state, version)
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
@@ -158,7 +158,7 @@ def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResul
 
 def prune_change_log(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Delete batches that every target has applied and that are older than the retention."""
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     if change_log.last_batch() is None:
         stage.detail = "no change log yet"
@@ -226,7 +226,7 @@ def prune_ledger_rows(_: SparkSession, job: Job, __: RunResult, stage: StageResu
     """
     kept = job.pipeline.maintenance
     oldest = now() - kept.keeps_rows
-    change_log = job.change_log(job.slot_identity())
+    change_log = job.change_log(job.read_identity())
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
     expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
     stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"

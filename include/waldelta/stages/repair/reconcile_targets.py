@@ -227,7 +227,7 @@ def _compare_group(
         work.result.add_drained(land_backlog(spark, job))
         # The batches are read before the snapshot: what a target gets during the comparison comes
         # after the batch it is compared at.
-        marks = Watermarks(job, job.slot_identity())
+        marks = Watermarks(job, job.read_identity())
         batches = {state.table_name: marks.of(state) for state in states}
         states = _readable(work, states, marks.versions)
         by_spark = any(needs_spark(job, state.table_name) for state in states)

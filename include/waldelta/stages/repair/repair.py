@@ -220,7 +220,7 @@ def _repair(
 
     def applied() -> int:
         check()
-        return Watermarks(job, job.slot_identity()).of(drifted.state)
+        return Watermarks(job, job.read_identity()).of(drifted.state)
 
     take_over_target(spark, job, drifted.state, quarantine, applied)
     held = _read_quarantined(quarantine, drifted.state, again)
@@ -362,7 +362,7 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
     opened = {of for of, key in texts.items() if judged[key].status == QUARANTINED}
     found = rows_to_judge(spark, rows, staged, waiting, (judged, held.accepted))
     still = judge_complete_rows(
-        job, gate, rows.copy, found, landed_upto(job, job.slot_identity()), opened
+        job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
     )
     return {texts[row.key]: row for row in still}
 
@@ -405,7 +405,7 @@ def _decided(
 
 
 def _check_marked(job: Job, state: TableState) -> None:
-    present = job.table_states().get(state.table_name)
+    present = job.read_states().get(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, NEEDS_SYNC):
         raise LateWriter(f"{state.table_name} was synced again during its repair")
 
@@ -448,7 +448,7 @@ def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) 
 
     Raises NeedsSync for changes that aren't only of rows.
     """
-    state, held = drifted.state, Watermarks(job, job.slot_identity())
+    state, held = drifted.state, Watermarks(job, job.read_identity())
     after, last = held.of(state), held.change_log.last_batch()
     return 0 if last is None else stage_changed(spark, job, state, (after, last), folder)
 
@@ -490,7 +490,7 @@ def _commit(
     messages included.
     """
     (_, counts), (check, again, carried), name = net, given, state.table_name
-    marked = job.table_states()[name]
+    marked = job.read_states()[name]
     reason = marked.reason if again is None else again.reason
     check()
     first = replace(
@@ -514,7 +514,7 @@ def _commit(
         )
         fault_point("repair.merged")
         check()
-        present = job.table_states()[name]
+        present = job.read_states()[name]
         if (present.generation, present.status) != (begun.generation, COPYING):
             raise LateWriter(
                 f"{name} left the publications while it was repaired: sync it again once it is"

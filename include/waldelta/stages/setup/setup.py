@@ -267,7 +267,7 @@ def _plan_setup(
             findings += judge_suites(pipeline, planned.sources)
     findings += _forgotten(job, actual)
     with suppress(SlotMissing):  # Before the first setup there are no targets.
-        findings += judge_replaced(job.table_states().values(), facts)
+        findings += judge_replaced(job.read_states().values(), facts)
     scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
     if not renew and not scripted:
         findings += judge_history(job, slot)

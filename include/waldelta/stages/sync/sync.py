@@ -216,7 +216,7 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
-    identity = job.slot_identity()
+    identity = job.read_identity()
     begun = {
         name
         for name, life in lives(identity.states_of(known)).items()
@@ -298,7 +298,7 @@ def sync_table(
         }
         # Both numbers grow, so Delta skips an attempt that commits too late; the attempt then
         # raises LateWriter.
-        txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
+        txn = (f"{job.read_identity().app_id}:sync:{table_id}", attempt.version)
         fault_point("sync.planned")
         with ExitStack() as beside:
             beside.enter_context(progress(holder, table_id, tasks))
@@ -373,7 +373,7 @@ def _sync_locked(
     name = str(order.table_id)
     # Read before the snapshot: a slot that is recreated during the copy has not seen what this copy
     # lacks.
-    identity = job.slot_identity()
+    identity = job.read_identity()
     life = identity.incarnation
     with target_lock(job, order.table_id) as lock:
         rows = job.ledger.table_rows(name)

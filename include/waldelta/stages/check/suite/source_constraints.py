@@ -63,7 +63,7 @@ def read_rules(
         return {}
     try:
         states = {
-            name: state for name, state in job.table_states().items() if state.status == SYNCED
+            name: state for name, state in job.read_states().items() if state.status == SYNCED
         }
         wanted = [states[name] for name in tables if name in states]
         landed_as_of = result.landed.landed_as_of or _landed_as_of(job)
@@ -183,7 +183,7 @@ def _landed_as_of(job: Job) -> int:
 
     Returns 0 when unknown.
     """
-    floor = job.slot_identity().floor
+    floor = job.read_identity().floor
     made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(floor))
     # Maintenance makes cuts too, and lands nothing; a run that hasn't applied everything has landed
     # more than its cuts contain.
@@ -239,7 +239,7 @@ def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) ->
 
     A target that can't be read is reported by its own check.
     """
-    watermarks, found = Watermarks(job, job.slot_identity()), []
+    watermarks, found = Watermarks(job, job.read_identity()), []
     for state in states if cut is not None else ():
         with suppress(StateError):
             if cut is not None and watermarks.of(state) > cut.batch:
@@ -267,7 +267,7 @@ def _since(job: Job) -> int | None:
     All changes that this run reports and checks come after it, also those of unreported commits.
     """
     has_told: dict[str, bool] = {job.run_id: False}
-    for run_id, end in job.ledger.cut_ends(job.slot_identity().floor):
+    for run_id, end in job.ledger.cut_ends(job.read_identity().floor):
         if run_id not in has_told:
             run = job.ledger.run_result(run_id)
             has_told[run_id] = run is not None and run.applied is not None

@@ -381,7 +381,7 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
 
     Each has the state whose snapshot decides which of its transactions count.
     """
-    state, identity = feeding.state, job.slot_identity()
+    state, identity = feeding.state, job.read_identity()
     change_log = job.change_log(identity)
     ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
     # A decoded transaction may not be visible yet: a commit that waits for a synchronous standby.
@@ -399,7 +399,7 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     after, last = batches
     if last <= after:
         return 0
-    identity = job.slot_identity()
+    identity = job.read_identity()
     batch_range = BatchRanges(
         job.change_log(identity), job.landed_sizes(identity, after, last)
     ).between(after, last)
@@ -459,6 +459,6 @@ def _with_values(
 
 def _check_same(job: Job, state: TableState) -> None:
     """Raise LateWriter if the table was synced again: another copy was compared."""
-    present = job.table_state(state.table_name)
+    present = job.read_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(f"{state.table_name} was synced again while it was compared: run again")

@@ -41,7 +41,7 @@ def stage_changed(
     after, last = batches
     if last <= after:
         return 0
-    identity, target = job.slot_identity(), job.pipeline.target
+    identity, target = job.read_identity(), job.pipeline.target
     change_log = job.change_log(identity)
     batch_range = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(
         after, last

@@ -36,7 +36,7 @@ def batches_since_copy(
 
     Raises SchemaChanged when the change log no longer goes back to the copy.
     """
-    identity = job.slot_identity()
+    identity = job.read_identity()
     after = min(change_log.visible_upto(Snapshot.parse(state.snapshot), identity.floor), watermark)
     lowest = change_log.lowest_batch()
     if lowest is None or lowest > after + 1:

@@ -86,7 +86,7 @@ def read_span(job: Job) -> Span:
     a gap since.
     """
     ledger = job.ledger
-    identity = job.slot_identity()
+    identity = job.read_identity()
     rows = within_history(
         [run for run in ledger.runs() if run.verb == CONSUME_VERB], ledger.slot_lives()
     )

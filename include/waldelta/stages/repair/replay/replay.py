@@ -139,7 +139,7 @@ def replay(
                 f"{name} has mode {mode}, so a replay would overwrite rows that it keeps: sync it"
                 " again, which adds what differs as changes"
             )
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(identity.floor, change_log.last_batch() or span.upto)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
