@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import psycopg
@@ -40,29 +40,26 @@ class SourceConnections:
             )
         return self.read_conninfo
 
-    @contextmanager
-    def connect(self, purpose: str) -> Iterator[Connection]:
+    def connect(self, purpose: str) -> AbstractContextManager[Connection]:
         """Open a connection to the source's primary; its application_name contains the purpose.
 
         Raises PrivilegeMissing where the server refuses a statement without a more specific error,
         NameUnreadable where it can't send a name as UTF-8, and SourceUnreachable where the
         connection is lost.
         """
-        with self._connect(self.conninfo, purpose) as connection:
-            yield connection
+        return self._connect(self.conninfo, purpose)
 
-    @contextmanager
-    def connect_slot(self, purpose: str, primary: Connection | None = None) -> Iterator[Connection]:
+    def connect_slot(
+        self, purpose: str, primary: Connection | None = None
+    ) -> AbstractContextManager[Connection]:
         """Open a connection to the server that has the slot; raises as connect() does.
 
-        Unless source.read_from names a standby, it yields the caller's ``primary`` connection when
+        Unless source.read_from names a standby, it is the caller's ``primary`` connection when
         given.
         """
         if self.config.read_from is None and primary is not None:
-            yield primary
-            return
-        with self._connect(self.slot_conninfo, purpose) as connection:
-            yield connection
+            return nullcontext(primary)
+        return self._connect(self.slot_conninfo, purpose)
 
     @contextmanager
     def _connect(self, conninfo: str, purpose: str) -> Iterator[Connection]:
