@@ -66,7 +66,7 @@ class Job:
         """The change log of this incarnation of the slot."""
         return ChangeLog(self.pipeline.target.root, identity.app_id, self.storage_options)
 
-    def landed_sizes(
+    def read_landed_sizes(
         self, identity: SlotIdentity, after_batch: int, upto_batch: int
     ) -> dict[int, int]:
         """Return the number of messages of each batch in a range.

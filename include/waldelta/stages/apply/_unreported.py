@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from waldelta.changes.merge.commits import read_unreported
 from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.lake.ledger.records import SYNCED, now
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.targets import TableLifecycle, Watermarks
 from waldelta.stages.apply.outcome import Applied, isolated
@@ -41,12 +41,14 @@ def unreported(
     return unreported_cuts
 
 
-def unreported_commits(job: Job, unpublished: Sequence[TableLifecycle]) -> list[TargetCut]:
+def unreported_commits(
+    job: Job, identity: SlotIdentity, unpublished: Sequence[TableLifecycle]
+) -> list[TargetCut]:
     """Returns the unreported commits of targets that aren't published any more.
 
     Such a target gets no changes any more, so an error of one doesn't fail the run.
     """
-    found, told, identity = [], _as_reported(job), job.read_identity()
+    found, told = [], _as_reported(job)
     for state in (standing.state for standing in unpublished):
         if state is None or state.status != SYNCED:
             continue

@@ -91,11 +91,12 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     """
     applied = Applied()
     # Read before the catalogs, which must be newer than this batch.
-    last = job.change_log(job.read_identity()).last_batch()
+    identity = job.read_identity()
+    last = job.change_log(identity).last_batch()
     selected = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
         _apply_upto(spark, job, selected, last, applied, Pace())
-    applied.reported_late += unreported_commits(job, selected.unpublished)
+    applied.reported_late += unreported_commits(job, identity, selected.unpublished)
     try:
         applied.removed = record_removed(job, selected.unpublished)
     except WaldeltaError as err:
@@ -215,7 +216,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     change_log, watch = held.change_log, Watch(job, held.cut)
     watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
-    sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
+    sizes = job.read_landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)

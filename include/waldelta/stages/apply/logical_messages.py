@@ -81,7 +81,7 @@ def write_messages(spark: SparkSession, job: Job) -> int:
 
         if done >= last:
             return done
-        job.landed_sizes(identity, done, last)  # raises SlotGap
+        job.read_landed_sizes(identity, done, last)  # raises SlotGap
         tag = CommitTag(messages_app_id(identity), last)
         return _append(spark, job, change_log, done, tag, check)
 

@@ -401,7 +401,7 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
         return 0
     identity = job.read_identity()
     batch_range = BatchRanges(
-        job.change_log(identity), job.landed_sizes(identity, after, last)
+        job.change_log(identity), job.read_landed_sizes(identity, after, last)
     ).between(after, last)
     truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
     return batch_range.count(state) + len(truncated)

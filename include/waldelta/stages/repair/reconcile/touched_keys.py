@@ -43,7 +43,7 @@ def stage_changed(
         return 0
     identity, target = job.read_identity(), job.pipeline.target
     change_log = job.change_log(identity)
-    batch_range = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(
+    batch_range = BatchRanges(change_log, job.read_landed_sizes(identity, after, last)).between(
         after, last
     )
     with job.source.connect("repair") as connection:

@@ -43,7 +43,7 @@ def batches_since_copy(
         raise SchemaChanged(
             f"{state.table_name} has no key, and the change log no longer reaches back to its copy"
         )
-    job.landed_sizes(identity, after, watermark)  # raises SlotGap
+    job.read_landed_sizes(identity, after, watermark)  # raises SlotGap
     return after, watermark
 
 
