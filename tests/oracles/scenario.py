@@ -103,7 +103,7 @@ class Both:
         }
         copied = {
             name
-            for name, state in self.pipeline.job().table_states().items()
+            for name, state in self.pipeline.job().read_states().items()
             if state.status == "synced"
         }
         assert copied == set(listed), (

@@ -120,7 +120,7 @@ class _Lake:
         if "apply" in result.stages:
             self._land(result, changes, at)
             self._apply(result, list(changed.values()), at, trouble)
-        before, after = result.slot_before, result.slot_after
+        before, after = result.landed.slot_before, result.reported.slot_after
         self.runs.append(
             Run(
                 ended,
@@ -140,8 +140,8 @@ class _Lake:
                 after.lag_bytes if after else None,
                 after.retained_bytes if after else None,
                 after.wal_status if after else None,
-                after is not None and not result.not_applied,
-                targets=list(result.done.values()),
+                after is not None and not result.targets.not_applied,
+                targets=list(result.attempt.done.values()),
             )
         )
 
@@ -190,15 +190,17 @@ class _Lake:
 
     def _land(self, result: RunResult, changes: int, at: datetime) -> None:
         wal, left, held = self.lsn - self.landed, self.chance.randrange(300, 2400), self.tale.held
-        result.start_lsn, result.end_lsn, result.changes = (
+        result.landed.start_lsn, result.landed.end_lsn, result.landed.changes = (
             str(Lsn(self.landed)),
             str(Lsn(self.lsn)),
             changes,
         )
-        result.slot_before = SlotReading(
+        result.landed.slot_before = SlotReading(
             at.isoformat(), "reserved", wal - left, held + wal, _KEEP_SIZE - held - wal
         )
-        result.slot_after = SlotReading(at.isoformat(), "reserved", left, held, _KEEP_SIZE - held)
+        result.reported.slot_after = SlotReading(
+            at.isoformat(), "reserved", left, held, _KEEP_SIZE - held
+        )
         took = result.stages["land"].seconds
         bill = result.source
         bill.slot_calls, bill.wal_read_bytes, bill.decoded_bytes = 2, 2 * wal, round(wal * 0.8)
@@ -206,7 +208,7 @@ class _Lake:
         told = f"{changes:,} changes in 1 batch, landed in {took * 0.7:.1f} s, consumed in 0.1 s"
         result.stages["land"].detail = told
         result.stages["report"].detail = f"lag {left:,} bytes"
-        result.lag_bytes, self.landed, self.batch = left, self.lsn, self.batch + 1
+        result.reported.lag_bytes, self.landed, self.batch = left, self.lsn, self.batch + 1
 
     def _apply(
         self, result: RunResult, cuts: list[TargetCut], at: datetime, trouble: Trouble | None
@@ -217,7 +219,7 @@ class _Lake:
         result.add_cut(cut)
         result.stages["apply"].detail = f"1 apply batch, {len(cuts)} tables changed"
         if trouble and trouble.stage == "apply":
-            result.not_applied = list(trouble.tables)
+            result.targets.not_applied = list(trouble.tables)
         unmet = trouble.tables if trouble and trouble.stage == "check" else ()
         warnings, checked = 0, at + self._after(result, "land", "apply", "check")
         for one in cuts:

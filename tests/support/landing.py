@@ -13,17 +13,17 @@ from waldelta.stages.land.land import land
 
 def land_only(spark, job, batch):
     """Land everything as a run does that dies before it consumes."""
-    change_log = job.change_log(job.slot_identity())
-    with job.connect("test") as connection:
+    change_log = job.change_log(job.read_identity())
+    with job.source.connect("test") as connection:
         server = read_position(connection)
     change_log.create(LANDING_SCHEMA)
     bound = PeekBound(server.flush_lsn, 1_000_000, 60, server.next_xid8)
-    land(spark, job.conninfo, job.pipeline.source, bound, change_log, batch)
+    land(spark, job.source.conninfo, job.pipeline.source, bound, change_log, batch)
     return change_log
 
 
 def landed_end(job, batch):
-    return job.change_log(job.slot_identity()).landed_end(batch)
+    return job.change_log(job.read_identity()).landed_end(batch)
 
 
 def wrongly_counted(monkeypatch, only: int | None = None):

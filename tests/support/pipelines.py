@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from waldelta.config import PipelineFile
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.acknowledge import confirmed_lsn
@@ -31,6 +31,16 @@ def pipeline_file(
         "quality": {"enabled": False},
     }
     return PipelineFile.model_validate(document | overrides)
+
+
+def job_of(
+    pipeline: PipelineFile,
+    conninfo: str = "",
+    run_id: str = "run",
+    read_conninfo: str | None = None,
+) -> Job:
+    """A run whose connections aren't in the environment; without them it only reads the lake."""
+    return Job(pipeline, SourceConnections(pipeline.source, conninfo, read_conninfo), run_id)
 
 
 def bare_slot(database, pipeline: PipelineFile) -> Job:

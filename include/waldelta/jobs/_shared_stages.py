@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import now
-from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import ReportedLag
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
@@ -65,10 +66,10 @@ def check_tables(
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     fault_point("check.begun")
-    result.passed = []
-    fine = set(result.tables) - set(result.not_applied)
+    result.checked = replace(result.checked, passed=[])
+    fine = set(result.tables) - set(result.targets.not_applied)
     if result.verb != "validate" and not job.pipeline.quality.enabled:
-        result.passed = sorted(fine)
+        result.checked = replace(result.checked, passed=sorted(fine))
         stage.detail = "switched off"
         return
     versions = {
@@ -80,8 +81,7 @@ def check_tables(
     rules = read_rules(job, result, tables, touched)
     left = RunOutcome(versions, frozenset(quick), rules, is_concurrent=result.verb == "quarantine")
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
-    result.add_check(report)
-    result.passed = sorted(fine - set(report.failed_tables))
+    result.add_check(report, sorted(fine - set(report.failed_tables)))
     stage.detail = report.summary
     fault_point("check.ended")
     report.raise_if_critical()
@@ -89,15 +89,16 @@ def check_tables(
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Record how far the lake lags behind now, and print the summary."""
-    with job.connect_slot("report") as connection:
+    with job.source.connect_slot("report") as connection:
         position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
         slot = read_slot(connection, job.pipeline.source.slot)
         unreadable = read_unreadable(connection, job.pipeline.source)
-    result.warnings += [text for text in unreadable if text not in result.warnings]
+    result.warn(unreadable)
     # WAL that was read and has nothing to land is no lag, although a slot isn't moved for less than
     # a WAL file.
-    read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
-    result.lag_bytes = position.lag_of(read)
-    result.slot_after = None if slot is None else reading(slot, result.lag_bytes, now())
-    stage.detail = f"lag {result.lag_bytes:,} bytes"
+    lag_bytes = position.lag_of(result.landed.read_upto(confirmed))
+    result.reported = ReportedLag(
+        lag_bytes, None if slot is None else reading(slot, lag_bytes, now())
+    )
+    stage.detail = f"lag {lag_bytes:,} bytes"

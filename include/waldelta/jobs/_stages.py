@@ -44,7 +44,7 @@ def run_stages(
         raise StateError(
             f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
         )
-    result.begun = result.begun or job.ledger.begin_run(result.run_id, result.verb)
+    result.attempt.begun = result.attempt.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
@@ -99,7 +99,7 @@ def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:
 def _report_unread(job: Job, result: RunResult) -> None:
     """Add unreadable and skipped messages to each run's warnings until they are resolved."""
     try:
-        result.warnings += [notice for notice in notices(job) if notice not in result.warnings]
+        result.warn(notices(job))
     except (WaldeltaError, OSError) as err:
         log.warning("unreadable messages can't be listed: %s", err)
 
@@ -121,7 +121,7 @@ def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None
     begun = begun or job.ledger.begin_run(job.run_id, verb)
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
     result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
-    result.begun = begun
+    result.attempt.begun = begun
     return result
 
 

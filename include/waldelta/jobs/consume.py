@@ -53,7 +53,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         spark, job, meanwhile, partial(add_external_commits, result, meanwhile)
     ) as overlap:
         land_to_now(spark, job, result, stage, overlap.landed)
-    if result.unreadable is not None:
+    if result.landed.unreadable is not None:
         stage.detail += (
             "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
         )
@@ -71,26 +71,23 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     from waldelta.stages.apply.apply import apply
     from waldelta.stages.repair.resync_targets import resync_targets
 
-    result.told_applied = False  # This resets the result of an earlier attempt.
+    result.targets.told_applied = False  # This resets the result of an earlier attempt.
     with breaks_recorded(job):
         of_messages = _write_messages(spark, job)
-        applied = apply(spark, job, result.landed_as_of)
+        applied = apply(spark, job, result.landed.landed_as_of)
     add_to_result(job, result, applied)
     failures = applied.failures | resync_targets(
         spark, job, result, applied.published, applied.drifted
     )
-    stopped = (
-        [state.table_name for state in synced_states(job)] if result.unreadable is not None else []
-    )
-    result.not_applied = sorted({*failures, *result.not_applied, *stopped})
+    unreadable = result.landed.unreadable
+    stopped = [state.table_name for state in synced_states(job)] if unreadable is not None else []
+    result.targets.not_applied = sorted({*failures, *result.targets.not_applied, *stopped})
     changed = sum(table.changed for table in result.tables.values())
     stage.detail = (
         f"{counted(len(applied.steps), 'apply batch', 'apply batches')},"
         f" {counted(changed, 'table')} changed"
     )
-    of_slot = (
-        {"the slot": SlotUnreadable(result.unreadable)} if result.unreadable is not None else {}
-    )
+    of_slot = {"the slot": SlotUnreadable(unreadable)} if unreadable is not None else {}
     if failures := failures | of_messages | of_slot:
         raise all_failures(failures)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.lake import target_uri
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Pipeline:
         job, root = self.job(), self.file.target.root
         self._check_store(job, spark)
         _check_readable(job)
-        with job.connect("check") as connection:
+        with job.source.connect("check") as connection:
             plan = plan_setup(connection, job, translate)
         problems = [why_not_writable(root)]
         if spark is not None:
@@ -78,7 +78,7 @@ class Pipeline:
         job = self.job(run_id)
         self._check_store(job, spark)
         _check_readable(job)
-        with job.connect("setup") as connection:
+        with job.source.connect("setup") as connection:
             return apply_setup(connection, job, translate)
 
     def _check_store(self, job: Job, spark: SparkSession | None) -> None:
@@ -277,7 +277,7 @@ class Pipeline:
         """
         from waldelta.pipeline.targets.consistent_cuts import readable_cut
 
-        cut = readable_cut(Job(self.file, "", "cut"))
+        cut = readable_cut(Job(self.file, SourceConnections(self.file.source), "cut"))
         return {} if cut is None else {target.table_name: target.version for target in cut.targets}
 
     def teardown(self, run_id: str | None = None) -> list[str]:
@@ -288,7 +288,7 @@ class Pipeline:
         from waldelta.stages.setup import teardown
 
         job = self.job(run_id)
-        with job.connect("teardown") as connection:
+        with job.source.connect("teardown") as connection:
             return teardown(connection, job)
 
     def slots_without_pipeline(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
@@ -304,15 +304,15 @@ class Pipeline:
 
         job = self.job()
         with (
-            job.connect("orphans") as connection,
-            job.connect_slot("orphans", connection) as slot_connection,
+            job.source.connect("orphans") as connection,
+            job.source.connect_slot("orphans", connection) as slot_connection,
         ):
             found = find_slots_without_pipeline(
                 connection, {*named, self.file.source.slot}, slot_connection
             )
             if drop:
                 return drop_slots_without_pipeline(
-                    connection, job.conninfo, found, drop, slot_connection
+                    connection, job.source.conninfo, found, drop, slot_connection
                 )
             return [orphan.describe() for orphan in found]
 

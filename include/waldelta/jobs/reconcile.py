@@ -28,6 +28,7 @@ from waldelta.lake.ledger.reconciliations import (
 )
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import CheckFindings
 from waldelta.pipeline.targets.unreadable_messages import close_compared
 from waldelta.stages.repair import ReconcileRequest, compare_all
 from waldelta.stages.repair.reconcile_targets import (
@@ -68,7 +69,8 @@ def run_reconcile(
             ]
             close_compared(job, are_equal, began)
             add_to_result(result, stage, found)
-            result.report = write_report(job, found)
+            repaired = sorted(row.table_name for row in found if row.status == REPAIRED)
+            result.checked = CheckFindings(write_report(job, found), passed=repaired)
         if work.failures:
             raise all_failures(work.failures)
         if different := [row for row in found if row.status == DIFFERENT]:

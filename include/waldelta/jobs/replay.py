@@ -40,7 +40,7 @@ def replay(
 
     def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         span = read_span(job)
-        result.start_lsn, result.end_lsn = str(span.start), str(span.end)
+        result.landed.start_lsn, result.landed.end_lsn = str(span.start), str(span.end)
         stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
 
     def mend_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -53,7 +53,7 @@ def replay(
         done = mend(spark, job, span, tables)
         result.warnings += done.warnings
         result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
-        result.not_applied = sorted(done.failures)
+        result.targets.not_applied = sorted(done.failures)
         rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
         stage.detail = (
             f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')},"

@@ -66,8 +66,8 @@ def run_resync(
             )
         if gap is not None:
             with (
-                job.connect("resync") as primary,
-                job.connect_slot("resync", primary) as connection,
+                job.source.connect("resync") as primary,
+                job.source.connect_slot("resync", primary) as connection,
             ):
                 result.warnings += remaining_on_primary(primary, connection, gap.slot)
         done, failed = copied_tables(
@@ -75,13 +75,12 @@ def run_resync(
         )
         for table in done:
             name = str(table.table)
-            result.source.add(table.bill)
             result.add_copy(table)
             result.warnings += (
                 [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
             )
             result.warnings += [f"{name} was {table.skipped}"] if table.skipped else []
-        result.not_applied = sorted(failed.failures) if failed is not None else []
+        result.targets.not_applied = sorted(failed.failures) if failed is not None else []
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)
         stage.detail = (
             f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot"

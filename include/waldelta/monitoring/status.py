@@ -32,8 +32,8 @@ def read_status(job: Job) -> dict[str, Any]:
     Raises SourceUnreachable and the other errors of a source that cannot be read.
     """
     slot_name = job.pipeline.source.slot
-    with job.connect("status") as connection:
-        with job.connect_slot("status", connection) as slot_connection:
+    with job.source.connect("status") as connection:
+        with job.source.connect_slot("status", connection) as slot_connection:
             server = slot_position(slot_connection, job, connection)
             slot = read_slot(slot_connection, slot_name)
             elsewhere = standby_warnings(connection, slot_connection, job, server)

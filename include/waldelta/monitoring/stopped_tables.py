@@ -23,7 +23,7 @@ from waldelta.lake.ledger.records import Release
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_runs
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.release import landed_upto
@@ -77,18 +77,18 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     unmet = dict(_unmet(ledger, run.run_id, left)) if run is not None and left else {}
     if not unmet:
         return []
-    job = Job(pipeline, "", run.run_id if run is not None else "")
+    job = Job(pipeline, SourceConnections(pipeline.source), run.run_id if run is not None else "")
     try:
-        identity = job.slot_identity()
+        watermarks = Watermarks(job, job.read_identity())
     except (
         SlotMissing,
         StateError,
     ):  # The slot was torn down, or dropped by a killed resync: no gate judges any more.
         return []
-    upto, log = landed_upto(job, identity), job.change_log(identity)
-    watermarks, last = Watermarks(job, identity), log.last_batch() or 0
+    identity, log = watermarks.identity, watermarks.change_log
+    upto, last = landed_upto(job, identity), log.last_batch() or 0
     found = []
-    for name, state in sorted(job.table_states().items()):
+    for name, state in sorted(job.read_states().items()):
         if name not in unmet:
             continue
         waiting = None

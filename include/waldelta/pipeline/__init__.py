@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from waldelta.pipeline.job import Job
     from waldelta.pipeline.run_result import RunResult, StageResult
     from waldelta.pipeline.slot_identity import SlotIdentity
+    from waldelta.pipeline.source_connections import SourceConnections
 
 __all__ = [
     "AdvisoryLock",
     "Job",
     "RunResult",
     "SlotIdentity",
+    "SourceConnections",
     "StageResult",
     "slot_lock",
     "target_lock",
@@ -25,4 +27,5 @@ __getattr__ = lazy_exports(
     job="Job",
     run_result="RunResult StageResult",
     slot_identity="SlotIdentity",
+    source_connections="SourceConnections",
 )

@@ -106,7 +106,7 @@ class HeldLocks(list[AdvisoryLock]):
 def slot_lock(job: Job) -> Iterator[AdvisoryLock]:
     """Hold the lock of the job's slot; raises LockHeld at once when another run holds it."""
     slot = job.pipeline.source.slot
-    with advisory_lock(job.conninfo, slot_lock_name(slot), f"waldelta lock {slot}") as lock:
+    with advisory_lock(job.source.conninfo, slot_lock_name(slot), f"waldelta lock {slot}") as lock:
         yield lock
 
 
@@ -120,7 +120,7 @@ def target_lock(
     """
     table = TableId.parse(table) if isinstance(table, str) else table
     name = target_lock_name(job.pipeline.target.root, table)
-    opened = LockSessions(job.conninfo) if sessions is None else nullcontext(sessions)
+    opened = LockSessions(job.source.conninfo) if sessions is None else nullcontext(sessions)
     with opened as own, own.hold(name, f"waldelta lock {table}") as lock:
         yield lock
 
@@ -133,7 +133,7 @@ def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
     """
     name = messages_lock_name(job.pipeline.target.root)
     with advisory_lock(
-        job.conninfo, name, f"waldelta lock messages {job.pipeline.source.slot}"[:63]
+        job.source.conninfo, name, f"waldelta lock messages {job.pipeline.source.slot}"[:63]
     ) as lock:
         yield lock
 
@@ -142,7 +142,7 @@ def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
 def session_lock(job: Job, session_key: str) -> Iterator[AdvisoryLock]:
     """Hold the lock of a Connect session; raises LockHeld at once when another run holds it."""
     name = f"waldelta session {job.pipeline.source.slot}"
-    with advisory_lock(job.conninfo, session_lock_name(session_key), name) as lock:
+    with advisory_lock(job.source.conninfo, session_lock_name(session_key), name) as lock:
         yield lock
 
 

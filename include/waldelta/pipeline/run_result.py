@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from waldelta.lake.ledger import BatchCut, TargetCut
+from waldelta.lake.ledger.ledger_row import row_of
 from waldelta.lake.ledger.records import Run, SlotReading, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
@@ -28,6 +29,7 @@ from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from waldelta.stages.check.suite import QualityReport
+    from waldelta.stages.land.drain import Drained
     from waldelta.stages.sync import SyncResult
 
 # The columns of each command's summary table, by heading; other commands only list the tables.
@@ -79,8 +81,8 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }
 
-_SLOTS = ("slot_before", "slot_after")
-_OF_ATTEMPT = ("begun", "done")
+# The parts of a result whose fields are keys of its JSON next to the others.
+_PARTS = ("landed", "targets", "checked", "reported")
 
 
 @dataclass
@@ -132,6 +134,80 @@ class TableResult:
 
 
 @dataclass
+class LandedChanges:
+    """What the run read from the slot, and the slot before that.
+
+    ``slot_before`` is None for commands that don't read the slot, and in earlier versions' results.
+    """
+
+    changes: int = 0
+    start_lsn: str | None = None
+    end_lsn: str | None = None
+    landed_as_of: int = 0  # All transactions below this one (xid8) have landed; 0: not known.
+    # Everything that the source had committed by then is part of what the run lands.
+    as_of: str | None = None
+    # The message that PostgreSQL can't decode; everything before it has landed.
+    unreadable: str | None = None
+    slot_before: SlotReading | None = None
+    slot_critical: list[str] = field(default_factory=list)  # Critical findings about the slot.
+
+    def read_upto(self, confirmed: Lsn) -> Lsn:
+        """Return the position up to which the slot was read, of which it may have ``confirmed``
+        less.
+        """
+        return max(confirmed, Lsn.parse(self.end_lsn)) if self.end_lsn else confirmed
+
+
+@dataclass
+class TargetFindings:
+    """Targets that the run's apply stage, or a copy, found or left in a certain state, by name."""
+
+    # Whether the apply stage got as far as reporting its findings.
+    told_applied: bool = False
+    # Targets that stay behind, whatever else the run did to them.
+    not_applied: list[str] = field(default_factory=list)
+    needs_sync: list[str] = field(default_factory=list)  # Targets that a sync must copy again.
+    # Published tables that wait for their initial sync.
+    never_copied: list[str] = field(default_factory=list)
+    # Tables of the pipeline file that their publication lacks.
+    unpublished: list[str] = field(default_factory=list)
+    foreign_commits: list[str] = field(default_factory=list)  # Targets with external commits.
+
+
+@dataclass(frozen=True)
+class CheckFindings:
+    """What the run's check found, and the location of its report."""
+
+    report: str | None = None
+    failed_expectations: list[str] = field(default_factory=list)
+    # Expectations that weren't met and only raise a warning.
+    warned_expectations: list[str] = field(default_factory=list)
+    # Targets in which the check found nothing critical.
+    passed: list[str] = field(default_factory=list)
+    # Files of expectations that fit no table.
+    unused_suites: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ReportedLag:
+    """How far the lake lagged behind when the run ended, and the slot at that time."""
+
+    lag_bytes: int = 0
+    slot_after: SlotReading | None = None
+
+
+@dataclass
+class RunAttempt:
+    """Of this attempt at the run alone: when it began, and what it did to each target.
+
+    The JSON doesn't contain it, because the next attempt continues from that.
+    """
+
+    begun: datetime | None = None
+    done: dict[str, TargetCut] = field(default_factory=dict)
+
+
+@dataclass
 class RunResult:
     """The result of a run so far; each process that runs a stage adds that stage's outcome."""
 
@@ -140,73 +216,30 @@ class RunResult:
     status: str = "running"
     stages: dict[str, StageResult] = field(default_factory=dict)
     tables: dict[str, TableResult] = field(default_factory=dict)
-    changes: int = 0
-    start_lsn: str | None = None
-    end_lsn: str | None = None
-    lag_bytes: int = 0
-    landed_as_of: int = 0  # All transactions below this one (xid8) have landed; 0: not known.
-    report: str | None = None
-    failed_expectations: list[str] = field(default_factory=list)
-    # Expectations that weren't met and only raise a warning.
-    warned_expectations: list[str] = field(default_factory=list)
-    # Whether the run's apply stage got as far as reporting its findings.
-    told_applied: bool = False
-    not_applied: list[str] = field(
-        default_factory=list
-    )  # Targets that stay behind, whatever else the run did to them.
-    needs_sync: list[str] = field(default_factory=list)  # Targets that a sync must copy again.
-    never_copied: list[str] = field(
-        default_factory=list
-    )  # Published tables that wait for their initial sync.
-    unpublished: list[str] = field(
-        default_factory=list
-    )  # Tables of the pipeline file that their publication lacks.
-    foreign_commits: list[str] = field(default_factory=list)  # Targets with external commits.
-    passed: list[str] = field(
-        default_factory=list
-    )  # Targets in which the check found nothing critical.
+    landed: LandedChanges = field(default_factory=LandedChanges)
+    targets: TargetFindings = field(default_factory=TargetFindings)
+    checked: CheckFindings = CheckFindings()
+    reported: ReportedLag = ReportedLag()
     warnings: list[str] = field(default_factory=list)
-    unused_suites: list[str] = field(
-        default_factory=list
-    )  # Files of expectations that fit no table.
-    slot_critical: list[str] = field(
-        default_factory=list
-    )  # Critical findings about the slot when the run began.
-    # The message that PostgreSQL can't decode; everything before it has landed.
-    unreadable: str | None = None
     source: SourceBill = field(default_factory=SourceBill)  # What the run cost the publisher.
-    as_of: str | None = (
-        None  # Everything that the source had committed by then is part of what the run lands.
-    )
-    # None for commands that don't read the slot, and for runs recorded by earlier versions.
-    slot_before: SlotReading | None = None
-    slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
-    # Of this attempt alone: when it began, and what it did to each target. They aren't in the JSON,
-    # because the next attempt continues from it.
-    begun: datetime | None = None
-    done: dict[str, TargetCut] = field(default_factory=dict)
+    attempt: RunAttempt = field(default_factory=RunAttempt)
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
-        """Read what to_json() wrote."""
+        """Read what to_json() wrote; keys that an earlier version lacks have their defaults."""
         document = json.loads(text)
-        stages = {name: StageResult(**stage) for name, stage in document.pop("stages").items()}
-        tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
-        # Runs recorded by earlier versions have no source load.
-        source = SourceBill(**document.pop("source", {}))
-        slots: dict[str, Any] = {
-            name: SlotReading(**seen)
-            for name in _SLOTS
-            if (seen := document.pop(name, None)) is not None
-        }
-        return cls(**document, **slots, stages=stages, tables=tables, source=source)
+        for name, kind in (("stages", StageResult), ("tables", TableResult)):
+            document[name] = {key: kind(**values) for key, values in document[name].items()}
+        return row_of(cls, document | dict.fromkeys(_PARTS, document))
 
     def to_json(self) -> str:
         """Return the result as JSON, in the shape that Airflow's operator reads."""
-        return json.dumps(
-            {name: value for name, value in asdict(self).items() if name not in _OF_ATTEMPT}
-        )
+        document = asdict(self)
+        del document["attempt"]
+        for name in _PARTS:
+            document |= document.pop(name)
+        return json.dumps(document)
 
     def write(self, path: Path) -> None:
         """Write the JSON atomically, readable by this user only."""
@@ -215,15 +248,20 @@ class RunResult:
             file.write(self.to_json())
         draft.replace(path)
 
-    def add_check(self, report: QualityReport) -> None:
-        """Add the findings of a check, and the location of its report."""
-        self.report = report.location
-        self.failed_expectations, self.warned_expectations = (
+    def warn(self, texts: Iterable[str]) -> None:
+        """Add the warnings that the result doesn't contain yet."""
+        self.warnings += [text for text in texts if text not in self.warnings]
+
+    def add_check(self, report: QualityReport, passed: Sequence[str] = ()) -> None:
+        """Add the findings of a check, the targets that passed, and the location of its report."""
+        self.checked = CheckFindings(
+            report.location,
             list(report.failures),
             list(report.warnings),
+            list(passed),
+            list(report.notes),
         )
-        self.unused_suites = list(report.notes)
-        self.warnings += [note for note in report.notes if note not in self.warnings]
+        self.warn(report.notes)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[StageResult]:
@@ -247,8 +285,9 @@ class RunResult:
     def add_target(self, target: TargetCut) -> None:
         """Add what was done to one target; the target's version is that of the last addition."""
         if target.touched:
-            before = self.done.get(target.table_name)
-            self.done[target.table_name] = target if before is None else before + target
+            done = self.attempt.done
+            before = done.get(target.table_name)
+            done[target.table_name] = target if before is None else before + target
         table = self.tables.setdefault(target.table_name, TableResult())
         table.inserted += target.inserted
         table.updated += target.updated
@@ -260,6 +299,11 @@ class RunResult:
         table.verbatim += target.verbatim
         table.version = target.version
 
+    def add_drained(self, drained: Drained) -> None:
+        """Add what was landed, and what that cost the source."""
+        self.landed.changes += drained.changes
+        self.source.add(drained.bill)
+
     def add_repair(self, cut: TargetCut) -> None:
         """Add the rows that a repair corrected."""
         self.add_target(
@@ -269,10 +313,11 @@ class RunResult:
         )
 
     def add_copy(self, copied: SyncResult) -> None:
-        """Add what a copy did to its target.
+        """Add what a copy did to its target, and what it cost the source.
 
         The copy may be a comparison by key that wrote only the rows that differed.
         """
+        self.source.add(copied.bill)
         name, diff = str(copied.table), copied.diff
         if diff is None:
             self.tables[name] = TableResult(
@@ -293,7 +338,8 @@ class RunResult:
         Raises LateWriter when an attempt that began later has recorded its result.
         """
         seconds = sum(stage.seconds for stage in self.stages.values())
-        before, after = self.slot_before, self.slot_after
+        landed, reported = self.landed, self.reported
+        before, after = landed.slot_before, reported.slot_after
         latest = after or before
         job.ledger.append_run(
             Run(
@@ -304,19 +350,19 @@ class RunResult:
                 job.run_type,
                 job.interval_start,
                 job.interval_end,
-                _lsn(self.start_lsn),
-                _lsn(self.end_lsn),
-                self.changes,
+                _lsn(landed.start_lsn),
+                _lsn(landed.end_lsn),
+                landed.changes,
                 seconds,
                 self.to_json(),
-                datetime.fromisoformat(self.as_of) if self.as_of is not None else None,
+                datetime.fromisoformat(landed.as_of) if landed.as_of is not None else None,
                 before.lag_bytes if before is not None else None,
-                self.lag_bytes if after is not None else None,
+                reported.lag_bytes if after is not None else None,
                 latest.retained_bytes if latest is not None else None,
                 latest.wal_status if latest is not None else None,
                 self._applied(),
-                self.begun,
-                list(self.done.values()),
+                self.attempt.begun,
+                list(self.attempt.done.values()),
             )
         )
 
@@ -326,9 +372,9 @@ class RunResult:
         None for a run that hasn't come so far, or that applies nothing.
         """
         stage = self.stages.get("apply")
-        if stage is None or (stage.status != "succeeded" and not self.told_applied):
+        if stage is None or (stage.status != "succeeded" and not self.targets.told_applied):
             return None
-        return stage.status == "succeeded" and not self.not_applied
+        return stage.status == "succeeded" and not self.targets.not_applied
 
     def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
         """Print what the run, or its one ``stage``, did to each table, with LSN range, lag and
@@ -343,17 +389,17 @@ class RunResult:
             f"{name} {done.seconds:.1f} s ({done.status})" for name, done in self.stages.items()
         )
         console.print(f"stages: {stages or 'none'}")
-        if self.end_lsn is not None:
+        if (landed := self.landed).end_lsn is not None:
             console.print(
-                f"WAL {self.start_lsn}..{self.end_lsn}, {counted(self.changes, 'change')}, lag"
-                f" {self.lag_bytes:,} bytes"
+                f"WAL {landed.start_lsn}..{landed.end_lsn}, {counted(landed.changes, 'change')},"
+                f" lag {self.reported.lag_bytes:,} bytes"
             )
         if bill := self.source.describe():
             console.print(f"source: {bill}", soft_wrap=True)
         for warning in self.warnings:
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
-        if self.report is not None:
-            console.print(f"report: {self.report}", soft_wrap=True)
+        if (report := self.checked.report) is not None:
+            console.print(f"report: {report}", soft_wrap=True)
 
     def _title(self, stage: str | None) -> str:
         """The heading; of one ``stage``, with how that stage ended.

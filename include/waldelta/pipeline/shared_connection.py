@@ -33,7 +33,7 @@ class SharedConnection:
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
-        """Yield the connection; raises as Job.connect() does."""
+        """Yield the connection; raises as SourceConnections.connect() does."""
         connection = self._alive()
         try:
             yield connection
@@ -49,7 +49,7 @@ class SharedConnection:
                 with suppress(psycopg.Error):
                     self._close()
         if self._opened is None:
-            opening = self._job.connect(self._purpose)
+            opening = self._job.source.connect(self._purpose)
             self._opened = (opening, opening.__enter__())
         return self._opened[1]
 

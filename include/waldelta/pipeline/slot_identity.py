@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from waldelta.errors import SlotMissing, StateError
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SlotMove
 
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """A slot, its server and its incarnation; stored with every move of the slot."""
+    """A slot, its server and its incarnation; stored with every move of the slot.
+
+    The incarnation began at the position ``begins_at``, at the time ``since``. Its batches come
+    after batch ``floor``: changes from another server or timeline are never applied again.
+    """
 
     slot: str
     system_identifier: str
     timeline: int
     incarnation: str
+    begins_at: int = field(default=0, compare=False)
+    floor: int = field(default=0, compare=False)
+    since: datetime = field(default=datetime.min.replace(tzinfo=UTC), compare=False)
 
     @property
     def app_id(self) -> str:
@@ -23,6 +33,18 @@ class SlotIdentity:
         writer.
         """
         return f"waldelta:{self.system_identifier}:{self.slot}:{self.incarnation}"
+
+    def states_of(self, rows: Sequence[TableState]) -> list[TableState]:
+        """Return those of the ledger's states that belong to this incarnation.
+
+        Earlier versions wrote rows without the incarnation; only the clock can place them.
+        """
+        return [
+            state
+            for state in rows
+            if state.incarnation == self.incarnation
+            or (state.incarnation is None and state.at >= self.since)
+        ]
 
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
@@ -34,7 +56,13 @@ def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
         if (m.slot, m.incarnation, m.event) == (slot, life.incarnation, "promoted")
     ]
     return SlotIdentity(
-        slot, life.system_identifier, max([life.timeline, *followed]), life.incarnation
+        slot,
+        life.system_identifier,
+        max([life.timeline, *followed]),
+        life.incarnation,
+        life.lsn,
+        life.batch or 0,
+        life.at,
     )
 
 

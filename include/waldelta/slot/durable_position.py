@@ -37,11 +37,11 @@ def durable_position(job: Job) -> Lsn:
     now.
     """
     slot = job.pipeline.source.slot
-    with job.connect_slot("maintain") as connection:
+    with job.source.connect_slot("maintain") as connection:
         row = _read(connection, slot)
     if row is None or row[0] is None:
         return Lsn(0)
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     moves = [
         move
         for move in job.ledger.slot_moves()

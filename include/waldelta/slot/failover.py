@@ -77,7 +77,8 @@ def find_promotion(
         m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
     ]
     known = known_ends(incarnation_of(identity.slot, moves), moves)
-    switchpoint = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
+    landed = _landed_upto(job, change_log, identity.floor)
+    switchpoint = judge_history(identity, server, ends, known, landed)
     return Promotion(replace(identity, timeline=server.timeline), switchpoint)
 
 
@@ -99,7 +100,7 @@ def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> S
     Copies need this, because their snapshots are valid only there. Raises SourceChanged, also for a
     promoted standby that no run has followed yet.
     """
-    identity, server = job.slot_identity(), read_position(connection)
+    identity, server = job.read_identity(), read_position(connection)
     check_system(identity, server)
     if identity.timeline != server.timeline:
         raise SourceChanged(
@@ -114,7 +115,7 @@ def check_followed(job: Job, identity: SlotIdentity) -> None:
 
     This run still reads the earlier server.
     """
-    if (present := job.slot_identity()).timeline > identity.timeline:
+    if (present := job.read_identity()).timeline > identity.timeline:
         raise LateWriter(
             f"another run has followed slot {identity.slot!r} to timeline {present.timeline},"
             f" while this run reads timeline {identity.timeline}: stop the server from before the"
@@ -128,7 +129,7 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
     A failure to read it doesn't make the server another one.
     """
     try:
-        return read_timeline_ends(job.conninfo, server.timeline)
+        return read_timeline_ends(job.source.conninfo, server.timeline)
     except (
         AuthenticationFailed,
         PrivilegeMissing,
@@ -142,12 +143,12 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
         ) from err
 
 
-def _landed_upto(job: Job, change_log: ChangeLog) -> Lsn:
+def _landed_upto(job: Job, change_log: ChangeLog, floor: int) -> Lsn:
     """Return the end of the last transaction landed in the current slot incarnation.
 
     It includes batches that were dropped from the log since.
     """
-    floor, cut = job.first_batch(), job.ledger.last_cut()
+    cut = job.ledger.last_cut()
     landed = change_log.end_after(floor)  # The last batch may be empty, and a cut may be behind.
     return Lsn(max(landed, cut.end_lsn if cut is not None and cut.batch > floor else 0))
 
@@ -201,9 +202,9 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     done = _recorded(job, identity)
     if done is None:
         return
-    for state in copies_beyond(list(job.table_states().values()), promotion.switchpoint):
+    for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
-            latest = job.table_states().get(state.table_name)
+            latest = job.read_states().get(state.table_name)
             # After another run has recorded it, new copies are of the new timeline.
             if (
                 latest is not None

@@ -27,7 +27,6 @@ from waldelta.errors import (
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
 from waldelta.quantities import counted
@@ -78,7 +77,7 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
     Returns None when the slot was never set up, or was torn down.
     """
     try:
-        identity = job.slot_identity()
+        identity = job.read_identity()
     except SlotMissing:
         return None
     last = next(
@@ -132,11 +131,11 @@ def close_gaps(job: Job) -> list[Gap]:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
         return []
-    life = incarnation_of(job.pipeline.source.slot, job.ledger.slot_lives())
-    earlier = [gap for gap in opened if gap.incarnation != life.incarnation]
+    identity = job.read_identity()
+    earlier = [gap for gap in opened if gap.incarnation != identity.incarnation]
     if not earlier:
         return []
-    with job.connect("gap") as connection:
+    with job.source.connect("gap") as connection:
         standings = read_lifecycles(job, read_published(connection, job))
     if left := requiring(
         standings,
@@ -147,11 +146,11 @@ def close_gaps(job: Job) -> list[Gap]:
     ):
         log.info(
             "slot=%s its gap stays open until these are copied: %s",
-            life.slot,
+            identity.slot,
             counted(len(left), "table"),
         )
         return []
-    return [_close(job, gap, life.lsn) for gap in earlier]
+    return [_close(job, gap, identity.begins_at) for gap in earlier]
 
 
 def describe(gap: Gap) -> str:
@@ -175,7 +174,7 @@ def _close_false(job: Job) -> None:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
         return
-    present = job.slot_identity().incarnation
+    present = job.read_identity().incarnation
     if any(gap.incarnation != present for gap in opened):
         # The run that completed the last table was killed before it could close them.
         close_gaps(job)
@@ -190,9 +189,7 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
     """
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
-        return incarnation_of(
-            identity.slot, job.ledger.slot_lives()
-        ).lsn if begin is None else begin, end
+        return identity.begins_at if begin is None else begin, end
     return _landed_end(job, identity), _position(job, identity, err)
 
 
@@ -213,7 +210,7 @@ def _position(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
 
     None when it is another server.
     """
-    with suppress(SourceError, psycopg.Error), job.connect_slot("gap") as connection:
+    with suppress(SourceError, psycopg.Error), job.source.connect_slot("gap") as connection:
         position, slot = slot_position(connection, job), read_slot(connection, identity.slot)
         if (position.system_identifier, position.timeline) == (
             identity.system_identifier,

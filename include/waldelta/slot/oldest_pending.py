@@ -39,8 +39,8 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
     Returns None without any. Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout
     when there is too much WAL to search, and StateError while the slot is behind what has landed.
     """
-    source = job.pipeline.source
-    landed = Lsn(job.change_log(job.slot_identity()).end_after(job.first_batch()))
+    source, identity = job.pipeline.source, job.read_identity()
+    landed = Lsn(job.change_log(identity).end_after(identity.floor))
     try:
         with slot_lock(job), limited(connection, "statement_timeout", SEARCH_BUDGET_S):
             confirmed = confirmed_lsn(connection, source.slot)
@@ -92,12 +92,11 @@ def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, dateti
 
     Targets that can't be read are left out.
     """
-    identity = job.slot_identity()
-    change_log = job.change_log(identity)
+    watermarks, found = Watermarks(job, job.read_identity()), {}
+    change_log = watermarks.change_log
     last = change_log.last_batch()
     if last is None:
         return {}
-    watermarks, found = Watermarks(job, identity), {}
     for state in states:
         try:
             applied = watermarks.of(state)

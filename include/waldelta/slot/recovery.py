@@ -101,7 +101,7 @@ def recover(
             )
             bites = ReadWindows(job)
             most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
-            behind = landed_behind(change_log, (job.first_batch(), last), confirmed, most)
+            behind = landed_behind(change_log, (identity.floor, last), confirmed, most)
             messages = change_log.sizes(last - 1, last).get(last, 0)
             move = slot_move(identity, job.run_id, landed_end, last, messages)
             try:
@@ -119,10 +119,10 @@ def recover(
                     is_disk_full=isinstance(err, SourceDiskFull)
                 )  # The next run compares less at once.
                 raise
-            return _recovered(job, change_log, last, Lsn(landed_end), identity)
+            return _recovered(change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
         record_promotion(job, promotion)
-    return _recovered(job, change_log, last, confirmed, identity)
+    return _recovered(change_log, last, confirmed, identity)
 
 
 def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be together
@@ -182,7 +182,7 @@ def _other_session(
 
     A session in which decoding has failed can't decode any more (binary_count).
     """
-    with job.connect_slot("compare") as session:
+    with job.source.connect_slot("compare") as session:
         ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()
         session.execute("select set_config('statement_timeout', %s, false)", (limit,))
         yield session
@@ -204,12 +204,12 @@ def check_unmoved(
 
 
 def _recovered(
-    job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity
+    change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity
 ) -> Recovered:
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that
     # number.
     return Recovered(
-        confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity
+        confirmed, max(change_log.highest_batch(), last or 0, identity.floor) + 1, identity
     )
 
 

@@ -67,7 +67,9 @@ def slot_position(
         return read_position(connection)
     # A server that isn't in recovery may have no free walsender, so what it is comes first.
     standby = read_standby_position(connection, timeline=0)
-    with nullcontext(primary) if primary is not None else job.connect("primary") as connected:
+    with (
+        nullcontext(primary) if primary is not None else job.source.connect("primary") as connected
+    ):
         # Read afterwards, so that it isn't behind what the standby has replayed: a primary sends
         # only what it has flushed.
         ahead = read_position(connected)
@@ -203,7 +205,7 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
 
 def _timeline(job: Job) -> int:
     try:
-        return read_timeline(job.slot_conninfo)
+        return read_timeline(job.source.slot_conninfo)
     except (
         AuthenticationFailed,
         PrivilegeMissing,
@@ -211,8 +213,8 @@ def _timeline(job: Job) -> int:
         raise
     except SourceError as err:
         raise SourceUnreachable(
-            f"the timeline that the standby {describe(job.slot_conninfo)} replays couldn't be"
-            f" read: {err}; this needs a free place in its max_wal_senders"
+            f"the timeline that the standby {describe(job.source.slot_conninfo)} replays couldn't"
+            f" be read: {err}; this needs a free place in its max_wal_senders"
             " (docs/how-to/read-from-a-standby.md)"
         ) from err
 

@@ -355,9 +355,9 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     """
     import json
 
-    from waldelta.pipeline import Job
+    from waldelta.pipeline.job import ledger_of
 
-    ledger = Job(pipeline, "", run_id).ledger
+    ledger = ledger_of(pipeline)
     runs = [
         ledger.run_result(run_id, name)
         for name in ((verb, "replay") if verb == "consume" else (verb,))
@@ -370,13 +370,14 @@ def job_of(
     context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None
 ) -> Job:
     """Returns the run as the job's functions need it: its id, type and interval."""
-    from waldelta.pipeline import Job
+    from waldelta.pipeline import Job, SourceConnections
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)
     start, end = bounds if all(bounds) else (None, None)
-    asked: dict[str, Any] = {"again": _try_number(context) > 1, "read_conninfo": read_conninfo}
-    return Job(pipeline, conninfo, run.run_id, _run_type(run), start, end, **asked)
+    source = SourceConnections(pipeline.source, conninfo, read_conninfo)
+    again = _try_number(context) > 1
+    return Job(pipeline, source, run.run_id, _run_type(run), start, end, again=again)
 
 
 def _run_type(run: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
 import waldelta.pipeline.advisory_locks as locks_module
-import waldelta.pipeline.job as job_module
+import waldelta.pipeline.source_connections as connections_module
 import waldelta.stages.apply._unreported as untold_module
 import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
@@ -191,8 +191,8 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
 
     All tables have their locks in one session, and are planned on one connection.
     """
-    opened, connect = [], job_module.connect
-    for module in (job_module, locks_module):
+    opened, connect = [], connections_module.connect
+    for module in (connections_module, locks_module):
         monkeypatch.setattr(
             module, "connect", lambda info, name: opened.append(name) or connect(info, name)
         )

@@ -228,7 +228,7 @@ def kept(job, **key):
     change log's own.
     """
     rows = [row for row in Quarantine(job.lake).rows("public.t", 1) if row.status == QUARANTINED]
-    log = DeltaTable(job.change_log(job.slot_identity()).uri).to_pyarrow_table()
+    log = DeltaTable(job.change_log(job.read_identity()).uri).to_pyarrow_table()
     landed = {(row["batch"], row["seq"]): row for row in log.to_pylist()}
     assert rows[-1].messages == [
         SentMessage(at["batch"], at["seq"], at["lsn"], at["xid8"], at["data"])
@@ -331,7 +331,7 @@ def test_a_discarded_row(spark, database, job):
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     quarantine = Quarantine(job.lake)
     assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == [
         "21"
@@ -384,14 +384,14 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     quarantine_rows(spark, database, job, 5)
     (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
     discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann", reason="noise")
-    before = job.table_states()["public.t"]
+    before = job.read_states()["public.t"]
     late = []
 
     def retry(run_id, moment=None):
         retry_until(moment, spark, replace(job, run_id=run_id), monkeypatch)
 
     def is_as_before():
-        state = job.table_states()["public.t"]
+        state = job.read_states()["public.t"]
         # A look at the source may have recorded how it stores the table now.
         assert state == replace(before, at=state.at, run_id=state.run_id, storage=state.storage)
         assert (target_rows(job), len(list_quarantined(job))) == ([], 4)
@@ -415,7 +415,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     # comes after all.
     with pytest.raises(Killed):
         retry("killed before", "repair.begun")
-    assert (job.table_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
+    assert (job.read_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(spark, job, "next").rows
     is_as_before()
     if merging == "merge_rows_in_driver":
@@ -431,7 +431,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         retry("killed after", "repair.merged")
     database.execute("update t set m = 8 where id = 3")
     done = run(spark, job, "takes it up")
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     assert (state.generation, state.status, state.reason) == (
         4,
         "synced",
@@ -457,7 +457,7 @@ def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypa
         retry_until("repair.merged", spark, job, monkeypatch)
     move = job.ledger.slot_moves()[-1]
     job.ledger.append(replace(move, at=now(), event="promoted", timeline=move.timeline + 1))
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         (found,), cuts = end_killed_repairs(spark, job, read_published(connection, job))
     assert (found.action, found.state.status, cuts) == (RequiredAction.COPY, "copying", {})
 
@@ -485,7 +485,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     done = run_retry(
         spark, replace(job, run_id="retry", pipeline=checked), ["public.t"], by="Ann", reason="back"
     )
-    assert done.passed == ["public.t"]
+    assert done.checked.passed == ["public.t"]
     known = {
         row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)
     }
@@ -502,7 +502,9 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     )
     # A second attempt at the run, whose first one may have ended before it had checked what it put
     # right.
-    assert run_retry(spark, replace(job, run_id="retry", pipeline=checked)).passed == ["public.t"]
+    assert run_retry(spark, replace(job, run_id="retry", pipeline=checked)).checked.passed == [
+        "public.t"
+    ]
     assert run_retry(spark, replace(job, run_id="again")).tables == {}
     database.execute(
         "update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where"
@@ -511,7 +513,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     run(spark, job, "later")
     assert target_rows(job) == source_rows(database)
     # Where only a copy would be exact, the table stays as it is, and it is said why.
-    before = job.table_states()["public.t"]
+    before = job.read_states()["public.t"]
     held = IncompleteRow(
         now(), "x", QUARANTINED, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"]
     )
@@ -522,7 +524,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
         match=r"public\.t drifted .*: let a run, or sync --tables public\.t, repair that first",
     ):
         run_retry(spark, replace(job, run_id="refused"))
-    assert job.table_states()["public.t"] == before
+    assert job.read_states()["public.t"] == before
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["50"]
 
 

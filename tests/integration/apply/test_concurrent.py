@@ -80,7 +80,7 @@ class Held:
 
 
 def difference(spark, job, table="public.t"):
-    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()[table])
+    return compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()[table])
 
 
 def in_cuts(job):
@@ -107,12 +107,12 @@ def test_steps_are_applied_while_others_land_and_told_once(spark, database, job,
     )
     told = result.tables["public.t"]
     assert (told.inserted, told.updated, told.skipped) == (4 * PER_BATCH, 10, 0)
-    assert result.changes == 4 * PER_BATCH + 20  # with those of before the copy
+    assert result.landed.changes == 4 * PER_BATCH + 20  # with those of before the copy
     assert in_cuts(job) == 4 * PER_BATCH
     assert difference(spark, job).rows == 0
-    assert result.landed_as_of > 0
+    assert result.landed.landed_as_of > 0
     following = consume(spark, replace(job, run_id="following"))
-    assert (following.changes, following.tables, following.warnings) == (0, {}, [])
+    assert (following.landed.changes, following.tables, following.warnings) == (0, {}, [])
 
 
 def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(
@@ -249,7 +249,7 @@ def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypa
     held = Held(monkeypatch, {1, 2})
     consume(spark, job)
     assert held.upto[:2] == [1, 2]
-    last = job.change_log(job.slot_identity()).last_batch()
+    last = job.change_log(job.read_identity()).last_batch()
     assert [(cut.batch, len(cut.targets)) for cut in job.ledger.batches()] == [(last, 2)]
 
 
@@ -291,7 +291,7 @@ def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_mean
     with pytest.raises(RunFailed, match="its columns changed"):
         consume(spark, replace(job, run_id="before"))
     done.clear()
-    last = job.change_log(job.slot_identity()).last_batch()
+    last = job.change_log(job.read_identity()).last_batch()
     write(database, 4)
     held = Held(monkeypatch, {last + 1, last + 2, last + 3})
     with pytest.raises(RunFailed, match="its columns changed") as caught:
@@ -321,7 +321,7 @@ def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, mon
     result = consume(spark, job)
     assert held.upto[:2] == [1, 2]
     assert result.tables["public.t"].inserted >= 2 * PER_BATCH
-    assert result.unpublished == ["public.t"]
+    assert result.targets.unpublished == ["public.t"]
 
 
 def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monkeypatch):

@@ -222,7 +222,7 @@ def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
     assert warning.startswith("public.t: an update or delete of a table without a key")
     database.execute("delete from t where b = 3")
     assert consume(spark, job).warnings == []
-    assert job.table_states()["public.t"].key_columns == ["b"]
+    assert job.read_states()["public.t"].key_columns == ["b"]
     assert target_rows(job) == source_rows(database.connection)
 
 

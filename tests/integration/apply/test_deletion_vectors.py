@@ -92,7 +92,8 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
     assert {str(f) for f in files} <= set(synced)
     job = pipeline.job()
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        == 0
     )
     assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
 
@@ -114,7 +115,8 @@ def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch)
     assert marked_rows(spark, plain) == 0
     job = plain.job()
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        == 0
     )
 
 

@@ -90,8 +90,8 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
     assert counts == {name: (4, 4, 2) if name == CUT else (2, 4, 2) for name in KEYS}
     job = pipeline.job()
     for name in KEYS:
-        state = job.table_states()[f"public.k_{name}"]
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
+        state = job.read_states()[f"public.k_{name}"]
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
 
 
 def paths(pipeline, name) -> set[str]:

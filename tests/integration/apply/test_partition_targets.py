@@ -221,7 +221,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
             assert_equal(target_rows(made, root, *columns), theirs, root, what)
 
     compare("copied")
-    keys = {name: state.key_columns for name, state in made.job().table_states().items()}
+    keys = {name: state.key_columns for name, state in made.job().read_states().items()}
     assert keys == {
         "public.by_root": ["id", "part"],
         "public.by_leaf": ["_wd_relid", "id"],
@@ -248,7 +248,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
     for name in ("public.by_leaf", "public.by_full"):
         assert (
             compare_target(
-                spark, made.job().conninfo, made.file, made.job().table_states()[name]
+                spark, made.job().source.conninfo, made.file, made.job().read_states()[name]
             ).rows
             == 0
         )
@@ -352,7 +352,7 @@ def test_one_table_in_several_targets(spark, database, lake):
 
     def compare(*what):
         for table, (source, where) in HELD.items():
-            state = made.job().table_states()[f"public.{table}"]
+            state = made.job().read_states()[f"public.{table}"]
             names = [c.name for c in state.columns if c.name != "at"]
             assert_equal(
                 target_rows(made, table, *names),

@@ -345,8 +345,8 @@ def test_types_that_print_otherwise(spark, database, lake):
         warnings = consume(spark, job).warnings
         assert all("ALTER TYPE changed the values of column " in w for w in warnings)
         for name in values:
-            state = job.table_states()[f"public.t_{name}"]
-            assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
+            state = job.read_states()[f"public.t_{name}"]
+            assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
         return {w.partition(":")[0].removeprefix("public.t_") for w in warnings}
 
     assert copied_again() == set()
@@ -427,8 +427,11 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
         )
     assert consume(spark, job).warnings == []
     for table, case in tables.items():
-        state = job.table_states()[f"public.{table}"]
-        assert (case, compare_target(spark, job.conninfo, job.pipeline, state).rows) == (case, 0)
+        state = job.read_states()[f"public.{table}"]
+        assert (case, compare_target(spark, job.source.conninfo, job.pipeline, state).rows) == (
+            case,
+            0,
+        )
 
 
 def test_partitions_attached_and_detached_are_told(spark, database, lake):
@@ -520,10 +523,10 @@ def test_a_state_of_an_earlier_version_only_records(spark, database, job):
     """A table state without storage says nothing of rewrites before it."""
     write(database, 1)
     sync(spark, job)
-    job.ledger.append(replace(job.table_states()["public.t"], at=now(), storage=None))
+    job.ledger.append(replace(job.read_states()["public.t"], at=now(), storage=None))
     database.execute("alter table t alter s type varchar(10) using upper(s)")
     assert consume(spark, job).warnings == []
-    assert job.table_states()["public.t"].storage is not None
+    assert job.read_states()["public.t"].storage is not None
     database.execute("alter table t alter s type varchar(10) using lower(s)")
     assert len(consume(spark, job).warnings) == 1
     assert_equal(database, job)
@@ -568,7 +571,7 @@ def test_the_history_of_the_schema_is_kept(spark, database, job):
     database.execute("alter table t add column x int")
     write(database, 11)
     consume(spark, job)
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     assert (state.generation, state.reason) == (1, "columns changed: added: x")
     assert [c.name for c in state.columns] == columns_of(database)
 

@@ -136,8 +136,8 @@ def test_every_mode_holds_what_the_source_has_and_had(
                 sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
             result = consume(spark, job)
             what = (f"WALDELTA_SEED={seed}", run, result.warnings)
-            for state in job.table_states().values():
-                difference = compare_target(spark, job.conninfo, job.pipeline, state)
+            for state in job.read_states().values():
+                difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
                 assert difference.rows == 0, (what, difference)
             check_intervals(held(job, "w1"))
             for lsn, then in sampled.items():
@@ -170,8 +170,8 @@ def test_every_mode_holds_what_the_source_has_and_had(
             assert as_of(held(job, "w1"), lsn) == then["w1"]
         check_intervals(held(job, "w1"))
         assert replayed(held(job, "w3")) == source(connection, "w3")
-        for state in job.table_states().values():
-            assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+        for state in job.read_states().values():
+            assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 class Archive(TargetMode):
@@ -239,17 +239,17 @@ def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
         1: ("y", True), 2: ("x", False), 3: ("x", False), 4: ("x", True), 5: ("n", True),
         9: ("x", True),
     }  # fmt: skip
-    (state,) = job.table_states().values()
+    (state,) = job.read_states().values()
     assert (state.mode, state.kept_as) == ("archive", ARCHIVE)
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     (verdict,) = check(spark, job.pipeline, job.ledger, "check").tables
     found = {outcome.planned.meaning: outcome.success for outcome in verdict.outcomes}
     assert found["archive: keys are unique"] is True
     database.execute("truncate a; insert into a values (4, 'z', 's')")
     sync(spark, job, ["public.a"])
     consume(spark, job)
-    (state,) = job.table_states().values()
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    (state,) = job.read_states().values()
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert [row["id"] for row in held(job, "a") if row["_wd_gone"] is None] == [4]
     with pytest.raises(ModeRefused, match="has mode archive in the lake"):
         sync(spark, in_mode(job, "history"), ["public.a"])
@@ -345,7 +345,7 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
     with pytest.raises(ModeRefused, match="has mode soft_delete in the lake"):
         sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
     assert held(job, "w2") == before
-    assert job.table_states()["public.w2"].status == "synced"
+    assert job.read_states()["public.w2"].status == "synced"
     with pytest.raises(ModeRefused, match="no key"):
         sync(spark, by(w1="history", k="history"), ["public.k"])
     with pytest.raises(ModeRefused, match="a replay would overwrite"):
@@ -432,7 +432,7 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
         ):
             sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
     assert {name: held(job, name) for name in MODES} == before
-    assert {state.status for state in job.table_states().values()} == {"synced"}
+    assert {state.status for state in job.read_states().values()} == {"synced"}
     database.execute("insert into w1 values (3, 'z'); insert into k values ('z')")
     consume(spark, replace(job, run_id="goes on"))
     assert (3, True) in [(row["id"], row["_wd_valid_to_lsn"] is None) for row in held(job, "w1")]

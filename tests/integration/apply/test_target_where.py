@@ -161,9 +161,9 @@ def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
             )
         if number == 0:
             for state in (
-                job.table_states()[f"public.{table}"] for table in ("by_index", "without_key")
+                job.read_states()[f"public.{table}"] for table in ("by_index", "without_key")
             ):
-                assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+                assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 def test_the_chapters_table(spark, database, lake):
@@ -272,7 +272,7 @@ def test_a_filter_stays_as_the_copy_had_it(spark, database, lake):
     """
     job = one(database, lake, "by_full", "a > 5")
     sync(spark, job)
-    assert filter_of(job.table_states()["public.by_full"]).analysed == "(a > 5)"
+    assert filter_of(job.read_states()["public.by_full"]).analysed == "(a > 5)"
     database.execute(
         "insert into by_full values (6, 1), (5, 2); alter table by_full alter a type bigint"
     )

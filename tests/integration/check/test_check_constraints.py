@@ -37,7 +37,7 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
     sync(spark, job)
     database.execute("insert into t values (3, 3, 3)")
     result = consume(spark, replace(job, run_id="fine"))
-    assert result.passed == ["public.t"]
+    assert result.checked.passed == ["public.t"]
     of_run = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "fine"}
     assert of_run["CHECK constraint t_v_check holds: (v > 0)"]
     assert [
@@ -48,7 +48,7 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
     database.execute("insert into t values (4, 4, 4)")
     with pytest.raises(RunFailed) as failed:
         consume(spark, replace(job, run_id="wrong"))
-    assert failed.value.result.failed_expectations[0].startswith(
+    assert failed.value.result.checked.failed_expectations[0].startswith(
         "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds: (v > 0) (1 row)"
     )
 
@@ -68,7 +68,7 @@ def test_which_count(database, lake):
     database.execute("alter table t add constraint second check (v < 9)")
     state = TableState(now(), "r", "public.t", 1, "synced")
     first, second = CheckConstraint("first", "(v > 0)"), CheckConstraint("second", "(v < 9)")
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         assert read_check_constraints(connection, [state], landed_as_of) == ChecksRead(
             {"public.t": (first,)}, not_landed={"public.t": ("second",)}
         )
@@ -90,10 +90,12 @@ def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
     job.ledger.append(TableState(now(), "copy", "public.t", 1, SYNCED))
     (before,) = read_rules(job, RunResult("maintain", "early"), ["public.t"]).values()
     assert (before.checks, ["t_v_check" in text for text in before.omitted]) == ((), [True])
-    landed = RunResult("consume", "landed", landed_as_of=read_oldest_xid(database.connection))
+    landed = RunResult("consume", "landed")
+    landed.landed.landed_as_of = read_oldest_xid(database.connection)
     landed.stages["apply"] = StageResult("succeeded", 0.0)
     # Its cuts are of what it has applied meanwhile, and lack what it has landed since.
-    landing = RunResult("consume", "landing", landed_as_of=landed.landed_as_of + 1)
+    landing = RunResult("consume", "landing")
+    landing.landed.landed_as_of = landed.landed.landed_as_of + 1
     for result in (landed, landing, *(RunResult("maintain", f"night{n}") for n in range(30))):
         job.ledger.append(BatchCut(now(), result.run_id, 1, 0, None))
         result.record(job)

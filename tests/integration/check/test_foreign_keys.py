@@ -79,7 +79,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     database.execute("insert into city values (3, 'ef'); insert into person values (3, 3, 'ef', 2)")
     database.execute("insert into stop values (3, 1, '2026-01-01'); delete from city where id = 2")
     result = consume(spark, replace(job, run_id="fine"))
-    assert set(result.passed) >= {"public.city", "public.person", "public.stop"}
+    assert set(result.checked.passed) >= {"public.city", "public.person", "public.stop"}
     of_person = {
         ("public.person", f"person_{name}_fkey"): HELD for name in ("city", "code", "boss")
     }
@@ -88,8 +88,10 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     database.execute("insert into person values (4, 3, null, 4)")
     result = consume(spark, replace(job, run_id="wrong"))
     assert result.status == "succeeded"
-    assert "public.person" in result.passed
-    assert {told.partition(":")[0] for told in result.warned_expectations} == {"public.person"}
+    assert "public.person" in result.checked.passed
+    assert {told.partition(":")[0] for told in result.checked.warned_expectations} == {
+        "public.person"
+    }
     assert results(lake, "wrong")["public.person", "person_city_fkey"] == (False, 1, "warning")
     assert results(lake, "wrong")["public.person", "person_boss_fkey"] == HELD
     result = run_validate(spark, replace(job, run_id="all"))
@@ -104,7 +106,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
         f"public.person: {KIND}: foreign key person_{name}_fkey" for name in ("city", "code")
     ]
-    assert len(result.warned_expectations) == 2
+    assert len(result.checked.warned_expectations) == 2
     assert len({r.at for r in read_expectation_results(lake) if r.run_id == "night"}) == 1
     # What hasn't changed since isn't judged again, but for what depends on other targets.
     result = run_maintain(spark, replace(job, run_id="next night"))
@@ -113,7 +115,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     of_others = {"expect_target_to_be_fresh", "expect_target_to_know_all_values"}
     assert {r.expectation for r in kept if r.table_name == "public.trip"} == of_others
     assert {r.expectation for r in kept if r.table_name == "public.person"} == of_others | {KIND}
-    assert len(result.warned_expectations) == 2
+    assert len(result.checked.warned_expectations) == 2
     shown = [
         r.observed
         for r in read_expectation_results(lake)

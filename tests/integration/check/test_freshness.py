@@ -54,7 +54,7 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr(source_rules, "now", lambda: clock() + timedelta(seconds=4000))
         result = consume(spark, replace(job, run_id="late"))
-    assert result.passed == ["public.t"]
+    assert result.checked.passed == ["public.t"]
     assert of_run(lake, "late") == fresh | {seconds: (False, "warning")}
     # Asked for, all targets are judged, also with checks after runs switched off; while nothing is
     # missing none is behind.

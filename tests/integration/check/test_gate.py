@@ -189,7 +189,7 @@ def test_released_changes_pass_once(gated, database):
     database.execute("insert into t values (1, -1)")
     made.fails("first")
     # What was released may end where the next commit begins.
-    identity = made.job.slot_identity()
+    identity = made.job.read_identity()
     begin = max(
         DeltaTable(made.job.change_log(identity).uri)
         .to_pyarrow_table()["commit_lsn"]
@@ -226,7 +226,7 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     made.fails("first")
     database.execute("create table unpublished (id int)")
     made.fails("second")
-    identity = made.job.slot_identity()
+    identity = made.job.read_identity()
     change_log = made.job.change_log(identity)
     assert change_log.landed_end(change_log.last_batch()) == 0
     (told,) = release_tables(made.job, ["public.t"], by="ann")
@@ -263,7 +263,7 @@ def refused(made, act, message):
     """
 
     def found():
-        return made.rows(), made.told(), made.job.table_states()["public.t"]
+        return made.rows(), made.told(), made.job.read_states()["public.t"]
 
     before = found()
     with pytest.raises(RunFailed, match=message) as failed:

@@ -67,7 +67,7 @@ def test_drift_is_told_of(spark, database, lake):
             assert getattr(here, name) == pytest.approx(getattr(there, name)), (here.name, name)
     database.execute("update t set v = v * 100")
     result = consume(spark, replace(job, run_id="cents"))
-    assert result.passed == ["public.t"]
+    assert result.checked.passed == ["public.t"]
     assert of_run(lake, "cents")[ROWS][0] is True
     assert of_run(lake, "cents")[COLUMNS] == (
         False,

@@ -50,7 +50,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
 
     def run(run_id, statement):
         database.execute(statement)
-        return consume(spark, replace(job, run_id=run_id)).passed
+        return consume(spark, replace(job, run_id=run_id)).checked.passed
 
     def night(run_id):
         return run_maintain(spark, replace(job, run_id=run_id)).stages["check"].detail
@@ -87,7 +87,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
         "reports": "succeeded",
     }
     assert result.error["class"] == "QualityFailed"
-    assert [text.split(" (")[0] for text in result.failed_expectations] == [
+    assert [text.split(" (")[0] for text in result.checked.failed_expectations] == [
         "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds:"
     ]
     assert job.ledger.last_run().run_id == "night"
@@ -128,7 +128,7 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
     def whole():
         return latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"][-1].whole
 
-    assert run("tenth", "update t set v = 1 where id > 90950").passed == ["public.t"]
+    assert run("tenth", "update t set v = 1 where id > 90950").checked.passed == ["public.t"]
     assert not whole()
     with session_settings(
         spark,
@@ -144,10 +144,10 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
         run("double", "update t set v = 2 where id > 100990")
     assert [
         text.split(" (")[0].split(":")[1].strip()
-        for text in failed.value.result.failed_expectations
+        for text in failed.value.result.checked.failed_expectations
     ] == ["expect_target_key_to_be_unique"]
     spark.sql(f"delete from {target} where id = 7").collect()
-    assert run("more", "update t set v = 3 where id > 90500").passed == ["public.t"]
+    assert run("more", "update t set v = 3 where id > 90500").checked.passed == ["public.t"]
     assert whole()
 
 
@@ -165,8 +165,8 @@ def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
         lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True}
     )
     result = run_sync(spark, bare_slot(database, file))
-    assert result.passed == ["public.t", "public.u"]
-    assert result.report is None
+    assert result.checked.passed == ["public.t", "public.u"]
+    assert result.checked.report is None
     told = read_expectation_results(lake)
     assert {(r.table_name, r.success) for r in told} == {("public.t", True), ("public.u", True)}
     assert {

@@ -143,7 +143,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         "r",
         QUARANTINED,
         "public.orders",
-        job.table_states()["public.orders"].generation,
+        job.read_states()["public.orders"].generation,
         0,
         '{"id": "9"}',
     )

@@ -42,8 +42,8 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
         for statement in filter(None, map(str.strip, changes.split(";"))):
             database.execute(statement)
         result = consume(spark, job)
-        assert result.failed_expectations == []
-        assert set(result.passed) == set(TABLES)
+        assert result.checked.failed_expectations == []
+        assert set(result.checked.passed) == set(TABLES)
         if not arguments:
             moment = f"timestamp'{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
             arguments = {":moment": moment, ":end_lsn": str(job.ledger.last_cut().end_lsn)}

@@ -49,7 +49,7 @@ def land(spark, database, job, *rows):
             f"insert into a values ({number}, 'x'); insert into b values ({number}, 'x')"
         )
     consume(spark, job, ["land"])
-    return job.change_log(job.slot_identity()).highest_batch()
+    return job.change_log(job.read_identity()).highest_batch()
 
 
 def overwrite_commit(change_log, batch):
@@ -74,8 +74,10 @@ def overwrite_commit(change_log, batch):
 
 
 def differing(spark, job):
-    states = job.table_states().values()
-    return sum(compare_target(spark, job.conninfo, job.pipeline, state).rows for state in states)
+    states = job.read_states().values()
+    return sum(
+        compare_target(spark, job.source.conninfo, job.pipeline, state).rows for state in states
+    )
 
 
 def versions(job):
@@ -93,7 +95,7 @@ def test_a_batch_whose_commit_was_overwritten(spark, database, job):
     """Later batches landed on top: no run is green, no target is brought past it, one gap is
     recorded, and a resync ends it.
     """
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     begin = log.landed_end(land(spark, database, job, 1))
     lacking = land(spark, database, job, 2)
     lost = log.landed_end(lacking)
@@ -123,7 +125,7 @@ def test_a_batch_that_lost_a_message(spark, database, job):
     closed.
     """
     batch = land(spark, database, job, 1, 2)
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     version, landed = DeltaTable(log.uri).version(), log.sizes(0, batch)[batch]
     DeltaTable(log.uri).delete(f"batch = {batch} and kind = 'I' and seq < 5")
     held = log.sizes(0, batch)[batch]
@@ -142,7 +144,7 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
     for number in (1, 2, 3):
         batches.append(land(spark, database, replace(job, run_id=f"run {number}"), number))
         consume(spark, replace(job, run_id=f"apply {number}"))
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     overwrite_commit(log, batches[1])
     consume(spark, replace(job, run_id="goes on"))
     assert not job.ledger.gaps(job.pipeline.source.slot)

@@ -60,7 +60,7 @@ def test_any_commit_time_is_right(spark, database, lake):
     target = {"root": lake, "tables": {"public.h": {"mode": "history"}}}
     tables = ["public.t", "public.h"]
     job = load_job(pipeline_file(lake, f"s_{database.name}", tables, target=target), "first")
-    with job.connect("setup") as connection:
+    with job.source.connect("setup") as connection:
         apply_setup(connection, job)
     sync(spark, job)
     origin = f"o_{database.name}"
@@ -88,7 +88,7 @@ def test_any_commit_time_is_right(spark, database, lake):
             )
         assert first_waiting(job) == LATEST
         drain(spark, job)
-        assert set(oldest_unapplied(job, list(job.table_states().values())).values()) == {EARLIEST}
+        assert set(oldest_unapplied(job, list(job.read_states().values())).values()) == {EARLIEST}
         assert consume(spark, job).status == "succeeded"
         assert shown(job, "t") == dict(enumerate(TIMES.values()))
         assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}
@@ -111,7 +111,7 @@ def test_any_commit_time_is_right(spark, database, lake):
 
 
 def first_waiting(job):
-    with job.connect_slot("test") as connection:
+    with job.source.connect_slot("test") as connection:
         return oldest_unread(connection, job, read_position(connection).flush_lsn)
 
 

@@ -65,7 +65,7 @@ def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
         " (batch) tblproperties ('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn',"
         " 'delta.checkpointInterval' = '50')"
     )
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     log.create(LANDING_SCHEMA)
 
     def made(uri):
@@ -157,7 +157,7 @@ def windows(monkeypatch, job, killed_at=0):
     """Up to how many MB from the slot's position each bite goes; in one of them the run is
     killed.
     """
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         began, asked = confirmed_lsn(connection, job.pipeline.source.slot), []
 
     def seen(spark, conninfo, source, bound, *rest):

@@ -10,6 +10,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
+from waldelta.pipeline.run_result import LandedChanges
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.slot import read_slot
 from waldelta.slot.acknowledge import confirmed_lsn
@@ -168,9 +169,9 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     confirmed = confirmed_lsn(database.connection, job.pipeline.source.slot)
     assert confirmed.value == landed.end_lsn
     assert drained.end > confirmed
-    result = RunResult("consume", "r", end_lsn=str(drained.end))
+    result = RunResult("consume", "r", landed=LandedChanges(end_lsn=str(drained.end)))
     report_stage(spark, job, result, StageResult("running", 0.0))
-    assert result.lag_bytes == read_position(database.connection).flush_lsn - drained.end
+    assert result.reported.lag_bytes == read_position(database.connection).flush_lsn - drained.end
     again = drain(spark, job)
     assert (again.batches, job.ledger.slot_moves()[before:]) == ([], [move, compared])
     assert again.start == confirmed

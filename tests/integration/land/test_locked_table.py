@@ -78,7 +78,11 @@ def test_only_the_locked_table_waits(spark, database, job):
         assert held(job, "public.free") == {1, 2}
         assert held(job, "public.t") == set()
     result = failed.value.result
-    assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (
+    assert (
+        result.landed.changes,
+        result.targets.not_applied,
+        result.tables["public.free"].inserted,
+    ) == (
         4,
         ["public.t"],
         2,
@@ -121,7 +125,7 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
     with (
         database.connect() as reader,
         database.connect(application_name="alter", autocommit=True) as alter,
-        job.connect("test") as connection,
+        job.source.connect("test") as connection,
         ThreadPoolExecutor(1) as pool,
     ):
         pid = reader.info.backend_pid
@@ -146,7 +150,7 @@ def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
     assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
     assert "(vacuum) on public.t" in str(busy["public.t"])
     monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 30.0)
-    with ThreadPoolExecutor(1) as pool, job.connect("test") as connection:
+    with ThreadPoolExecutor(1) as pool, job.source.connect("test") as connection:
         with locked(database, "public.t"):
             reading = pool.submit(read_table_bytes, job)
             while not connection.execute("select from pg_locks where not granted").fetchall():
@@ -196,7 +200,7 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     )
     with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
         consume(spark, job)
-    assert failed.value.result.not_applied == ["public.free"]
+    assert failed.value.result.targets.not_applied == ["public.free"]
     assert held(job, "public.t") == {2}
     assert consume(spark, job).tables["public.free"].rows == 2
 
@@ -229,7 +233,7 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
     and the snapshot stays.
     """
     database.execute("insert into free values (1, 'a')")
-    with SnapshotHolder(job.conninfo) as holder:
+    with SnapshotHolder(job.source.conninfo) as holder:
         database.execute("insert into free values (2, 'b')")
         with locked_meanwhile(database, monkeypatch, "t"):
             fed, _ = source_as_of(holder, job, TableId("public", "free"))
@@ -282,7 +286,7 @@ def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypat
     ):
         sync(spark, job)
     assert held(job, "public.free") == {1}
-    assert {name: state.status for name, state in job.table_states().items()} == {
+    assert {name: state.status for name, state in job.read_states().items()} == {
         "public.free": "synced",
         "public.t": "failed",
     }
@@ -301,7 +305,7 @@ def test_what_is_checked_waits_for_nobody(spark, database, job):
     database.execute("insert into free values (1, 'a')")
     with locked(database, "public.free"):
         result = consume(spark, job)
-    assert result.passed == sorted(TABLES)
+    assert result.checked.passed == sorted(TABLES)
     (warning,) = [text for text in result.warnings if "CHECK" in text]
     assert "public.free" in warning
     assert "(vacuum) on public.free" in warning

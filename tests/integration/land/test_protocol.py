@@ -67,7 +67,7 @@ def assert_same(spark, job, database):
 
 def kinds(job, batch):
     """The kinds of messages that a batch of the change log holds."""
-    change_log = job.change_log(job.slot_identity())
+    change_log = job.change_log(job.read_identity())
     return set(change_log.timeline(batch - 1, batch)["kind"].to_pylist())
 
 
@@ -411,7 +411,7 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
     run(spark, job)
     database.execute("insert into t values (2, 'plain')")
     run(spark, job)
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     (waiting,) = log.prepared()
     assert (waiting.batch, waiting.decided_in) == (1, None)
     monkeypatch.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))

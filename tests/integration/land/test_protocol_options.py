@@ -344,7 +344,7 @@ def test_types_without_a_binary_reader_are_refused_at_setup(database, lake):
     job = load_job(
         pipeline_file(lake, f"s_{database.name}", ["public.t"], {"binary": True}), "test"
     )
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         problems = "\n".join(plan_setup(connection, job).problems)
     assert "column p is of type public.pair, which can't be read in binary format" in problems
     assert "column q is of type public.pair[]" in problems

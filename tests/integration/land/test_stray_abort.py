@@ -87,12 +87,12 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     assert kinds(database, whole(source)) == b"A" * ABORTS + b"BRIC"
     assert check_idle(job).has_work
     upto = read_position(database.connection).flush_lsn
-    with job.connect("test") as connection:
+    with job.source.connect("test") as connection:
         assert oldest_unread(connection, job, upto) > began
 
     drained = drain(spark, job)
     assert drained.changes == 1
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     assert [row["kind"] for row in log.dataset().to_table(columns=["kind"]).to_pylist()] == [
         "B",
         "R",
@@ -107,6 +107,6 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     database.execute("insert into t select g, 'more' from generate_series(2, 20) g")
     result = consume(spark, job)
     assert result.status == "succeeded"
-    (state,) = job.table_states().values()
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    (state,) = job.read_states().values()
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert not check_idle(job).has_work

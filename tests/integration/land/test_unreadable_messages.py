@@ -70,9 +70,11 @@ def again(job):
 
 def lacking(spark, job):
     """Tables that don't hold what their source does."""
-    states = job.table_states().values()
+    states = job.read_states().values()
     return sorted(
-        s.table_name for s in states if compare_target(spark, job.conninfo, job.pipeline, s).rows
+        s.table_name
+        for s in states
+        if compare_target(spark, job.source.conninfo, job.pipeline, s).rows
     )
 
 

@@ -347,7 +347,7 @@ def test_a_release_after_a_kill(spark, database, tmp_path, when):
     if when == "before":
         with pytest.raises(RunFailed) as failed:
             consume(spark, replace(job, run_id="second"))
-        assert failed.value.result.not_applied == tables
+        assert failed.value.result.targets.not_applied == tables
         assert rows() == [0, 0]
         assert [told["table"] for told in _release(job, tables)] == tables
     else:

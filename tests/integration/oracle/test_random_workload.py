@@ -60,8 +60,8 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
             for _ in range(15):
                 workload.transaction()
             result = consume(spark, job)
-            for state in job.table_states().values():
-                difference = compare_target(spark, job.conninfo, job.pipeline, state)
+            for state in job.read_states().values():
+                difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
                 assert difference.rows == 0, (
                     f"WALDELTA_SEED={seed}",
                     run,

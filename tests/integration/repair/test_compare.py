@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.oracles.compare import compare_target, difference
+from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.pipeline import Job
 from waldelta.postgres.server_position import read_position
 from waldelta.stages.sync.sync import sync
 
@@ -96,7 +96,7 @@ def job(spark, database, lake):
                    "publications": [{"name": "readings_pub", "manage": False}]},
         "target": {"root": lake},
     }  # fmt: skip
-    made = Job(PipelineFile.model_validate(document), database.conninfo, "run-1")
+    made = job_of(PipelineFile.model_validate(document), database.conninfo, "run-1")
     ((lsn,),) = database.execute(
         "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,)
     )  # fmt: skip
@@ -110,7 +110,7 @@ def job(spark, database, lake):
 
 def compare_readings(spark, job):
     return compare_target(
-        spark, job.conninfo, job.pipeline, job.ledger.table_states()["public.readings"]
+        spark, job.source.conninfo, job.pipeline, job.ledger.table_states()["public.readings"]
     )
 
 

@@ -208,7 +208,7 @@ def test_a_publication_that_setup_makes_another(spark, database, lake):
     changed = Pipeline(PipelineFile.model_validate(document))
     changed.setup()
     result = changed.consume(spark, "one")
-    assert (result.warnings, result.needs_sync) == ([], [])
+    assert (result.warnings, result.targets.needs_sync) == ([], [])
 
 
 @pytest.mark.soak

@@ -103,8 +103,8 @@ def test_a_lake_of_an_earlier_version_is_read_and_continued(spark, database, job
     )
     assert consume(spark, job).status == "succeeded"
 
-    state = job.table_states()["public.orders"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    state = job.read_states()["public.orders"]
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     now_past = past_prices(job)
     assert past < now_past
     assert sorted((key, price) for key, price, *_ in now_past - past) == [(1, "7"), (1, "8")]

@@ -61,7 +61,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     files = DeltaTable(target := pipeline.job().lake.target("public.a").uri).file_uris()
     before = (
         ledger.table_states(),
-        pipeline.job().slot_identity(),
+        pipeline.job().read_identity(),
         ledger.last_cut(),
         ledger.last_run(),
     )
@@ -78,7 +78,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     )
     assert pipeline.maintain(spark).status == "succeeded"
     assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
-    assert (ledger.table_states(), pipeline.job().slot_identity()) == before[:2]
+    assert (ledger.table_states(), pipeline.job().read_identity()) == before[:2]
     cut = ledger.last_cut()  # renewed: the compaction made later versions of the same rows
     assert (cut.batch, cut.end_lsn, cut.targets[0].version > before[2].targets[0].version) == (
         3,
@@ -91,8 +91,8 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     assert [run.run_id for run in ledger.runs()][:-1] == [before[3].run_id]
     consume(spark, database, pipeline, 4)
     job = pipeline.job()
-    for state in job.table_states().values():
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    for state in job.read_states().values():
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
@@ -103,7 +103,7 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
     monkeypatch.setattr(
         "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds
-    log = pipeline.job().change_log(pipeline.job().slot_identity())
+    log = pipeline.job().change_log(pipeline.job().read_identity())
     for number, written_down, left in ((1, True, []), (2, False, [2])):
         consume(spark, database, pipeline, number)
         if written_down:
@@ -143,8 +143,8 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
     pipeline.sync(spark, ["public.b"])
     consume(spark, database, pipeline, 2)
     job = pipeline.job()
-    for state in job.table_states().values():
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    for state in job.read_states().values():
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     assert told[0].startswith("nothing removed: public.b")
 
 
@@ -243,7 +243,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     assert done.warnings == [
         "the change log keeps all batches, since the batches that public.a has can't be determined"
     ]
-    assert sorted(job.change_log(job.slot_identity()).sizes(0, 100)) == [1, 2]
+    assert sorted(job.change_log(job.read_identity()).sizes(0, 100)) == [1, 2]
 
 
 def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):

@@ -162,7 +162,7 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
         "WRITE",
         "repair",
     )
-    assert pipeline.consume(spark).foreign_commits == []
+    assert pipeline.consume(spark).targets.foreign_commits == []
     assert run_without_java(database, pipeline, tmp_path, "again") == [
         ("public.t", "equal", 1002, 0, 0)
     ]
@@ -313,7 +313,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
         commit["operation"] for commit in target(pipeline).history() if commit["version"] > version
     ]
     assert after == ["WRITE", "SET TBLPROPERTIES"]
-    state = pipeline.job().table_states()["public.t"]
+    state = pipeline.job().read_states()["public.t"]
     assert (state.status, state.reason) == (
         "synced",
         "reconcile --repair by mia: 4 rows differed: foreign writer",
@@ -331,10 +331,10 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
         "insert into t values ('new', '2024-01-01')"
     )  # runs look at targets once a batch has landed
     consumed = pipeline.consume(spark, run_id="next")
-    assert (consumed.warnings, consumed.foreign_commits) == ([], [])
+    assert (consumed.warnings, consumed.targets.foreign_commits) == ([], [])
     # What is written afterwards is another matter.
     target(pipeline).delete("day = '2024-01-05'")
-    assert pipeline.consume(spark, run_id="after").foreign_commits == ["public.t"]
+    assert pipeline.consume(spark, run_id="after").targets.foreign_commits == ["public.t"]
 
 
 def run_warnings(pipeline, run_id):
@@ -731,7 +731,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     foreign = held.to_pyarrow_table(filters=pc.field("day") == date(2024, 1, 6))
     held.delete("day in ('2024-01-05', '2024-01-06')")
     state, quarantine = (
-        pipeline.job().table_states()["public.t"],
+        pipeline.job().read_states()["public.t"],
         Quarantine(Lake(pipeline.file.target.root)),
     )
     keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]

@@ -68,7 +68,9 @@ def publish(database, job, text, table="t"):
 
 
 def difference(spark, job, table="t"):
-    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()[f"public.{table}"])
+    return compare_target(
+        spark, job.source.conninfo, job.pipeline, job.read_states()[f"public.{table}"]
+    )
 
 
 def last_commit(spark, job):

@@ -275,7 +275,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         in nothing.stages["apply"].detail
     )
 
-    log = job.change_log(job.slot_identity())
+    log = job.change_log(job.read_identity())
     log.prune(1, 168)
     with pytest.raises(RunFailed) as failed:
         backfill(spark, job, month=0)

@@ -139,7 +139,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     Quarantine(Lake(lake)).add([row])
     job.ledger.append_state(
         TableState(
-            now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation
+            now(), "r", "public.t", 1, "synced", incarnation=job.read_identity().incarnation
         ),
         None,
     )
@@ -223,7 +223,7 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
 def copy_again(job, status):
     """What the ledger says of a second copy."""
     job.ledger.append(
-        TableState(now(), "r", "public.t", 2, status, incarnation=job.slot_identity().incarnation)
+        TableState(now(), "r", "public.t", 2, status, incarnation=job.read_identity().incarnation)
     )
 
 
@@ -239,7 +239,7 @@ def quarantined(database, lake, tmp_path):
     write_deltalake(job.lake.target("public.t").uri, pa.table({"id": [1]}))
     job.ledger.append_state(
         TableState(
-            now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation
+            now(), "r", "public.t", 1, "synced", incarnation=job.read_identity().incarnation
         ),
         None,
     )

@@ -189,8 +189,8 @@ from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
 job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))
-connect = psycopg.connect
-with open_session("test", job, "resync") as spark, connect(job.conninfo, autocommit=True) as source:
+connect, conninfo = psycopg.connect, job.source.conninfo
+with open_session("test", job, "resync") as spark, connect(conninfo, autocommit=True) as source:
     sync(spark, job)
     source.execute("alter table t add column w text, add column l text[]")
     sync(spark, job, ["public.t"])

@@ -17,9 +17,8 @@ from psycopg.conninfo import make_conninfo
 
 from demo.embedded_postgres import free_port
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import job_of, pipeline_file
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
-from waldelta.pipeline import Job
 from waldelta.pipeline.shared_connection import SharedConnection
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
@@ -326,11 +325,11 @@ def test_a_silent_network_ends_a_wait(postgres):
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_connection_lost_in_use_has_its_error(postgres, lake, lost):
     """One that can be tried again; a statement that is cancelled keeps its own."""
-    job = Job(pipeline_file(lake, "s"), postgres.conninfo(), "run")
+    job = job_of(pipeline_file(lake, "s"), postgres.conninfo(), "run")
     error, ends = (
         (SourceUnreachable, "terminate") if lost else (psycopg.errors.QueryCanceled, "cancel")
     )
-    with pytest.raises(error) as caught, job.connect("test") as connection:
+    with pytest.raises(error) as caught, job.source.connect("test") as connection:
         connection.execute(f"select pg_{ends}_backend(pg_backend_pid()), pg_sleep(60)")
     if lost:
         assert caught.value.retryable
@@ -340,7 +339,7 @@ def test_a_connection_lost_in_use_has_its_error(postgres, lake, lost):
 
 def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake):
     """Idle or in use; what a use fails by has its name, as of a connection of its own."""
-    job, met = Job(pipeline_file(lake, "shared"), postgres.conninfo(), "test"), []
+    job, met = job_of(pipeline_file(lake, "shared"), postgres.conninfo(), "test"), []
     with SharedConnection(job, "share") as shared:
 
         def pid(within=lambda _: None) -> int:

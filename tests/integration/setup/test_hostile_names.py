@@ -144,7 +144,7 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     assert consume(spark, job).status == "succeeded"
     assert pipeline.replay(spark, JANUARY, FEBRUARY, tables=[NAME]).status == "succeeded"
 
-    state = pipeline.job().table_states()[NAME]
+    state = pipeline.job().read_states()[NAME]
     key = f'{{"{KEY}": "1"}}'.replace('k"', 'k\\"')
     lacking = IncompleteRow(
         now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
@@ -160,7 +160,7 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
 
     for name in (NAME, FEW):
         difference = compare_target(
-            spark, job.conninfo, pipeline.file, pipeline.job().table_states()[name]
+            spark, job.source.conninfo, pipeline.file, pipeline.job().read_states()[name]
         )
         assert difference.rows == 0, difference
         target = spark.read.format("delta").load(pipeline.target_path(name))
@@ -225,8 +225,8 @@ def test_names_that_utf_8_lacks_elsewhere(spark, win1252, lake):
     assert pipeline.consume(spark).status == "succeeded"
     assert pipeline.reconcile(spark).status == "succeeded"
     job = pipeline.job()
-    state = job.table_states()["public.t"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    state = job.read_states()["public.t"]
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
     rows = spark.read.format("delta").load(pipeline.target_path("public.t")).select("v", "ç", "é")
     assert sorted(map(tuple, rows.collect())) == [("ÿ", "€", ["€", "€"]), ("€é", "€", ["€"])]
 

@@ -48,7 +48,7 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
             with pytest.raises(PublicationGone, match="does not exist at the WAL position"):
                 list(
                     peek(
-                        job.conninfo,
+                        job.source.conninfo,
                         job.pipeline.source,
                         PeekBound(Lsn((1 << 63) - 1), None, 60.0, 1),
                     )

@@ -19,6 +19,7 @@ import pytest
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
+from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import (
     LateWriter,
@@ -31,7 +32,7 @@ from waldelta.errors import (
 )
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.pipeline import Job, slot_lock
+from waldelta.pipeline import slot_lock
 from waldelta.postgres import connect
 from waldelta.slot import read_slot
 from waldelta.slot.slot import create_slot
@@ -56,7 +57,7 @@ def job_for(conninfo, lake, *publications, name="flights", **source):
         },
         "target": {"root": lake},
     }
-    return Job(PipelineFile.model_validate(document), conninfo, "run_1")
+    return job_of(PipelineFile.model_validate(document), conninfo, "run_1")
 
 
 @pytest.fixture
@@ -388,7 +389,7 @@ def test_teardown_leaves_what_another_server_has(database, conn, lake, tables):
             with pytest.raises(
                 SourceChanged, match="nothing was dropped: point the connection back"
             ):
-                teardown(elsewhere, replace(job, conninfo=server.conninfo()))
+                teardown(elsewhere, job_of(job.pipeline, server.conninfo()))
             assert read_slot(elsewhere, slot) is not None
             assert set(read_publications(elsewhere)) == {"p"}
     finally:

@@ -108,7 +108,7 @@ def test_a_pipeline_over_tls(spark, database, lake, authority, monkeypatch):
             "AIRFLOW_CONN_TEST_SOURCE", json.dumps(given | {"schema": database.name})
         )
         job = load_job(document)
-        assert f"port={port}" in job.conninfo
+        assert f"port={port}" in job.source.conninfo
         sync(spark, job)
         database.execute("insert into t values (2)")
         consume(spark, job)

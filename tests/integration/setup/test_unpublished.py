@@ -41,7 +41,7 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
         assert "not in its publication: public.a; " in caplog.text
         database.execute("insert into b values (%s)", (number,))
         result = pipeline.consume(spark)
-        assert result.unpublished == ["public.a"]
+        assert result.targets.unpublished == ["public.a"]
         assert [w for w in result.warnings if "not in its publication: public.a; " in w]
     assert pipeline.status()["unpublished"] == ["public.a"]
     mended = pipeline_on(
@@ -51,7 +51,11 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
     assert list(mended.sync(spark).tables) == ["public.a"]
     database.execute("insert into a values (2, 3)")
     result = mended.consume(spark)
-    assert (result.unpublished, result.warnings, mended.status()["unpublished"]) == ([], [], [])
+    assert (result.targets.unpublished, result.warnings, mended.status()["unpublished"]) == (
+        [],
+        [],
+        [],
+    )
     assert_equal(spark, mended)
 
 

@@ -53,14 +53,14 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
     slot = job.pipeline.source.slot
     wrong = replace(landed.transactions, inserts=2)
     with (
-        job.connect("test") as connection,
+        job.source.connect("test") as connection,
         pytest.raises(ConsumeMismatch, match=f"{slot}_mismatch"),
     ):
         consume(
             connection,
             job.pipeline.source,
             job.ledger,
-            slot_move(job.slot_identity(), "test", landed.end_lsn, 1),
+            slot_move(job.read_identity(), "test", landed.end_lsn, 1),
             wrong,
         )
     kept = database.execute(
@@ -210,7 +210,7 @@ def test_what_was_found_equal_stands_though_the_copys_session_is_lost(
             drain(spark, job)
     assert asked == ["binary"]
     assert job.ledger.last_move().event == "compared"
-    assert never_compared(database.connection, job, job.slot_identity()) == []
+    assert never_compared(database.connection, job, job.read_identity()) == []
 
 
 def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(
@@ -260,10 +260,10 @@ def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, jo
     """
     database.execute("insert into t values (1, 'a')")
     landed = land_only(spark, job, 1).landed(1)
-    late = slot_move(job.slot_identity(), "late", landed.end_lsn, 1)
+    late = slot_move(job.read_identity(), "late", landed.end_lsn, 1)
     drain(spark, job)
     with (
-        job.connect("test") as connection,
+        job.source.connect("test") as connection,
         pytest.raises(LateWriter, match="another run has moved slot"),
     ):
         consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)

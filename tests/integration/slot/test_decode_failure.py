@@ -56,7 +56,7 @@ def filtered(database, lake):
         "publications": [{"name": "p", "tables": tables}],
     }
     job = load_job(pipeline_file(lake, database.name, source=source), "first")
-    with job.connect("setup") as connection:
+    with job.source.connect("setup") as connection:
         assert any(
             "10 / n" in text and "division" in text
             for text in apply_setup(connection, job).warnings
@@ -118,7 +118,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     assert "'division by zero' (SQLSTATE 22012)" in text
     assert "run resync" in text
     assert (ids(job, "public.g"), ids(job, "public.f")) == ({1, 2, 3, 4, 5, 6}, {1})
-    assert (result.not_applied, result.as_of, result.landed_as_of) == (
+    assert (result.targets.not_applied, result.landed.as_of, result.landed.landed_as_of) == (
         ["public.f", "public.g"],
         None,
         0,
@@ -144,14 +144,14 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     assert failed(lambda: consume(spark, replace(job, run_id="second")))[0] is SlotUnreadable
     assert confirmed(database) == stuck
 
-    former = job.slot_identity()
+    former = job.read_identity()
     assert run_resync(spark, replace(job, run_id="resync")).status == "succeeded"
-    assert job.slot_identity() != former
+    assert job.read_identity() != former
     assert read_status(job)["gaps"] == []
     database.execute("insert into g values (8); insert into f values (4, 2), (5, 20)")
     assert consume(spark, replace(job, run_id="third")).status == "succeeded"
-    for name, state in job.table_states().items():
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
+    for name, state in job.read_states().items():
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
 
     # A slot that no run has read yet: a resync does, and finds the new row, which its own copy
     # can't read either.
@@ -179,7 +179,7 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
         )
         tables, options = ["public.a", "public.b"], {"streaming": "on"}
         job = load_job(pipeline_file(lake, f"s_{database.name}", tables, options), "first")
-        with job.connect("setup") as connection:
+        with job.source.connect("setup") as connection:
             apply_setup(connection, job)
         sync(spark, job)
         with database.connect(client_encoding=encoding) as session:

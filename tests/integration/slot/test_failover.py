@@ -48,7 +48,7 @@ def landed(pipeline: Pipeline) -> int:
     """Inserts in the change log."""
     job = pipeline.job()
     return (
-        DeltaTable(job.change_log(job.slot_identity()).uri)
+        DeltaTable(job.change_log(job.read_identity()).uri)
         .to_pyarrow_table(columns=["kind"])["kind"]
         .to_pylist()
         .count("I")
@@ -94,11 +94,11 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
         lead_to(standby)
         with pytest.raises(NotPrimary, match=r"is a standby.*docs/how-to/failover\.md"):
             check_idle(pipeline.job())
-        before = pipeline.job().slot_identity()
+        before = pipeline.job().read_identity()
         promote(standby)
         insert(standby, 5, "after")
         assert check_idle(pipeline.job()).has_work
-        after = pipeline.job().slot_identity()
+        after = pipeline.job().read_identity()
         assert (before.timeline, after.timeline) == (1, 2)
         assert after.app_id == before.app_id
         assert drain(spark, pipeline.job()).changes == 4
@@ -206,7 +206,7 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         (promoted,) = slot_moves(second, "promoted")
         again = [
             state
-            for state in second.job().table_rows()
+            for state in second.job().read_all_states()
             if state.table_name == "app.t" and state.reason
         ]
         assert f"beyond the failover at {Lsn(promoted.lsn)}" in again[-1].reason

@@ -95,7 +95,7 @@ def test_one_session_holds_one_lock_after_the_other(database, job):
     holds; a lost one is replaced.
     """
     met = []
-    with LockSessions(job.conninfo) as sessions:
+    with LockSessions(job.source.conninfo) as sessions:
 
         def held(table):
             with target_lock(job, table, sessions) as lock:
@@ -162,19 +162,19 @@ def test_lock_ends_with_a_killed_process(job):
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
-        env=os.environ | {"SOURCE": job.conninfo},
+        env=os.environ | {"SOURCE": job.source.conninfo},
     ) as child:
         assert child.stdout.readline() == b"held\n"
         with (
             pytest.raises(LockHeld, match=r"\(child\)"),
-            advisory_lock(job.conninfo, LockName("x"), "test"),
+            advisory_lock(job.source.conninfo, LockName("x"), "test"),
         ):
             pass
         child.send_signal(signal.SIGKILL)
         child.wait()
     for _ in range(100):
         try:
-            with advisory_lock(job.conninfo, LockName("x"), "test"):
+            with advisory_lock(job.source.conninfo, LockName("x"), "test"):
                 return
         except LockHeld:
             continue

@@ -100,8 +100,8 @@ def merges(spark, job, table):
 
 def differing(spark, job):
     found = {
-        name: compare_target(spark, job.conninfo, job.pipeline, state)
-        for name, state in job.table_states().items()
+        name: compare_target(spark, job.source.conninfo, job.pipeline, state)
+        for name, state in job.read_states().items()
     }
     return {name: difference for name, difference in found.items() if difference.rows}
 
@@ -114,14 +114,14 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     database.execute(TABLES)
     job = load_job(pipeline_of(lake, f"s_{database.name}"), "first")
     slot = job.pipeline.source.slot
-    with job.connect("setup") as connection:
+    with job.source.connect("setup") as connection:
         apply_setup(connection, job)
     sync(spark, job)
     database.execute("update kept set v = 'streamed' where id = 1")
     consume(spark, job)
     landed_end, former = (
         database.execute("select confirmed_flush_lsn::text from pg_replication_slots")[0][0],
-        job.slot_identity(),
+        job.read_identity(),
     )
     database.execute("select pg_drop_replication_slot(%s)", (slot,))
     database.execute(MEANWHILE)
@@ -202,7 +202,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
         for row in spark.read.format("delta").load(job.lake.target("public.kept").uri).collect()
     }
     assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
-    life = job.slot_identity()
+    life = job.read_identity()
     assert life.incarnation != former.incarnation
     opened, closed = job.ledger.gaps(slot)
     assert (opened.status, closed.status, closed.run_id, closed.incarnation) == (
@@ -216,7 +216,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     consume(spark, replace(job, run_id="b"))
     assert differing(spark, job) == {}
     # A resync of a slot that is fine makes nothing anew.
-    assert (run_resync(spark, replace(job, run_id="c")).tables, job.slot_identity()) == ({}, life)
+    assert (run_resync(spark, replace(job, run_id="c")).tables, job.read_identity()) == ({}, life)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def of_another_server(conn, job):
 def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
     """It has a life of its own, and the gap stands in the ledger once however often it is met."""
     apply_setup(conn, job)
-    former = job.slot_identity()
+    former = job.read_identity()
     assert renew_slot(job) is None
     breaks(conn, job)
     with pytest.raises(WaldeltaError, match="resync"):
@@ -274,7 +274,7 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
     gap = renew_slot(job, accept_server=accepted)
     assert (gap.cause, gap.from_lsn) == (cause, Lsn.parse(former.incarnation).value)
     assert (gap.to_lsn is None) is (breaks is of_another_server)
-    assert job.slot_identity().incarnation != former.incarnation
+    assert job.read_identity().incarnation != former.incarnation
     assert [found.cause for found in open_gaps(job.ledger.gaps(former.slot))] == [cause]
     assert renew_slot(job) is None
     assert not check_idle(job).has_work

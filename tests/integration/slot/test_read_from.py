@@ -122,7 +122,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         assert not check_idle(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
-        with pipeline.job().connect_slot("test") as connection:
+        with pipeline.job().source.connect_slot("test") as connection:
             asked, server = now(), slot_position(connection, pipeline.job())
             assert committed_upto(connection, server, asked) < asked
         # By what the standby has received, to the file; PostgreSQL itself says there what it would
@@ -144,7 +144,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     insert(primary, 3, "after")
     ask(primary, "truncate app.t; insert into app.t values (1, 'anew')")
     catch_up(standby, primary)
-    assert pipeline.consume(spark).changes > 0
+    assert pipeline.consume(spark).landed.changes > 0
     assert held(lake) == there(primary)
 
     # Of another database, so no orphan of this one; still, whoever drops the other leaves the

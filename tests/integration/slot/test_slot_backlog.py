@@ -83,9 +83,9 @@ def test_a_run_says_it_in_its_summary(spark, database, job):
     (warning,) = result.warnings
     assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} keeps ")
     report_stage(spark, job, result, StageResult("running", 0.0))
-    before, after = result.slot_before, result.slot_after
+    before, after = result.landed.slot_before, result.reported.slot_after
     assert (before.wal_status, after.wal_status) == ("reserved", "reserved")
-    assert before.lag_bytes > after.lag_bytes == result.lag_bytes
+    assert before.lag_bytes > after.lag_bytes == result.reported.lag_bytes
     assert before.retained_bytes >= 20 << 20
     result.record(job)
     recorded = job.ledger.run_result("r")

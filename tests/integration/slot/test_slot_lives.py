@@ -29,7 +29,7 @@ def job(database, lake):
 
 def copied(job, at=None):
     """What a sync records in the slot's present life."""
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     job.ledger.append(
         TableState(at or now(), "r", "public.t", 1, "synced", incarnation=incarnation)
     )
@@ -41,20 +41,20 @@ def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
     """
     create_slot(conn, job.pipeline.source.slot)
     apply_setup(conn, job)
-    first = job.slot_identity()
+    first = job.read_identity()
     copied(job)
-    assert list(job.table_states()) == ["public.t"]
+    assert list(job.read_states()) == ["public.t"]
     teardown(conn, job)
     apply_setup(conn, job)
-    second = job.slot_identity()
-    assert job.table_states() == {}
+    second = job.read_identity()
+    assert job.read_states() == {}
     assert second.incarnation == f"{first.incarnation}.2"
     assert second.app_id != first.app_id
     copied(job)
     teardown(conn, job)
     apply_setup(conn, job)
-    assert job.slot_identity().incarnation == f"{first.incarnation}.3"
-    assert job.table_states() == {}
+    assert job.read_identity().incarnation == f"{first.incarnation}.3"
+    assert job.read_states() == {}
 
 
 @pytest.mark.parametrize("landed", [[7], []], ids=["some landed", "nothing landed"])
@@ -63,8 +63,8 @@ def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, land
     life has begun.
     """
     apply_setup(conn, job)
-    assert job.first_batch() == 0
-    log = job.change_log(job.slot_identity())
+    assert job.read_identity().floor == 0
+    log = job.change_log(job.read_identity())
     for batch in landed:
         write_deltalake(
             log.uri, pa.table({"batch": [batch], "ordinal": [0]}), partition_by=["batch"]
@@ -72,27 +72,27 @@ def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, land
     late = log.highest_batch() + 1
     teardown(conn, job)
     apply_setup(conn, job)
-    identity = job.slot_identity()
+    identity = job.read_identity()
     new = recover(conn, job, identity, job.change_log(identity), read_position(conn))
-    assert late <= job.first_batch() < new.next_batch
+    assert late <= job.read_identity().floor < new.next_batch
 
 
 def test_a_clock_set_back_between_two_lives_revives_no_copy(conn, job):
     """By the clock the copy of the first life is the younger one."""
     apply_setup(conn, job)
     copied(job, datetime(2100, 1, 1, tzinfo=UTC))
-    assert list(job.table_states()) == ["public.t"]
+    assert list(job.read_states()) == ["public.t"]
     teardown(conn, job)
     apply_setup(conn, job)
-    assert job.table_states() == {}
+    assert job.read_states() == {}
     copied(job)
-    assert list(job.table_states()) == ["public.t"]
+    assert list(job.read_states()) == ["public.t"]
 
 
 def test_a_copy_recorded_by_an_earlier_version_counts_by_the_clock(conn, job):
     apply_setup(conn, job)
     job.ledger.append(TableState(now(), "r", "public.t", 1, "synced"))
-    assert list(job.table_states()) == ["public.t"]
+    assert list(job.read_states()) == ["public.t"]
     teardown(conn, job)
     apply_setup(conn, job)
-    assert job.table_states() == {}
+    assert job.read_states() == {}

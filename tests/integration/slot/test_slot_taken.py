@@ -66,7 +66,7 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
         lake, f"s_{database.name}", options={"acknowledge": acknowledge}, batch={"max_changes": 1}
     )
     job = bare_slot(database, file)
-    slot, identity, bites = job.pipeline.source.slot, job.slot_identity(), []
+    slot, identity, bites = job.pipeline.source.slot, job.read_identity(), []
     for _ in range(3):
         write(database)
 
@@ -117,12 +117,12 @@ def test_a_move_during_a_look_is_a_gap(database, job, monkeypatch):
 def test_a_run_that_wakes_up_behind_another_is_late(database, job):
     """The slot was moved by one of ours: nothing is lost, and no gap recorded."""
     identity, stands = (
-        job.slot_identity(),
+        job.read_identity(),
         confirmed_lsn(database.connection, job.pipeline.source.slot),
     )
     write(database)
     upto = read_position(database.connection).flush_lsn
-    with job.connect("drain") as connection:
+    with job.source.connect("drain") as connection:
         check_unmoved(connection, job, identity, stands)
         move_idle_slot(
             connection, identity.slot, job.ledger, slot_move(identity, "other", upto.value)
@@ -215,7 +215,7 @@ def consume_all(connection, database, job, **options):
     source = job.pipeline.source
     source = source.model_copy(update={"options": source.options.model_copy(update=options)})
     move = slot_move(
-        job.slot_identity(), "test", read_position(database.connection).flush_lsn.value, 1
+        job.read_identity(), "test", read_position(database.connection).flush_lsn.value, 1
     )
     return consume(connection, source, job.ledger, move, Transactions())
 
@@ -226,7 +226,7 @@ def test_a_copy_of_somebody_elses_is_waited_for(database, job):
     before = confirmed_lsn(database.connection, job.pipeline.source.slot)
     with (
         holding_a_copy(database, job, "somebody"),
-        job.connect("drain") as connection,
+        job.source.connect("drain") as connection,
         pytest.raises(SlotInUse, match=r"_before_get.*somebody") as caught,
     ):
         consume_all(connection, database, job)
@@ -237,9 +237,9 @@ def test_a_copy_of_somebody_elses_is_waited_for(database, job):
 def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
     """Whatever the server says then can be tried again."""
     write(database)
-    source, identity = job.pipeline.source, job.slot_identity()
+    source, identity = job.pipeline.source, job.read_identity()
     move = slot_move(identity, "test", read_position(database.connection).flush_lsn.value, 1)
-    with job.connect("drain") as connection, reading(database, job, "debezium"):
+    with job.source.connect("drain") as connection, reading(database, job, "debezium"):
         for act in (
             lambda: consume_all(connection, database, job),
             lambda: consume_all(connection, database, job, acknowledge="advance"),

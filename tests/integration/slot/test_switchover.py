@@ -105,7 +105,7 @@ def test_the_page(spark, postgres, lake, lead_to):
         assert consume[1] == [
             "python -m spark_jobs consume FILE"
         ]  # in this session instead of one of its own
-        assert pipeline.consume(spark, "third").changes == 4
+        assert pipeline.consume(spark, "third").landed.changes == 4
         assert held(lake) == there(new)
         (promoted,) = [
             move for move in pipeline.job().ledger.slot_moves() if move.event == "promoted"

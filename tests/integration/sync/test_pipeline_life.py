@@ -28,10 +28,10 @@ def pipeline_on(database, lake, *tables, **publication) -> Pipeline:
 
 def assert_equal(spark, pipeline):
     job = pipeline.job()
-    states = job.table_states()
+    states = job.read_states()
     assert states
     for state in states.values():
-        difference = compare_target(spark, job.conninfo, pipeline.file, state)
+        difference = compare_target(spark, job.source.conninfo, pipeline.file, state)
         assert difference.rows == 0, difference
 
 
@@ -76,9 +76,9 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, da
     both.sync(spark)
     without = pipeline_on(database, lake, {"name": "public.a"})
     without.setup()
-    assert without.job().table_states()["public.b"].status == "removed"
+    assert without.job().read_states()["public.b"].status == "removed"
     database.execute("insert into b values (2, 'nobody listened'); insert into a values (2, 'a2')")
-    assert without.consume(spark).not_applied == []
+    assert without.consume(spark).targets.not_applied == []
     both.setup()
     database.execute("insert into b values (3, 'heard')")
     assert list(both.sync(spark).tables) == ["public.b"]
@@ -126,7 +126,7 @@ def test_teardown_and_a_second_life(spark, database, lake):
     ) == [(0,)]
     database.execute("insert into a values (3, 'nobody listened'); delete from a where id = 1")
     pipeline.setup()
-    assert pipeline.job().table_states() == {}
+    assert pipeline.job().read_states() == {}
     pipeline.sync(spark)
     database.execute("insert into a values (4, 'second life')")
     pipeline.consume(spark)

@@ -24,12 +24,13 @@ def job(database, lake):
 
 
 def watermark(job):
-    return Watermarks(job, job.slot_identity()).of(job.table_states()["public.t"])
+    return Watermarks(job, job.read_identity()).of(job.read_states()["public.t"])
 
 
 def is_equal(spark, job):
     return (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        == 0
     )
 
 
@@ -102,7 +103,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
     # hear of it.
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
     committed = DeltaTable(job.lake.target("public.t").uri).transaction_version(
-        f"{job.slot_identity().app_id}:sync:public.t"
+        f"{job.read_identity().app_id}:sync:public.t"
     )
     assert (copied.diff.written, committed // 1000) == (0, copied.generation)
     assert is_equal(spark, job)

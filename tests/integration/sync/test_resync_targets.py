@@ -62,7 +62,7 @@ def insert(database, number):
 
 
 def status(job):
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     return state.status, state.generation
 
 
@@ -77,7 +77,10 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     for number in (3, 4):
         assert check_idle(job).has_work
         result = consume(spark, job)
-        assert (result.needs_sync, result.not_applied) == (["public.t"], ["public.t"])
+        assert (result.targets.needs_sync, result.targets.not_applied) == (
+            ["public.t"],
+            ["public.t"],
+        )
         assert result.warnings == [
             (
                 f"{REASON}: {job.pipeline.pipeline}_initial_sync must copy it again, and its"
@@ -106,10 +109,10 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
             == {}
         )
         assert (copied, status(job)) == (["public.t"], ("synced", 2))
-    assert job.table_states()["public.t"].reason == REASON
+    assert job.read_states()["public.t"].reason == REASON
     insert(database, 5)
     result = consume(spark, job)
-    assert (result.needs_sync, result.not_applied, result.warnings) == ([], [], [])
+    assert (result.targets.needs_sync, result.targets.not_applied, result.warnings) == ([], [], [])
     for table in "tu":
         assert rows(job, table) == source(database, table)
     assert len(job.ledger.last_cut().targets) == 2
@@ -146,8 +149,8 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         with pytest.raises(RunFailed, match=r"public\.t[^\n]*no space left") as failed:
             consume(spark, job)
         result = failed.value.result
-        assert result.not_applied == ["public.t"]
-        assert result.needs_sync == (["public.t"] if hand_over else [])
+        assert result.targets.not_applied == ["public.t"]
+        assert result.targets.needs_sync == (["public.t"] if hand_over else [])
         assert status(job) == ("failed", 2 if hand_over else attempt)
         assert rows(job, "u") == source(database, "u")
         assert check_idle(job).reason == "a new copy is needed: public.t"
@@ -176,7 +179,10 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     sync(spark, job)
     database.execute(f"{RETYPE}; insert into u values (2, 'b')")
     result = consume(spark, job)
-    assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 row"])
+    assert (result.targets.needs_sync, result.warnings) == (
+        [],
+        [f"{REASON}: it was copied again, 1 row"],
+    )
     assert rows(job, "t") == source(database, "t")
     # Without a cut, the pages show what the run did to the other table.
     shown = read_changed(Ledger(job.lake), None)
@@ -195,7 +201,7 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     consume(spark, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
     result = consume(spark, job)
-    assert (result.needs_sync, result.never_copied) == ([], [])
+    assert (result.targets.needs_sync, result.targets.never_copied) == ([], [])
     (told,) = result.warnings
     assert told.startswith(
         "in the pipeline file, but not in its publication: public.t; PostgreSQL sends none of"
@@ -222,7 +228,7 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, data
     database.execute(f"alter publication s_{database.name}_pub add table t")
     insert(database, 3)
     result = consume(spark, job)
-    assert result.never_copied == ["public.t"]
+    assert result.targets.never_copied == ["public.t"]
     assert (
         "public.t (it left the publications and returned, and PostgreSQL did not send"
         in result.warnings[-1]
@@ -240,7 +246,7 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
     """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same
     attempt would fail by again.
     """
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     begun = TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation)
     job.ledger.append(begun)
     if ended == "failed":
@@ -250,12 +256,12 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
         RunFailed, match=rf"public\.t gets no changes because its last copy .*{ended}"
     ) as red:
         consume(spark, job)
-    assert (red.value.result.needs_sync, red.value.result.never_copied) == (
+    assert (red.value.result.targets.needs_sync, red.value.result.targets.never_copied) == (
         ["public.t"],
         ["public.u"],
     )
     result = consume(spark, replace(job, hand_over=False))
-    assert result.never_copied == ["public.u"]
+    assert result.targets.never_copied == ["public.u"]
     assert rows(job, "t") == source(database, "t")
 
 
@@ -273,7 +279,7 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
     insert(database, 2)
     result = consume(spark, job)
     assert result.status == "succeeded"
-    assert result.never_copied == ["public.late", "public.later"]
+    assert result.targets.never_copied == ["public.late", "public.later"]
     (told,) = result.warnings
     assert (
         "can apply changes: public.late (it was never copied), public.later (it was never copied);"
@@ -286,7 +292,7 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
         "public.t": ("apply", "synced"), "public.u": ("apply", "synced"),
     }  # fmt: skip
     assert sorted(run_sync(spark, job).tables) == ["public.late", "public.later"]
-    assert consume(spark, job).never_copied == []
+    assert consume(spark, job).targets.never_copied == []
 
 
 @pytest.mark.spark
@@ -306,13 +312,13 @@ def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, 
     with pytest.raises(RunFailed, match=r"public\.t left the publications while it was copied"):
         run_sync(spark, job)
     monkeypatch.undo()
-    assert consume(spark, job).never_copied == ["public.t"]
+    assert consume(spark, job).targets.never_copied == ["public.t"]
 
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_whether_a_copy_is_under_way(database, job, locked):
     """By the lock of whoever makes it."""
-    incarnation = job.slot_identity().incarnation
+    incarnation = job.read_identity().incarnation
     job.ledger.append(TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation))
     published = read_published(database.connection, job)
     with target_lock(job, "public.t") if locked else nullcontext():
@@ -355,7 +361,7 @@ def test_pauses_count_from_when_a_first_copy_was_seen_dead(
             generation,
             status,
             relation_ids=oids,
-            incarnation=job.slot_identity().incarnation,
+            incarnation=job.read_identity().incarnation,
         )
         last = job.ledger.append_state(row, last)
     published = read_published(database.connection, job)

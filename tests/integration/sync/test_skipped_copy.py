@@ -100,7 +100,7 @@ def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
     ) as native:
         both = Both(spark, database, scenario, pipeline, native)
         both.write(EARLY[:6])
-        assert pipeline.consume(spark).never_copied == [
+        assert pipeline.consume(spark).targets.never_copied == [
             "public.f",
             "public.k",
             "public.r",

@@ -16,6 +16,7 @@ import waldelta.stages.sync
 import waldelta.stages.sync.sync as sync_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.interrupted_copy import before_rows
+from tests.support.pipelines import job_of
 from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile
 from waldelta.errors import (
@@ -67,7 +68,7 @@ class Scene:
             },
             "target": {"root": root, "metadata_columns": metadata_columns, "tables": tables or {}},
         }
-        self.job = Job(
+        self.job = job_of(
             PipelineFile.model_validate(document), conninfo or database.conninfo, "run-1"
         )
         self.slot = slot
@@ -503,8 +504,8 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
     in_the_way = tmp_path / "file"
     in_the_way.touch()
     blocked = Scene(spark, database, (in_the_way / "lake").as_uri())
-    identity = ready.job.slot_identity()
-    monkeypatch.setattr(Job, "slot_identity", lambda _: identity)
+    identity = ready.job.read_identity()
+    monkeypatch.setattr(Job, "read_identity", lambda _: identity)
     monkeypatch.setattr(Job, "ledger", ready.job.ledger)
     with pytest.raises(TargetNotWritable, match=r"target\.root"):
         blocked.sync()

@@ -94,10 +94,10 @@ def test_each_change_is_in_the_target_once(spark, database, job):
             runs = 0
             while not all(copy.done() for copy in copies) or runs < 2:
                 runs += 1
-                assert consume(spark, run(f"run {runs}")).changes
+                assert consume(spark, run(f"run {runs}")).landed.changes
         assert [len(copy.result()) for copy in copies] == [2, 1]
     consume(spark, run("last"))
-    for state in job.table_states().values():
-        difference = compare_target(spark, job.conninfo, job.pipeline, state)
+    for state in job.read_states().values():
+        difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
         assert difference.rows == 0, (f"WALDELTA_SEED={seed}", runs, difference)
         assert state.rows

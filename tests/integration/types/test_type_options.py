@@ -148,7 +148,8 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     database.execute("update t set w = 1 where id = 5000")
     consume(spark, job)
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        == 0
     )
     (last,) = (
         spark.read.format("delta")
@@ -177,7 +178,7 @@ def test_another_choice_copies_again(spark, database, lake):
         assert ["by the pipeline file's types" in warning for warning in result.warnings] == [True]
         database.execute("update t set n = n - 1 where id < 1000")
         assert consume(spark, job).warnings == []
-        state = job.table_states()["public.t"]
+        state = job.read_states()["public.t"]
         assert [c.spark_type for c in state.columns] == [
             "int",
             numeric,
@@ -186,7 +187,7 @@ def test_another_choice_copies_again(spark, database, lake):
             json,
             json,
         ]
-        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.parametrize("policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak)])
@@ -204,7 +205,8 @@ def test_another_choice_stops_where_nothing_may_follow(spark, database, lake, po
     sync(spark, job, ["public.t"])
     consume(spark, job)
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        == 0
     )
 
 
@@ -222,9 +224,9 @@ def test_an_added_document_is_a_variant_too(spark, database, lake):
     )
     database.execute("insert into t values (5, '[1]')")
     assert consume(spark, job).warnings == []
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     assert [c.spark_type for c in state.columns] == ["int", "variant", "variant", "double"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.soak
@@ -241,9 +243,9 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
     consume(spark, job)
     database.execute("delete from t where n = 0.5; update t set n = n + 1 where n < 1 or n = 'NaN'")
     consume(spark, job)
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     assert [c.spark_type for c in state.columns] == ["double", "string"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -270,7 +272,8 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     database.execute("update t set v = 'x' where v = 'b'")
     assert consume(spark, replace(job, run_id="corrected")).warnings == []
     assert (
-        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        == 0
     )
     database.execute("update t set upto = 'infinity' where v = 'x'")
     chosen = {"root": lake, "tables": {"public.t": {"types": {"text": ["upto"]}}}}
@@ -283,9 +286,9 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     )
     database.execute("update t set upto = now() where id = 2; delete from t where v = 'a'")
     assert consume(spark, job).warnings == []
-    state = job.table_states()["public.t"]
+    state = job.read_states()["public.t"]
     assert [column.spark_type for column in state.columns] == ["int", "string", "string"]
-    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 # PostgreSQL's and Spark's names of a type, and two values in Spark SQL; minus and zero are columns,

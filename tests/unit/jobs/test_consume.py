@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
+from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs._shared_stages import check_stage
@@ -25,7 +26,7 @@ from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
 )
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.source_load import SourceBill
 
@@ -43,7 +44,7 @@ def job(lake):
         },
         "target": {"root": lake},
     }
-    return Job(PipelineFile.model_validate(document), "", "run")
+    return job_of(PipelineFile.model_validate(document))
 
 
 def run(job, failing=(), only=None):
@@ -209,8 +210,11 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
         with pytest.raises(RunFailed) as caught:
             run_sync(None, job, only=["sync", "check"])
         result = caught.value.result
-        assert sorted(result.tables) == result.passed == expected
-        assert (result.not_applied, result.stages["check"].status) == (["public.x"], "succeeded")
+        assert sorted(result.tables) == result.checked.passed == expected
+        assert (result.targets.not_applied, result.stages["check"].status) == (
+            ["public.x"],
+            "succeeded",
+        )
 
 
 def test_a_stage_that_isnt_there_is_refused(job):

@@ -42,7 +42,7 @@ from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
 from waldelta.monitoring.table_list import Operations, read_changed, read_tables
 from waldelta.pipeline import RunResult, StageResult
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline.run_result import LandedChanges, ReportedLag, TableResult
 
 
 @pytest.fixture
@@ -657,19 +657,22 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     """Through the result that runs write: stages, tables, the slot, the error; and what it left in
     other tables.
     """
+    before = SlotReading(minutes(0).isoformat(), "reserved", 900, 1 << 20)
+    after = SlotReading(minutes(1).isoformat(), "extended", 5, 2 << 20, 77)
     done = RunResult(
-        "consume", "r", "failed", start_lsn="0/10", end_lsn="0/20", changes=3, lag_bytes=5
+        "consume",
+        "r",
+        "failed",
+        landed=LandedChanges(3, "0/10", "0/20", as_of=minutes(0).isoformat(), slot_before=before),
+        reported=ReportedLag(5, after),
     )
     done.stages = {
         "land": StageResult("succeeded", 1.5, "1 batches"),
         "apply": StageResult("failed", 2.0),
     }
     done.tables = {"public.a": TableResult(1, 2, reread=4, version=7)}
-    done.not_applied, done.warnings = ["public.b"], ["look"]
+    done.targets.not_applied, done.warnings = ["public.b"], ["look"]
     done.error = {"class": "ApplyError", "message": "no", "retryable": False}
-    done.as_of = minutes(0).isoformat()
-    done.slot_before = SlotReading(minutes(0).isoformat(), "reserved", 900, 1 << 20)
-    done.slot_after = SlotReading(minutes(1).isoformat(), "extended", 5, 2 << 20, 77)
     read_back = RunResult.from_json(done.to_json())
     assert read_back == done
     ledger = Ledger(Lake(lake))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
 
+from waldelta.lake.ledger import TargetCut
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import TableResult
 from waldelta.stages.check.suite import QualityReport
@@ -72,10 +75,104 @@ def test_files_that_fit_no_table_are_told():
     result = RunResult("consume", "r")
     for notes in (("x.yml fits no table",), ("x.yml fits no table",)):
         result.add_check(QualityReport("r", (), notes=notes))
-    assert (result.unused_suites, result.warnings) == (
+    assert (result.checked.unused_suites, result.warnings) == (
         ["x.yml fits no table"],
         ["x.yml fits no table"],
     )
     assert RunResult.from_json(result.to_json()) == result
     result.add_check(QualityReport("r", ()))
-    assert result.unused_suites == []
+    assert result.checked.unused_suites == []
+
+
+# The JSON that runs of earlier versions recorded, and that Airflow's operator and pages read.
+SLOT = {
+    "at": "2026-01-01T12:00:00+00:00",
+    "wal_status": "reserved",
+    "lag_bytes": 900,
+    "retained_bytes": 1024,
+    "safe_wal_size": None,
+}
+ERROR = {"class": "ApplyError", "message": "no", "retryable": False}
+STORED = {
+    "verb": "consume",
+    "run_id": "r",
+    "status": "failed",
+    "stages": {
+        "apply": {"status": "failed", "seconds": 2.0, "detail": "1 table changed", "error": ERROR}
+    },
+    "tables": {
+        "public.a": {
+            "inserted": 1,
+            "updated": 2,
+            "deleted": 3,
+            "skipped": 4,
+            "truncated": True,
+            "version": 7,
+            "rows": None,
+            "reread": 5,
+            "quarantined": 6,
+            "verbatim": 8,
+            "compared": None,
+            "unchanged": None,
+            "differing": None,
+            "in_flight": None,
+            "lacking": None,
+        }
+    },
+    "changes": 3,
+    "start_lsn": "0/10",
+    "end_lsn": "0/20",
+    "lag_bytes": 5,
+    "landed_as_of": 731,
+    "report": "/d/index.html",
+    "failed_expectations": ["public.a: f"],
+    "warned_expectations": ["public.a: w"],
+    "told_applied": True,
+    "not_applied": ["public.b"],
+    "needs_sync": ["public.c"],
+    "never_copied": ["public.d"],
+    "unpublished": ["public.e"],
+    "foreign_commits": ["public.f"],
+    "passed": ["public.g"],
+    "warnings": ["look"],
+    "unused_suites": ["x.yml"],
+    "slot_critical": ["slot 's' is lost"],
+    "unreadable": "no",
+    "source": {
+        "slot_calls": 1,
+        "wal_read_bytes": 2,
+        "decoded_bytes": 3,
+        "spilled_bytes": 4,
+        "streamed_bytes": 5,
+        "slot_seconds": 6.0,
+        "snapshot_seconds": 7.0,
+        "xmin_age": 8,
+        "timeouts": 9,
+        "server_seconds": 10.0,
+        "database_temp_bytes": 11,
+    },
+    "as_of": "2026-01-01T12:00:00+00:00",
+    "slot_before": SLOT,
+    "slot_after": SLOT,
+    "error": ERROR,
+}
+
+
+def test_the_stored_form_of_a_result():
+    """Its keys and values stay, whatever parts a result has in memory."""
+    assert json.loads(RunResult.from_json(json.dumps(STORED)).to_json()) == STORED
+
+
+def test_the_stored_form_has_nothing_of_the_attempt_alone():
+    """The next attempt continues from it, and would add the same changes once more."""
+    result = RunResult("consume", "r")
+    result.add_target(TargetCut("public.a", 1, 7, inserted=1))
+    result.attempt.begun = datetime(2026, 1, 1, tzinfo=UTC)
+    assert list(result.attempt.done) == ["public.a"]
+    assert json.loads(result.to_json()).keys() == STORED.keys()
+
+
+def test_a_result_of_an_earlier_version_lacks_keys():
+    """The source's load, and the slot's states; the rest has its defaults."""
+    known = RunResult.from_json('{"verb": "sync", "run_id": "r", "stages": {}, "tables": {}}')
+    assert known == RunResult("sync", "r")

@@ -430,7 +430,7 @@ KEPT = {
     # Metadata of Delta commits, by which later runs find what earlier ones did.
     "CommitTag.looked",
     # Keys of run results, which are kept in the ledger and read by other versions.
-    "RunResult.told_applied",
+    "TargetFindings.told_applied",
     "TableResult.reread",
     "TableResult.verbatim",
     # Counts that pages read by the names of those columns and keys.

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.pipelines import job_of
 from tests.support.slot_state import SLOT
 from waldelta.config import PipelineFile
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
@@ -229,7 +230,7 @@ def job_on(lake: str) -> Job:
         },
         "target": {"root": lake},
     }
-    return Job(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
+    return job_of(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
 
 
 def test_a_run_on_the_old_server_lands_nothing_more(lake):
@@ -238,7 +239,7 @@ def test_a_run_on_the_old_server_lands_nothing_more(lake):
     """
     job = job_on(lake)
     job.ledger.append(move("created", 10))
-    late = job.slot_identity()
+    late = job.read_identity()
     check_followed(job, late)
     job.ledger.append(move("promoted", 70, 2))
     with pytest.raises(
@@ -246,7 +247,7 @@ def test_a_run_on_the_old_server_lands_nothing_more(lake):
         match=r"another run has followed .* to timeline 2, while this run reads timeline 1",
     ):
         check_followed(job, late)
-    check_followed(job, job.slot_identity())
+    check_followed(job, job.read_identity())
 
 
 def test_a_history_that_cannot_be_read_is_asked_for_again(lake):

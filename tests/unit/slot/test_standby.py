@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.pipelines import job_of
 from tests.support.slot_state import SLOT
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import SlotLimits
@@ -30,7 +31,7 @@ from waldelta.errors import (
 )
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lsn import Lsn
-from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline import SlotIdentity, SourceConnections
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.slot.read import peek_error
 from waldelta.slot.recovery import recover
@@ -167,13 +168,13 @@ def test_read_from_is_another_server_and_no_failover_slot():
 
 def test_a_run_without_the_standby_s_connection_does_not_fall_back_on_the_primary():
     """It would make, or move, another slot of that name."""
-    assert Job(file(), "host=primary", "run").slot_conninfo == "host=primary"
+    assert SourceConnections(file().source, "host=primary").slot_conninfo == "host=primary"
     assert (
-        Job(file(read_from="d"), "host=primary", "run", read_conninfo="host=standby").slot_conninfo
+        SourceConnections(file(read_from="d").source, "host=primary", "host=standby").slot_conninfo
         == "host=standby"
     )
     with pytest.raises(ConfigError, match=r"'d' \(source\.read_from\) wasn't passed to this run"):
-        _ = Job(file(read_from="d"), "host=primary", "run").slot_conninfo
+        _ = SourceConnections(file(read_from="d").source, "host=primary").slot_conninfo
 
 
 def test_a_standby_that_restarted_is_waited_for(monkeypatch):
@@ -287,7 +288,7 @@ def test_a_slot_that_is_missing_names_the_standby_asked(monkeypatch):
         ({}, "exist: run"),
     ):
         with pytest.raises(SlotMissing, match=said):
-            check_slot(connection, Job(file(**source), "", "run", read_conninfo=""))
+            check_slot(connection, job_of(file(**source), read_conninfo=""))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_what_keeps_the_timeline_from_being_read(monkeypatch, met, kind):
 
     monkeypatch.setattr("waldelta.slot.standby.read_timeline", read)
     with pytest.raises(kind):
-        _timeline(Job(file(read_from="d"), "", "run", read_conninfo="host=standby"))
+        _timeline(job_of(file(read_from="d"), read_conninfo="host=standby"))
 
 
 @pytest.mark.parametrize("lagging, kind", [(True, StandbyAway), (False, TransactionsStillOpen)])

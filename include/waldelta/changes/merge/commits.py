@@ -193,7 +193,9 @@ def read_unreported(
     @cache
     def copied_at() -> datetime:
         return min(
-            row.at for row in job.table_rows(state.table_name) if row.generation == state.generation
+            row.at
+            for row in job.read_all_states(state.table_name)
+            if row.generation == state.generation
         )
 
     for entry in _ours(target.open(), apply_app_id(identity, state)):

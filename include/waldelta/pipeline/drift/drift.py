@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, TypeOptions
 from waldelta.errors import FilterNotTranslatable, NeedsSync
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
@@ -22,7 +22,7 @@ from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.drift.unsent_truncates import replaced_files
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
-from waldelta.pipeline.targets.target_filter import both, filter_of
+from waldelta.pipeline.targets.target_filter import both, column_states, filter_of
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.row_filter.parse import parse_analysed
@@ -246,6 +246,33 @@ def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> 
         [a.attnum for a in storage.attributes if a.attnum not in published]
         if storage is not None
         else []
+    )
+
+
+def as_published(
+    state: TableState,
+    table: PublishedTable,
+    storage: StorageState | None,
+    target_filter: str | None,
+    types: TypeOptions,
+) -> TableState:
+    """Return a target's state with all that is published of its table, as of a snapshot whose rows
+    it holds.
+
+    Drift that was recorded since an earlier snapshot is over.
+    """
+    return replace(
+        state,
+        relation_ids=list(table.relation_ids),
+        columns=column_states(table.columns, table.key_columns, types),
+        row_filter=table.row_filter,
+        storage=storage,
+        target_filter=target_filter,
+        later_filters=[],
+        publishes=sorted(table.publishes),
+        entries=to_texts(table.entries),
+        unpublished=unpublished_columns(table, storage),
+        unmended_leaves=[],
     )
 
 

@@ -93,7 +93,7 @@ def check_drift(
 def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
     """Describe a drift where the target stays as it is, with the way to repair it."""
     reasons = "; ".join(drift.reasons)
-    with job.connect("drift") as connection:
+    with job.source.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
     told = (
         f"{name} drifted from its source: {reasons}; the target stays as it is, like a table of a"
@@ -132,8 +132,9 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     The target may not reflect that TRUNCATE yet. Or it reflects it since the leaves' files were
     recorded, at a time when it wasn't known yet what had landed.
     """
-    change_log = job.change_log(identity := job.slot_identity())
-    last, after = change_log.last_batch(), Watermarks(job, identity).of(state)
+    held = Watermarks(job, job.read_identity())
+    change_log = held.change_log
+    last, after = change_log.last_batch(), held.of(state)
     if last is None:
         return False
     snapshot = Snapshot.parse(state.snapshot)
@@ -142,7 +143,7 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     recorded = state.storage.as_of if state.storage is not None else 0
     if not recorded:
         return False
-    begin = change_log.visible_upto(Snapshot(recorded, recorded), job.first_batch())
+    begin = change_log.visible_upto(Snapshot(recorded, recorded), held.identity.floor)
     found = change_log.first_truncate(begin, after, state.relation_ids)
     return found is not None and bool(
         last_truncates(change_log.stream(found - 1, after), state, snapshot, since_xid=recorded)

@@ -283,7 +283,7 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
     """Return every table that is published or was copied in the current slot incarnation, by
     name.
     """
-    known = lives(job.table_rows())
+    known = lives(job.read_all_states())
     return [
         _read(job, name, published, known.get(name))
         for name in sorted(known.keys() | published.keys())
@@ -330,7 +330,7 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
             )
             return True
         except LateWriter:
-            state = job.table_state(held.table_name)
+            state = job.read_state(held.table_name)
     raise LateWriter(
         f"{held.table_name} isn't published any more, but other runs kept changing its ledger"
         " entry: run again"
@@ -411,7 +411,7 @@ def copies_under_way(job: Job) -> list[str]:
 
     Changes that landed since their snapshots wait for them.
     """
-    states = job.table_states()
+    states = job.read_states()
     unfinished = [name for name in sorted(states) if states[name].status in (COPYING, NEEDS_SYNC)]
     return [name for name in unfinished if _is_locked(job, name)]
 

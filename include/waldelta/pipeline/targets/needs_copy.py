@@ -40,7 +40,7 @@ def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
 
     Also returns the error of each target whose tables stay locked too long to be read.
     """
-    with job.connect("sizes") as connection:
+    with job.source.connect("sizes") as connection:
         (sizes, unread), locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(_table_bytes, connection, job)
         )

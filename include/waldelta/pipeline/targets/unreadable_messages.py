@@ -159,7 +159,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
     details = {
         "kind": MESSAGE_NAMES.get(unread.kind, f"unknown ({unread.raw[:1].hex()})"),
         "error": f"{err.field} at byte {err.offset}: {err.detail}",
-        "incarnation": job.slot_identity().incarnation,
+        "incarnation": job.read_identity().incarnation,
     }
     sent = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
     Quarantine(job.lake).add(
@@ -193,7 +193,7 @@ def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
         return (OF_MESSAGES,)
     relations = set(_relations(unread))
     found = sorted(
-        n for n, state in job.table_states().items() if not relations.isdisjoint(state.relation_ids)
+        n for n, state in job.read_states().items() if not relations.isdisjoint(state.relation_ids)
     )
     return tuple(found) or (ANY_TABLE,)
 

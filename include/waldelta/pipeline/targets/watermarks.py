@@ -24,7 +24,7 @@ def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
 
 def synced_states(job: Job) -> list[TableState]:
     """Return the targets with a complete copy, by name; they may be no longer published."""
-    states = job.table_states()
+    states = job.read_states()
     return [states[name] for name in sorted(states) if states[name].status == SYNCED]
 
 
@@ -33,7 +33,7 @@ def check_same_copy(job: Job, state: TableState) -> TableState:
 
     Its columns may have changed since; returns its current state.
     """
-    present = job.table_state(state.table_name)
+    present = job.read_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(
             f"{state.table_name}: another run synced it during this run: the next run applies its"
@@ -52,8 +52,7 @@ class Watermarks:
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
-        self._cut = job.ledger.last_cut()
-        self.floor = job.first_batch()
+        self.change_log, self.cut = job.change_log(identity), job.ledger.last_cut()
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
     def of(self, state: TableState) -> int:
@@ -77,15 +76,14 @@ class Watermarks:
                 " remove the folder and run the initial sync for it again"
             ) from err
         self.versions[state.table_name] = table.version
-        applied = max(committed, self._in_cut(state), self.floor)
-        if applied > self.floor or not state.snapshot:
+        floor = self.identity.floor
+        applied = max(committed, self._in_cut(state), floor)
+        if applied > floor or not state.snapshot:
             return applied
-        return self._job.change_log(self.identity).visible_upto(
-            Snapshot.parse(state.snapshot), self.floor
-        )
+        return self.change_log.visible_upto(Snapshot.parse(state.snapshot), floor)
 
     def _in_cut(self, state: TableState) -> int:
-        cut = self._cut
+        cut = self.cut
         if cut is None or (state.table_name, state.generation) not in {
             (t.table_name, t.generation) for t in cut.targets
         }:
@@ -131,6 +129,6 @@ def messages_app_id(identity: SlotIdentity) -> str:
 
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
     """Return the last batch whose logical messages are in their table."""
-    floor = job.first_batch()
     table = job.lake.bookkeeping(MESSAGES).find()
-    return max(floor, table.committed(messages_app_id(identity)) if table is not None else 0)
+    committed = table.committed(messages_app_id(identity)) if table is not None else 0
+    return max(identity.floor, committed)

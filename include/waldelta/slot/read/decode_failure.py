@@ -223,7 +223,7 @@ def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer
     query = _ANSWER.format(
         changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT
     )
-    with job.connect_slot("probe") as connection:
+    with job.source.connect_slot("probe") as connection:
         try:
             with limited(connection, "statement_timeout", bound.statement_timeout_s):
                 ((messages, landing, end),) = connection.execute(query.encode()).fetchall()
@@ -269,7 +269,7 @@ def _identify(job: Job, source: Source) -> list[str]:
     transaction, table = "", ""
     try:
         for message in stream_slot(
-            job.slot_conninfo, source.slot, plugin_options(source), _IDENTIFY_S
+            job.source.slot_conninfo, source.slot, plugin_options(source), _IDENTIFY_S
         ):
             kind = message[:1]
             if kind in (b"B", b"b"):
@@ -295,6 +295,6 @@ def _suspects(job: Job, refusal: Refusal) -> list[str]:
     """Return tables that an error about a value may concern: those that have a row filter now."""
     if not refusal.sqlstate.startswith("22") or refusal.sqlstate in _UNCONVERTED:
         return []
-    with job.connect("probe") as connection:
+    with job.source.connect("probe") as connection:
         tables = filtered_tables(connection, job.pipeline.source.publication_names)
     return [f"tables with a row filter: {', '.join(tables)}"] if tables else []

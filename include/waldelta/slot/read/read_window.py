@@ -191,7 +191,7 @@ class ReadWindows:
 
         A standby's transactions are its primary's.
         """
-        with self._job.connect("bite") as primary:
+        with self._job.source.connect("bite") as primary:
             oldest = next(iter(open_transactions(primary)), None)
         if oldest is None:
             return (

@@ -58,7 +58,7 @@ def select_targets(
 
     Records new leaf partitions, and marks targets that need a new copy or a repair to be exact.
     """
-    with job.connect("apply") as connection:
+    with job.source.connect("apply") as connection:
         applied.published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
@@ -90,7 +90,7 @@ def select_unchanged(job: Job) -> SelectedTargets:
     Until all changes have landed, it is unknown, for example, whether a TRUNCATE among them emptied
     a leaf partition.
     """
-    with job.connect("apply") as connection:
+    with job.source.connect("apply") as connection:
         published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )

@@ -69,7 +69,7 @@ def read_values(
     if not lacking.any():
         return values
     with (
-        job.connect("reread") as connection,
+        job.source.connect("reread") as connection,
         _named_errors(job, plan.state, connection),
         limited(connection, "lock_timeout", LOCK_TIMEOUT_S),
     ):
@@ -203,8 +203,8 @@ def _named_errors(
         )
     except psycopg.OperationalError as err:
         named = SourceUnreachable(
-            f"reading missing TOAST values of {state.table_name} from {describe(job.conninfo)}"
-            f" broke off ({_reason(err)}): run again"
+            f"reading missing TOAST values of {state.table_name} from"
+            f" {describe(job.source.conninfo)} broke off ({_reason(err)}): run again"
         )
     except psycopg.Error as err:
         named = SourceError(

@@ -8,49 +8,47 @@ import logging
 from collections.abc import Sequence
 
 from waldelta.changes.merge.commits import read_unreported
-from waldelta.lake.ledger import BatchCut, TableState, TargetCut
+from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.targets import TableLifecycle
+from waldelta.pipeline.targets import TableLifecycle, Watermarks
 from waldelta.stages.apply.outcome import Applied, isolated
 
 log = logging.getLogger(__name__)
 
 
 def unreported(
-    job: Job,
-    identity: SlotIdentity,
-    states: Sequence[TableState],
-    cut: BatchCut | None,
-    applied: Applied,
+    job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied
 ) -> dict[str, TargetCut]:
     """Returns the commits that were never reported: this run reports, checks and announces them.
 
-    The part that the newest ``cut`` already contains goes into ``applied``; the rest is returned,
+    The part that the newest cut already contains goes into ``applied``; the rest is returned,
     for the next cut.
     """
     members = {
         (one.table_name, one.generation): one.version
-        for one in (cut.targets if cut is not None else [])
+        for one in (held.cut.targets if held.cut is not None else [])
     }
     unreported_cuts, told = {}, _as_reported(job)
     for state in states:
         with isolated(job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
-            reported_late, beyond = read_unreported(job, identity, state, told, in_cut)
+            reported_late, beyond = read_unreported(job, held.identity, state, told, in_cut)
             applied.reported_late += [reported_late] if reported_late is not None else []
             if beyond is not None:
                 unreported_cuts[state.table_name] = beyond
     return unreported_cuts
 
 
-def unreported_commits(job: Job, unpublished: Sequence[TableLifecycle]) -> list[TargetCut]:
+def unreported_commits(
+    job: Job, identity: SlotIdentity, unpublished: Sequence[TableLifecycle]
+) -> list[TargetCut]:
     """Returns the unreported commits of targets that aren't published any more.
 
     Such a target gets no changes any more, so an error of one doesn't fail the run.
     """
-    found, told, identity = [], _as_reported(job), job.slot_identity()
+    found, told = [], _as_reported(job)
     for state in (standing.state for standing in unpublished):
         if state is None or state.status != SYNCED:
             continue

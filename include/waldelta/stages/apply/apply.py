@@ -95,11 +95,12 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     """
     applied = Applied()
     # Read before the catalogs, which must be newer than this batch.
-    last = job.change_log(job.slot_identity()).last_batch()
+    identity = job.read_identity()
+    last = job.change_log(identity).last_batch()
     selected = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
         _apply_upto(spark, job, selected, last, applied, Pace())
-    applied.reported_late += unreported_commits(job, selected.unpublished)
+    applied.reported_late += unreported_commits(job, identity, selected.unpublished)
     try:
         applied.removed = record_removed(job, selected.unpublished)
     except WaldeltaError as err:
@@ -171,9 +172,9 @@ def _apply_upto(
     """Bring these targets up to a batch, one apply batch after another; returns the batch
     reached.
     """
-    identity = job.slot_identity()
-    change_log, states, cut = job.change_log(identity), selected.states, job.ledger.last_cut()
-    with _begun(spark, job, selected, last, applied, Watch(job, cut), pace) as run:
+    states, held = selected.states, Watermarks(job, job.read_identity())
+    change_log = held.change_log
+    with _begun(spark, job, selected, last, applied, held, pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):
             _find_external_commits(run, state, run.held.versions[state.table_name], applied)
@@ -185,7 +186,7 @@ def _apply_upto(
         # Otherwise there is no cut, and the apply that follows reports.
         if is_all or not pace.is_concurrent:
             known = [state for state in states if state.table_name in watermarks]
-            unreported_cuts |= unreported(job, identity, known, cut, applied)
+            unreported_cuts |= unreported(job, held, known, applied)
         for upto in reported_batches(sizes, ends or [last] * bool(unreported_cuts)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Unreported commits are reported with a published cut where there is one.
@@ -212,19 +213,16 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     selected: SelectedTargets,
     last: int,
     applied: Applied,
-    watch: Watch,
+    held: Watermarks,
     pace: Pace,
 ) -> Iterator[_Run]:
     """Yields what the targets are applied with up to a batch, from their current watermarks."""
-    held = Watermarks(job, job.slot_identity())
-    change_log, watermarks = (
-        job.change_log(held.identity),
-        _watermarks(job, held, selected.states, applied),
-    )
+    change_log, watch = held.change_log, Watch(job, held.cut)
+    watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
-    sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
+    sizes = job.read_landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.lake)
-    planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
+    planning, locks = SharedConnection(job, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:

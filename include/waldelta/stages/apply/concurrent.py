@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -202,6 +202,7 @@ class WholeApplyBatches:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._change_log: ChangeLog | None = None
         self._bytes: dict[int, int] = {}
 
     def __call__(self, landed: Sequence[Landed]) -> int | None:
@@ -211,10 +212,8 @@ class WholeApplyBatches:
         )
 
     def _bytes_of(self, after: int, upto: int) -> Mapping[int, int]:
+        if self._change_log is None:
+            self._change_log = self._job.change_log(self._job.read_identity())
         self._bytes = {batch: size for batch, size in self._bytes.items() if batch > after}
         self._bytes |= self._change_log.bytes_of_batches(max(self._bytes, default=after), upto)
         return self._bytes
-
-    @cached_property
-    def _change_log(self) -> ChangeLog:
-        return self._job.change_log(self._job.slot_identity())

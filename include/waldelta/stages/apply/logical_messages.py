@@ -26,7 +26,7 @@ from waldelta.lake.storage import MESSAGES, sync_commit
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
-from waldelta.pipeline import AdvisoryLock, Job
+from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity
 from waldelta.pipeline.advisory_locks import messages_lock
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied
@@ -61,7 +61,7 @@ def write_messages(spark: SparkSession, job: Job) -> int:
     Raises LockHeld or LateWriter when another run does the same concurrently, DecodeError for a
     malformed message.
     """
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     if (done := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
         return done
@@ -72,19 +72,22 @@ def write_messages(spark: SparkSession, job: Job) -> int:
         # Another run may have written some since. Delta alone would write them again under a later
         # batch's number.
         done = messages_applied(job, identity)
-        return done if done >= last else _append(spark, job, change_log, (done, last), lock)
+        if done >= last:
+            return done
+        job.read_landed_sizes(identity, done, last)  # raises SlotGap
+        return _append(spark, job, identity, done, last, lock)
 
 
 def _append(
     spark: SparkSession,
     job: Job,
-    change_log: ChangeLog,
-    batches: tuple[int, int],
+    identity: SlotIdentity,
+    done: int,
+    last: int,
     lock: AdvisoryLock,
 ) -> int:
-    done, last = batches
-    identity = job.slot_identity()
-    job.landed_sizes(identity, done, last)  # raises SlotGap
+    """Append the messages of the batches after ``done`` up to ``last``."""
+    change_log = job.change_log(identity)
     segments = change_log.stream(done, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
     writer = (

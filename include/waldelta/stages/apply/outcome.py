@@ -65,7 +65,7 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
         result.add_target(target)
     for cut in applied.steps:
         result.add_cut(cut)
-    result.told_applied = True
+    result.targets.told_applied = True
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
             result.warnings.append(
@@ -82,15 +82,15 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
     result.warnings += [
         f"{name} {_NOT_PUBLISHED}" for name in applied.removed if name not in applied.unpublished
     ]
-    result.unpublished = applied.unpublished
-    if result.unpublished:
-        result.warnings.append(not_published(result.unpublished))
+    result.targets.unpublished = applied.unpublished
+    if applied.unpublished:
+        result.warnings.append(not_published(applied.unpublished))
 
 
 def add_external_commits(result: RunResult, applied: Applied) -> None:
     """Add the external commits that were found, each once."""
-    result.warnings += [warning for warning in applied.warnings if warning not in result.warnings]
-    result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
+    result.warn(applied.warnings)
+    result.targets.foreign_commits = sorted({*applied.foreign, *result.targets.foreign_commits})
 
 
 def without_failure(states: Sequence[TableState], applied: Applied) -> list[TableState]:

@@ -108,10 +108,10 @@ def drain(
     ends the drain: see ``unreadable`` of the result. Raises TargetNotWritable before anything is
     read from the slot, as far as the driver's machine can detect it.
     """
-    identity = job.slot_identity()
+    identity = job.read_identity()
     check_writable(job.pipeline.target.root)
     change_log = job.change_log(identity)
-    with job.connect_slot("drain") as connection:
+    with job.source.connect_slot("drain") as connection:
         server = slot_position(connection, job)
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
@@ -244,7 +244,7 @@ def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
 ) -> tuple[Landed, PeekTimes]:
     began = time.monotonic()
     try:
-        times = land(spark, job.slot_conninfo, source, bound, change_log, batch, check_read)
+        times = land(spark, job.source.slot_conninfo, source, bound, change_log, batch, check_read)
         landed = change_log.landed(batch)
     except DecodeError as err:
         raise record_unreadable(job, err.unread, err) if err.unread is not None else err from err
@@ -274,7 +274,7 @@ def _consume_one(
         job.ledger,
         move,
         landed.transactions,
-        lambda: meter.timed(job.connect_slot("count")),
+        lambda: meter.timed(job.source.connect_slot("count")),
     )
     return end
 

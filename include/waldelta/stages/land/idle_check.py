@@ -89,12 +89,12 @@ def check_idle(job: Job) -> IdleCheck:
     consumed, or whose next transaction can't be decoded.
     """
     source, ledger = job.pipeline.source, job.ledger
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     with (
         gaps_recorded(job),
-        job.connect("look") as primary,
-        job.connect_slot("look", primary) as connection,
+        job.source.connect("look") as primary,
+        job.source.connect_slot("look", primary) as connection,
         slot_lock(job),
     ):
         server = slot_position(connection, job, primary)

@@ -37,35 +37,37 @@ def land_to_now(
     """Land and consume up to the server's current position; add the state of slot and server.
 
     ``on_landed`` is called with each landed batch. If PostgreSQL can't decode a change,
-    ``result.unreadable`` has the error; everything before that change has landed.
+    ``result.landed.unreadable`` has the error; everything before that change has landed.
     """
     from waldelta.stages.land.drain import drain
 
-    result.unreadable = None
+    landed = result.landed
+    landed.unreadable = None
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
             with (
-                job.connect("health") as primary,
-                job.connect_slot("health", primary) as connection,
+                job.source.connect("health") as primary,
+                job.source.connect_slot("health", primary) as connection,
             ):
                 asked = now()
                 # The servers are compared first: on a standby or another cluster the slot's state
                 # means nothing.
                 server = slot_position(connection, job, primary)
-                check_system(job.slot_identity(), server)
+                identity = job.read_identity()
+                check_system(identity, server)
                 landed_as_of = read_oldest_xid(connection)
                 lock.verify()
                 end_old_backends(connection, job.pipeline.source.slot)
                 slot = check_slot(connection, job)
                 elsewhere = standby_warnings(primary, connection, job, server)
-                uncompared = never_compared(connection, job, job.slot_identity())
-                result.as_of = committed_upto(connection, server, asked).isoformat()
-            result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
+                uncompared = never_compared(connection, job, identity)
+                landed.as_of = committed_upto(connection, server, asked).isoformat()
+            landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
             found = [
                 *slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()),
                 *elsewhere,
             ]
-            result.slot_critical = critical(found)
+            landed.slot_critical = critical(found)
             result.warnings += [
                 f"when the run began, {text}" for text in log_warnings(found)
             ] + uncompared
@@ -75,11 +77,10 @@ def land_to_now(
     except SlotUnreadable as err:
         # What landed before it is applied first; the apply stage then raises the error.
         log.error("%s", err)
-        result.unreadable, result.as_of, landed_as_of = str(err), None, 0
-    result.landed_as_of = landed_as_of
-    result.changes += drained.changes
-    result.source.add(drained.bill)
-    result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
+        landed.unreadable, landed.as_of, landed_as_of = str(err), None, 0
+    landed.landed_as_of = landed_as_of
+    result.add_drained(drained)
+    landed.start_lsn, landed.end_lsn = str(drained.start), str(drained.end)
     stage.detail = (
         f"{counted(drained.changes, 'change')} in"
         f" {counted(len(drained.batches), 'batch', 'batches')}, landed in"

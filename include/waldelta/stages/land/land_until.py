@@ -68,7 +68,7 @@ def _have_wal_flushed(job: Job) -> None:
     ends. The end of a transaction with an id makes PostgreSQL's WAL writer flush within
     wal_writer_delay.
     """
-    with job.connect("flush") as connection:
+    with job.source.connect("flush") as connection:
         connection.execute("select pg_current_xact_id()")
 
 

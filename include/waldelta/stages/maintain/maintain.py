@@ -62,7 +62,7 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     with target_lock(job, name):
         table = target.open()
         version = table.version
-        if (state := job.table_state(name)) is not None:
+        if (state := job.read_state(name)) is not None:
             check_target(job, state, version)
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
@@ -148,7 +148,7 @@ def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResul
 
 def prune_change_log(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Delete batches that every target has applied and that are older than the retention."""
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     if change_log.last_batch() is None:
         stage.detail = "no change log yet"
@@ -173,12 +173,11 @@ def prune_change_log(_: SparkSession, job: Job, result: RunResult, stage: StageR
         expired = min(expired, messages_applied(job, identity))
     # Another slot incarnation never learns how a transaction prepared in an earlier one was
     # decided.
-    first = job.first_batch()
-    prepared = [p for p in change_log.prepared() if p.batch > first]
+    prepared = [p for p in change_log.prepared() if p.batch > identity.floor]
     expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
     # What the slot may return again after its server crashes is verified once more.
     saved = durable_position(job).value
-    ends = change_log.reach(first).ends
+    ends = change_log.reach(identity.floor).ends
     expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
     fault_point("maintain.forgetting")
     change_log.prune(expired, job.pipeline.maintenance.keep_versions_hours)
@@ -199,7 +198,7 @@ def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) 
             f"the change log keeps all batches, since the batches that {state.table_name} has"
             " can't be determined"
         )
-        return watermarks.floor
+        return watermarks.identity.floor
 
 
 def _is_needed(prepared: Prepared, expired: int) -> bool:
@@ -217,7 +216,7 @@ def prune_ledger_rows(_: SparkSession, job: Job, __: RunResult, stage: StageResu
     """
     kept = job.pipeline.maintenance
     oldest = now() - kept.keeps_rows
-    change_log = job.change_log(job.slot_identity())
+    change_log = job.change_log(job.read_identity())
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
     expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
     stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"

@@ -261,7 +261,7 @@ def stage_rows(
     again.
     """
     conninfo, copy, pid, count = (
-        job.conninfo,
+        job.source.conninfo,
         rows.copy,
         holder.pid,
         min(len(rows.choices), _MOST_TASKS),

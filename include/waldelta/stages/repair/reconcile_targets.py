@@ -36,7 +36,6 @@ from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land import land_backlog, land_through
-from waldelta.stages.land.drain import Drained
 from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spark
 from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
 from waldelta.stages.repair.repair import Again, repair_rows
@@ -118,11 +117,11 @@ def compare_all(work: Reconciling) -> None:
     Results and failures are stored in ``work``.
     """
     job = work.job
-    with job.connect("reconcile") as connection:
+    with job.source.connect("reconcile") as connection:
         if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
             raise NotPrimary(
-                f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions"
-                " out: compare with the primary"
+                f"{describe(job.source.conninfo)} is a standby, whose snapshots leave running"
+                " transactions out: compare with the primary"
             )
         check_source(connection, job)
         mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
@@ -223,23 +222,23 @@ def _compare_group(
     """Compare some tables in one snapshot; returns those that differ."""
     spark, job = work.spark, work.job
     try:
-        _count_landed(work, land_backlog(spark, job))
+        work.result.add_drained(land_backlog(spark, job))
         # The batches are read before the snapshot: what a target gets during the comparison comes
         # after the batch it is compared at.
-        marks = Watermarks(job, job.slot_identity())
+        marks = Watermarks(job, job.read_identity())
         batches = {state.table_name: marks.of(state) for state in states}
         states = _readable(work, states, marks.versions)
         by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
             _batches(spark) if by_spark else nullcontext(),
-            named_loss(job.conninfo),
+            named_loss(job.source.conninfo),
             SnapshotHolder(
-                job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
+                job.source.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
             ) as holder,
         ):
             feedings = _feedings(work, holder, states, batches, marks.versions)
             if feedings:
-                _count_landed(work, land_through(spark, job, holder.lsn))
+                work.result.add_drained(land_through(spark, job, holder.lsn))
             with ThreadPoolExecutor(COMPARED_AT_ONCE, thread_name_prefix="reconcile") as pool:
                 done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
                 return {
@@ -268,11 +267,6 @@ def _readable(
         except StateError as err:
             work.fail(name, err)
     return found
-
-
-def _count_landed(work: Reconciling, drained: Drained) -> None:
-    work.result.changes += drained.changes
-    work.result.source.add(drained.bill)
 
 
 def _feedings(
@@ -370,7 +364,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         work.found[name] = replace(row, reason=f"not repaired: {err}")
         return
     cut = done.cut
-    _count_landed(work, done.drained)
+    work.result.add_drained(done.drained)
     work.result.warnings += told
     work.result.add_repair(cut)
     mended = cut.inserted + cut.updated + cut.deleted
@@ -429,7 +423,6 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
             result.warnings.append(
                 f"{row.table_name}: {counted(row.lacking, 'row')} in quarantine not compared"
             )
-    result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
     compared = [row for row in found if row.compared]
     rows, differing = (
         sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))

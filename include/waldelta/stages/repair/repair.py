@@ -55,7 +55,7 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, target_lock
 from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.drift import unpublished_columns
+from waldelta.pipeline.drift.drift import as_published
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
@@ -64,7 +64,7 @@ from waldelta.pipeline.targets.target_filter import column_states, read_target_f
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
 from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres import TableId
-from waldelta.postgres.publication_membership import to_texts, was_interrupted
+from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import SnapshotHolder
@@ -217,24 +217,24 @@ def _repair(
     generation = next_generation(job.ledger.table_rows(name))
     lock.verify()
     quarantine = Quarantine(job.lake)
-    fence = TargetFence(lock, Watermarks(job, job.slot_identity()), drifted.state)
+    fence = TargetFence(lock, Watermarks(job, job.read_identity()), drifted.state)
     take_over_target(spark, job, drifted.state, quarantine, fence)
     held = _read_quarantined(quarantine, drifted.state, again)
     named = held.watched.keys() | ((again.keys if again is not None else None) or set())
     drained = land_backlog(spark, job)
-    with job.connect("repair") as connection:
+    with job.source.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.lake, name, generation, 0, job.run_id)
     with staged_in(spark, staged):
         with SnapshotHolder(
-            job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
+            job.source.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
         ) as holder:
             check_version(holder, settled)
             replicated, storage = source_as_of(holder, job, TableId.parse(name))
             membership = read_version_as_of(holder, settled, replicated.table.relation_ids)
             drifted = _as_seen(job, drifted, replicated, storage)
-            with job.connect("repair") as connection:
+            with job.source.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
                 rows = replace(
                     rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named)
@@ -358,7 +358,7 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
     opened = {of for of, key in texts.items() if judged[key].status == QUARANTINED}
     found = rows_to_judge(spark, rows, staged, waiting, (judged, held.accepted))
     still = judge_complete_rows(
-        job, gate, rows.copy, found, landed_upto(job, job.slot_identity()), opened
+        job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
     )
     return {texts[row.key]: row for row in still}
 
@@ -401,7 +401,7 @@ def _decided(
 
 
 def _check_marked(job: Job, state: TableState) -> None:
-    present = job.table_states().get(state.table_name)
+    present = job.read_states().get(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, NEEDS_SYNC):
         raise LateWriter(f"{state.table_name} was synced again during its repair")
 
@@ -444,8 +444,8 @@ def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) 
 
     Raises NeedsSync for changes that aren't only of rows.
     """
-    state, identity = drifted.state, job.slot_identity()
-    after, last = Watermarks(job, identity).of(state), job.change_log(identity).last_batch()
+    state, held = drifted.state, Watermarks(job, job.read_identity())
+    after, last = held.of(state), held.change_log.last_batch()
     return 0 if last is None else stage_changed(spark, job, state, (after, last), folder)
 
 
@@ -459,25 +459,14 @@ def _synced_state(
     """Returns the new generation's ledger row: as after a copy from that snapshot, without its
     cost.
     """
-    state, table, (holder, storage) = drifted.state, drifted.table, seen
+    state, (holder, storage) = drifted.state, seen
+    types = job.pipeline.target.types_of(state.table_name)
     return replace(
-        state,
+        as_published(state, drifted.table, storage, to_text(own), types),
         generation=generation,
         status=SYNCED,
         snapshot=holder.snapshot,
         snapshot_lsn=holder.lsn.value,
-        relation_ids=list(table.relation_ids),
-        columns=column_states(
-            table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
-        ),
-        row_filter=table.row_filter,
-        storage=storage,
-        target_filter=to_text(own),
-        later_filters=[],
-        publishes=sorted(table.publishes),
-        entries=to_texts(table.entries),
-        unpublished=unpublished_columns(table, storage),
-        unmended_leaves=[],
         version=checked_upto(job.ledger.last_cut(), state),
     )
 
@@ -497,7 +486,7 @@ def _commit(
     messages included.
     """
     (_, counts), (lock, again, carried), name = net, given, state.table_name
-    marked = job.table_states()[name]
+    marked = job.read_states()[name]
     reason = marked.reason if again is None else again.reason
     lock.verify()
     first = replace(
@@ -521,7 +510,7 @@ def _commit(
         )
         fault_point("repair.merged")
         lock.verify()
-        present = job.table_states()[name]
+        present = job.read_states()[name]
         if (present.generation, present.status) != (begun.generation, COPYING):
             raise LateWriter(
                 f"{name} left the publications while it was repaired: sync it again once it is"

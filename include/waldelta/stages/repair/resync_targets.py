@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from waldelta.errors import StateError, WaldeltaError
-from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
@@ -40,9 +39,9 @@ def resync_targets(
 
     Targets whose drift this run found (``drifted``) are repaired, however large, if a repair is
     exact and cheaper. Where a sync follows, large tables are left to it and listed in
-    ``result.needs_sync``. They are also a failure when their last copy failed, so that the run
-    fails until one succeeds. Each run tries each copy once. Published tables that were never copied
-    are listed in ``result.never_copied`` for the initial sync.
+    ``needs_sync``. They are also a failure when their last copy failed, so that the run fails until
+    one succeeds. Each run tries each copy once. Published tables that were never copied are listed
+    in ``never_copied`` for the initial sync.
     """
     standings = read_lifecycles(job, published)
     if record_killed(job, standings):
@@ -50,12 +49,13 @@ def resync_targets(
     pending = requiring(standings, RequiredAction.COPY)
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     failures: dict[str, WaldeltaError] = {}
-    result.needs_sync, result.not_applied = [], []  # This may be the stage's second attempt.
+    targets = result.targets
+    targets.needs_sync, targets.not_applied = [], []  # This may be the stage's second attempt.
     for copy in requiring(standings, RequiredAction.WAIT):
         result.warnings.append(
             f"{copy.table_name} is being copied, and its changes wait until that is done"
         )
-        result.not_applied.append(copy.table_name)
+        targets.not_applied.append(copy.table_name)
     for copy in pending:
         if copy.table_name in busy:
             failures[copy.table_name] = busy[copy.table_name]
@@ -74,7 +74,9 @@ def resync_targets(
                 _copy(spark, job, result, copy)
         except WaldeltaError as err:
             failures[copy.table_name] = err
-    result.never_copied = [found.table_name for found in requiring(standings, RequiredAction.FIRST)]
+    targets.never_copied = [
+        found.table_name for found in requiring(standings, RequiredAction.FIRST)
+    ]
     if notice := never_copied(job, standings):
         result.warnings.append(notice)
     return failures
@@ -94,10 +96,8 @@ def _repair(
         log.warning("table=%s needs a whole copy: %s", copy.table_name, err)
         result.warnings.append(f"{copy.table_name} needs a whole copy: {err}")
         return False
-    result.changes += done.drained.changes
-    result.source.add(done.drained.bill)
-    if result.end_lsn is None or Lsn.parse(result.end_lsn) < done.drained.end:
-        result.end_lsn = str(done.drained.end)
+    result.add_drained(done.drained)
+    result.landed.end_lsn = str(result.landed.read_upto(done.drained.end))
     result.add_repair(done.cut)
     result.warnings.append(
         f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
@@ -110,8 +110,8 @@ def _repair(
 
 def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
     dag, name = f"{job.pipeline.pipeline}_initial_sync", copy.table_name
-    result.needs_sync.append(name)
-    result.not_applied.append(name)
+    result.targets.needs_sync.append(name)
+    result.targets.not_applied.append(name)
     if copy.failed:
         raise StateError(
             f"{name} gets no changes because its last copy {copy.failed}: {dag} must copy it again"
@@ -126,14 +126,13 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle
 
     done = sync(spark, job, [copy.table_name], only_waiting=True)
     if not done:
-        result.not_applied.append(copy.table_name)
+        result.targets.not_applied.append(copy.table_name)
         result.warnings.append(
             f"{_warning(copy)}: another run has already copied it, and the next run applies the"
             " changes since then"
         )
         return
     (copied,) = done
-    result.source.add(copied.bill)
     result.add_copy(copied)
     how = f"copied again, {counted(copied.rows, 'row')}"
     if copied.skipped is not None:

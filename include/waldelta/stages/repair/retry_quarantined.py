@@ -40,7 +40,7 @@ def read_quarantined_again(
     Raises ConfigError for names in ``tables`` that are not replicated.
     """
     failures: dict[str, WaldeltaError] = {}
-    with job.connect("quarantine") as connection:
+    with job.source.connect("quarantine") as connection:
         mappings, found, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
         standings, ended = end_killed_repairs(spark, job, mappings)
         replicated = {state.table_name: state for state in states(standings, RequiredAction.APPLY)}
@@ -66,7 +66,7 @@ def read_quarantined_again(
         except WaldeltaError as err:
             log.error("table=%s %s", name, err)
             failures[name] = of_table(err, name)
-    result.not_applied = sorted(failures)
+    result.targets.not_applied = sorted(failures)
     stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} corrected"
     if kept:
         still = counted(
@@ -102,7 +102,6 @@ def _read_again(
         raise NeedsSync(
             f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it again"
         ) from err
-    result.changes += done.drained.changes
-    result.source.add(done.drained.bill)
+    result.add_drained(done.drained)
     result.add_repair(done.cut)
     return before.get(name, 0) - done.kept, done.kept

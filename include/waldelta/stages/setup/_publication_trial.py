@@ -97,7 +97,7 @@ def _try(job: Job, names: Sequence[str]) -> Finding | None:
     """
     source = job.pipeline.source
     try:
-        with job.connect_slot("trial") as connection:
+        with job.source.connect_slot("trial") as connection:
             _read_all(connection, source, names)
     except PublicationGone as err:
         return problem(str(err))

@@ -50,11 +50,11 @@ def renew_slot(
     check_writable(job.pipeline.target.root)
     with (
         slot_lock(job) as lock,
-        job.connect("resync") as connection,
-        job.connect_slot("resync", connection) as slot_connection,
+        job.source.connect("resync") as connection,
+        job.source.connect_slot("resync", connection) as slot_connection,
     ):
         try:
-            job.slot_identity()
+            job.read_identity()
         except SlotMissing:
             # A resync was killed between the end of one incarnation and the beginning of the next.
             opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
@@ -97,7 +97,7 @@ def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | 
 
 def _broken(connection: Connection, job: Job) -> SlotError | None:
     """Returns the error that keeps the stream from continuing, or None; raises other errors."""
-    name, identity = job.pipeline.source.slot, job.slot_identity()
+    name, identity = job.pipeline.source.slot, job.read_identity()
     try:
         server = slot_position(connection, job)
         check_system(identity, server)

@@ -217,7 +217,7 @@ def plan_setup(
     ``renew``: the existing slot will be replaced.
     """
     with (
-        job.connect_slot("check", conn) as slot_conn,
+        job.source.connect_slot("check", conn) as slot_conn,
         limited(conn, "lock_timeout", DDL_LOCK_TIMEOUT_MS / 1000),
     ):
         # Sizes and filters are read under their tables' locks. A caller that carries the plan out
@@ -267,7 +267,7 @@ def _plan_setup(
             findings += judge_suites(pipeline, planned.sources)
     findings += _forgotten(job, actual)
     with suppress(SlotMissing):  # Before the first setup there are no targets.
-        findings += judge_replaced(job.table_states().values(), facts)
+        findings += judge_replaced(job.read_states().values(), facts)
     scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
     if not renew and not scripted:
         findings += judge_history(job, slot)
@@ -305,12 +305,12 @@ def carry_out(
     """
     # A run that lost the lock may still wait for the slot it creates, which has no position until
     # then.
-    with job.connect_slot("fence", conn) as connection:
+    with job.source.connect_slot("fence", conn) as connection:
         end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, translate, renew=renew)
     plan.require()
     if renew:
-        with job.connect_slot("setup", conn) as slot_conn:
+        with job.source.connect_slot("setup", conn) as slot_conn:
             lock.verify()
             end_life(slot_conn, job)
     # Recorded before the transaction commits: if setup dies in between, it has recorded too much at
@@ -319,12 +319,12 @@ def carry_out(
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
     _record_removed(conn, job)  # This records what a DBA changed manually.
     fault_point("setup.publications")
-    with job.connect_slot("setup", conn) as slot_conn:
+    with job.source.connect_slot("setup", conn) as slot_conn:
         lock.verify()
         ensure_slot(conn, slot_conn, job, scripted=plan.scripted)
     if plan.alter_failover is not None:
         lock.verify()
-        alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
+        alter_failover(job.source.conninfo, plan.slot, failover=plan.alter_failover)
         log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
     return plan
 
@@ -339,7 +339,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
-    with slot_lock(job), job.connect_slot("teardown", conn) as slot_conn:
+    with slot_lock(job), job.source.connect_slot("teardown", conn) as slot_conn:
         moves = slot_life(job)
         check_same_server(slot_conn, moves)
         ours = [p for p in read_marked(conn).values() if _is_ours(job, p)]

@@ -39,6 +39,6 @@ class CopySnapshot:
 
     def _age(self) -> int:
         """Returns the age for the bill; an error returns 0, because it must not fail a copy."""
-        with suppress(WaldeltaError, psycopg.Error), self.job.connect("sync") as connection:
+        with suppress(WaldeltaError, psycopg.Error), self.job.source.connect("sync") as connection:
             return xmin_age(connection, self.holder.snapshot)
         return 0

@@ -176,7 +176,7 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
         copied.all_read()
         fault_point("resync.compared")
         # The same transaction id as a copy's, which this replaces.
-        app_id = f"{job.slot_identity().app_id}:sync:{table}"
+        app_id = f"{job.read_identity().app_id}:sync:{table}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
         done = (
             read_commit(job, state, merge(folder, tag))

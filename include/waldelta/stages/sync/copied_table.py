@@ -10,12 +10,10 @@ from waldelta.config import PipelineFile
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED, StorageState
 from waldelta.lsn import Lsn
-from waldelta.pipeline.drift.drift import unpublished_columns
+from waldelta.pipeline.drift.drift import as_published
 from waldelta.pipeline.source_load import SourceBill
 from waldelta.pipeline.targets import ReplicatedTarget
-from waldelta.pipeline.targets.target_filter import column_states
 from waldelta.postgres import TableId
-from waldelta.postgres.publication_membership import to_texts
 from waldelta.stages.sync._snapshot_diff import RowDiff
 from waldelta.stages.sync.skipped_copy import SkippedCopy
 
@@ -55,23 +53,16 @@ def synced_state(
     """
     table, name = replicated.table, begun.table_name
     mode = pipeline.target.mode_of(name)
+    types = pipeline.target.types_of(name)
     state = replace(
-        begun,
+        as_published(begun, table, copied.storage, copied.target_filter, types),
         status=SYNCED,
         snapshot=copied.snapshot,
         snapshot_lsn=copied.lsn.value,
-        relation_ids=list(table.relation_ids),
         key_columns=list(table.key_columns),
-        columns=column_states(table.columns, table.key_columns, pipeline.target.types_of(name)),
-        row_filter=table.row_filter,
         rows=copied.rows,
         bytes=copied.bytes,
         seconds=copied.seconds,
-        storage=copied.storage,
-        target_filter=copied.target_filter,
-        publishes=sorted(table.publishes),
-        entries=to_texts(table.entries),
-        unpublished=unpublished_columns(table, copied.storage),
         version=copied.version,
         fed_by=replicated.other_source,
         root_id=replicated.mapping.root_id,

@@ -15,7 +15,6 @@ from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import row_count
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.snapshot import SnapshotHolder
 
@@ -53,12 +52,12 @@ def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> Ski
     """
     name = str(target.id)
     former = _former(job, name)
-    if any(row.status == SYNCED for row in job.table_rows(name)):
+    if any(row.status == SYNCED for row in job.read_all_states(name)):
         return SkippedCopy(holder.snapshot, holder.lsn, former)
-    life = incarnation_of(job.pipeline.source.slot, job.ledger.slot_lives())
-    reach = job.change_log(job.slot_identity()).reach(job.first_batch())
+    identity = job.read_identity()
+    reach = job.change_log(identity).reach(identity.floor)
     # What maintenance has dropped from the change log can't be applied any more.
-    since = (reach.begins_at or holder.lsn.value) if reach.is_cut else life.lsn
+    since = (reach.begins_at or holder.lsn.value) if reach.is_cut else identity.begins_at
     return SkippedCopy(_SEES_NOTHING, Lsn(since), former)
 
 
@@ -69,7 +68,7 @@ def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
     name = str(target.id)
     if job.pipeline.target.copies(name):
         return
-    former, present = _former(job, name), job.table_state(name)
+    former, present = _former(job, name), job.read_state(name)
     if former is None:
         if job.ledger.table_rows(name) or is_empty(job, name):
             return

@@ -146,7 +146,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     doesn't allow it. Raises TransactionsStillOpen, NotPrimary or SlotMissing before anything is
     copied.
     """
-    with job.connect("sync") as connection:
+    with job.source.connect("sync") as connection:
         check_source(connection, job)
         known, insists = job.ledger.table_states(), tables is not None and not only_waiting
         wanted = _choose(spark, _read_targets(connection, job), job, tables, insists=insists)
@@ -216,13 +216,13 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
+    identity = job.read_identity()
     begun = {
         name
-        for name, life in lives(job.of_life(known)).items()
+        for name, life in lives(identity.states_of(known)).items()
         if not life.copied and life.attempts
     }
-    incarnation = job.slot_identity().incarnation
-    earlier = {row.table_name: row for row in rows if row.incarnation != incarnation}
+    earlier = {row.table_name: row for row in rows if row.incarnation != identity.incarnation}
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
 
 
@@ -257,9 +257,9 @@ def sync_table(
     began = time.monotonic()
     target = job.pipeline.target
     with (
-        named_loss(job.conninfo),
+        named_loss(job.source.conninfo),
         SnapshotHolder(
-            job.conninfo, f"waldelta snapshot {job.pipeline.source.slot} {table_id}"
+            job.source.conninfo, f"waldelta snapshot {job.pipeline.source.slot} {table_id}"
         ) as holder,
     ):
         taken_at = read_clock(holder.connection)
@@ -286,7 +286,7 @@ def sync_table(
             sum(map(len, tasks)),
             table.size_bytes,
         )
-        reader = _reader(job.conninfo, copy, tasks, holder.pid)
+        reader = _reader(job.source.conninfo, copy, tasks, holder.pid)
         metadata = {
             "verb": "sync",
             "run_id": job.run_id,
@@ -298,7 +298,7 @@ def sync_table(
         }
         # Both numbers grow, so Delta skips an attempt that commits too late; the attempt then
         # raises LateWriter.
-        txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
+        txn = (f"{job.read_identity().app_id}:sync:{table_id}", attempt.version)
         fault_point("sync.planned")
         with ExitStack() as beside:
             beside.enter_context(progress(holder, table_id, tasks))
@@ -373,7 +373,7 @@ def _sync_locked(
     name = str(order.table_id)
     # Read before the snapshot: a slot that is recreated during the copy has not seen what this copy
     # lacks.
-    identity = job.slot_identity()
+    identity = job.read_identity()
     life = identity.incarnation
     with target_lock(job, order.table_id) as lock:
         rows = job.ledger.table_rows(name)
@@ -427,7 +427,7 @@ def _copy(
             lock.verify()
             number = attempt.retry_state.attempt_number
             if number > 1:
-                with job.connect("sync") as connection:
+                with job.source.connect("sync") as connection:
                     drained = wait_for_version_again(connection, drained)
             copied = sync_table(
                 spark, job, order.table_id, Attempt(generation, number), drained, order.former
@@ -473,7 +473,7 @@ def _check_not_removed(job: Job, name: str, generation: int) -> None:
 
 
 def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:
-    with job.connect("sync") as connection:
+    with job.source.connect("sync") as connection:
         if check_source(connection, job).timeline != identity.timeline:
             raise LateWriter(
                 f"{name} was copied from the server that was the primary before a failover: sync"
@@ -520,7 +520,7 @@ def _reader(
 
 def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
-        raise not_primary(job.conninfo)
+        raise not_primary(job.source.conninfo)
 
 
 def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[ReplicatedTarget]:
@@ -595,7 +595,7 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
 
     Chunks name columns. Raises SnapshotLost when something changed.
     """
-    with job.connect("sync") as connection:
+    with job.source.connect("sync") as connection:
         _check_primary(connection, job)
         found = read_target(connection, job.pipeline, copied.id, catalogs=True)
         present = found.table if found is not None else None
@@ -626,7 +626,7 @@ def _target_filter(job: Job, replicated: ReplicatedTarget) -> RowFilter | None:
     if replicated.mapping.where is None:
         return None
     name, table = str(replicated.id), replicated.table
-    with job.connect("sync") as connection:
+    with job.source.connect("sync") as connection:
         where = read_target_filter(connection, name, replicated.mapping.where, table)
     plan_routing(
         where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name))

@@ -166,7 +166,7 @@ def end_killed_repairs(
             _check_same_timeline(job, begun)
             with target_lock(job, begun.table_name):
                 if (
-                    job.table_state(begun.table_name) == begun
+                    job.read_state(begun.table_name) == begun
                     and (cut := end_repair(spark, job, begun)) is not None
                 ):
                     cuts[begun.table_name] = cut
@@ -216,7 +216,7 @@ def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> N
 
 def _before(job: Job, begun: TableState) -> TableState:
     """Returns the target's ledger row that a repair replaced."""
-    rows = [row for row in job.table_rows(begun.table_name) if row.at < begun.at]
+    rows = [row for row in job.read_all_states(begun.table_name) if row.at < begun.at]
     if not rows:
         raise StateError(
             f"{begun.table_name}: the ledger doesn't show its state before its repair: it needs a"

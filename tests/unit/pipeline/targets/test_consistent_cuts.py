@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.pipelines import job_of
 from tests.support.power_cut import Disk
 from waldelta.config import PipelineFile
 from waldelta.errors import StateError
@@ -17,7 +18,6 @@ from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path, sync_commit
-from waldelta.pipeline import Job
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
 
 NAMES = ("t", "u")
@@ -40,7 +40,7 @@ def pipeline(lake):
 
 @pytest.fixture
 def job(pipeline):
-    return Job(pipeline.file, "", "test")
+    return job_of(pipeline.file, run_id="test")
 
 
 def write(pipeline, name, mode="append"):

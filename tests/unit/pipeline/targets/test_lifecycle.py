@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import job_of, pipeline_file
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.pipeline import Job
@@ -363,7 +363,7 @@ def test_whether_a_target_holds_a_copy(case):
 @pytest.fixture
 def job(tmp_path) -> Job:
     lake = (tmp_path / "lake").as_uri()
-    made = Job(pipeline_file(lake, "s"), "", "run")
+    made = job_of(pipeline_file(lake, "s"))
     made.ledger.append(SlotMove(NOON, "run", "created", "s", "1", 1, "0/1", 1))
     return made
 

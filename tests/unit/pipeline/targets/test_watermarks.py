@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import job_of, pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline import SlotIdentity
 from waldelta.pipeline.targets import Watermarks
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)
@@ -52,7 +52,7 @@ def test_a_damaged_target_is_named(lake, damage):
     """Looks would fail for all tables, and nothing leave the slot, until somebody had mended this
     one.
     """
-    job = Job(pipeline_file(lake, "s"), "", "run")
+    job = job_of(pipeline_file(lake, "s"))
     job.ledger.append(LIFE)
     uri = job.lake.target(STATE.table_name).uri
     for value in (1, 2):

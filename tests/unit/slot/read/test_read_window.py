@@ -6,10 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import job_of, pipeline_file
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline import Job
 from waldelta.slot.read.read_window import ReadWindow, ReadWindows
 
 FILE = (512, 600)
@@ -79,7 +78,7 @@ def test_what_the_next_run_begins_with(was, then):
 def run(lake):
     """Bites of one more run."""
     file = pipeline_file(lake, "s", batch={"wal_window_mb": 64, "statement_timeout_s": 600})
-    return lambda: ReadWindows(Job(file, "", "r"))
+    return lambda: ReadWindows(job_of(file, run_id="r"))
 
 
 def test_runs_go_on_where_the_last_one_was(run):

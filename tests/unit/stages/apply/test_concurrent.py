@@ -261,7 +261,7 @@ def test_each_batch_is_weighed_once(monkeypatch):
 
     limits = SimpleNamespace(max_changes=100, wal_window_mb=2)
     whole = WholeApplyBatches(SimpleNamespace(pipeline=SimpleNamespace(batch=limits)))
-    monkeypatch.setattr(WholeApplyBatches, "_change_log", Log())
+    monkeypatch.setattr(whole, "_change_log", Log())
     waiting = [batch(number) for number in range(1, 6)]
     assert [whole(waiting[:count]) for count in (1, 2, 3, 5)] == [None, None, None, 4]
     assert whole(waiting[3:]) is None

@@ -200,7 +200,7 @@ def current_user() -> str:
 
 
 def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
-    states = job.table_states()
+    states = job.read_states()
     if unknown := sorted(set(tables or ()) - states.keys()):
         raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")
     return {name: state for name, state in states.items() if tables is None or name in tables}
@@ -228,7 +228,7 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteR
     """Raise StateError for rows of a batch that isn't applied: its repetition quarantines them
     again.
     """
-    watermarks, held = Watermarks(job, job.slot_identity()), target_generations(job.ledger)
+    watermarks, held = Watermarks(job, job.read_identity()), target_generations(job.ledger)
     applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
         raise StateError(

@@ -27,10 +27,10 @@ def release_tables(
     """
     if not tables:
         raise ConfigError("name the tables whose changes to release (--tables)")
-    states = job.table_states()
+    states = job.read_states()
     if unknown := sorted(set(tables) - states.keys()):
         raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")
-    identity = job.slot_identity()
+    identity = job.read_identity()
     upto, by = landed_upto(job, identity), by or current_user()
     if not upto:
         raise StateError("no changes have landed, so there is nothing to release")
@@ -64,7 +64,7 @@ def release_tables(
 
 def landed_upto(job: Job, identity: SlotIdentity) -> int:
     """Returns where the last landed transaction of this slot incarnation ends; 0 when none has."""
-    return job.change_log(identity).end_after(job.first_batch())
+    return job.change_log(identity).end_after(identity.floor)
 
 
 def lands_later(commit_lsn: Any, released: int) -> Any:
@@ -83,7 +83,7 @@ def released_upto(job: Job) -> dict[tuple[str, int], int]:
     """Returns by table and copy generation the commit position up to which changes pass stop
     gates.
     """
-    identity = job.slot_identity()
+    identity = job.read_identity()
     found: dict[tuple[str, int], int] = {}
     for row in job.ledger.releases():
         # Positions of another incarnation or timeline can't be compared with this one's.

@@ -15,7 +15,6 @@ import psycopg
 from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import SYNCED, now
-from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import Connection
@@ -68,11 +67,11 @@ def read_rules(
         return {}
     try:
         states = {
-            name: state for name, state in job.table_states().items() if state.status == SYNCED
+            name: state for name, state in job.read_states().items() if state.status == SYNCED
         }
         wanted = [states[name] for name in tables if name in states]
-        landed_as_of = result.landed_as_of or _landed_as_of(job)
-        with job.connect("check") as connection:
+        landed_as_of = result.landed.landed_as_of or _landed_as_of(job)
+        with job.source.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
             checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
             labels = read_enum_labels(connection, wanted)
@@ -133,18 +132,16 @@ def _lag(
     by_time = wanted.warn_seconds is not None or wanted.critical_seconds is not None
     by_size = wanted.warn_mb is not None or wanted.critical_mb is not None
     seconds = None
-    if result.as_of is not None:
-        seconds = (at - datetime.fromisoformat(result.as_of)).total_seconds()
+    if result.landed.as_of is not None:
+        seconds = (at - datetime.fromisoformat(result.landed.as_of)).total_seconds()
     behind, lacking, unknown = None, {}, None
     try:
         if by_size or (looks and by_time):
-            with job.connect_slot("check", connection) as slot_connection:
+            with job.source.connect_slot("check", connection) as slot_connection:
                 position = slot_position(slot_connection, job, connection)
                 if by_size:
                     read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
-                    behind = position.lag_of(
-                        max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read
-                    )
+                    behind = position.lag_of(result.landed.read_upto(read))
                 if looks and by_time:
                     lacking = {
                         name: _age(at, then) for name, then in oldest_unapplied(job, states).items()
@@ -177,7 +174,7 @@ def _with_freshness(
     # The target may lag by more than the commits it is known to lack.
     if lag.common.seconds is None:
         limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
-    if limits and name in result.not_applied:
+    if limits and name in result.targets.not_applied:
         limits, told = (
             (),
             ["freshness: not judged, since this run didn't apply all changes of the target"],
@@ -190,11 +187,12 @@ def _landed_as_of(job: Job) -> int:
 
     Returns 0 when unknown.
     """
-    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
+    floor = job.read_identity().floor
+    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(floor))
     # Maintenance makes cuts too, and lands nothing; a run that hasn't applied everything has landed
     # more than its cuts contain.
     runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
-    told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
+    told = (RunResult.from_json(run.result).landed.landed_as_of for run in islice(runs, _MOST_RUNS))
     return next((xid for xid in told if xid), 0)
 
 
@@ -245,7 +243,7 @@ def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) ->
 
     A target that can't be read is reported by its own check.
     """
-    watermarks, found = Watermarks(job, job.slot_identity()), []
+    watermarks, found = Watermarks(job, job.read_identity()), []
     for state in states if cut is not None else ():
         with suppress(StateError):
             if cut is not None and watermarks.of(state) > cut.batch:
@@ -273,7 +271,7 @@ def _since(job: Job) -> int | None:
     All changes that this run reports and checks come after it, also those of unreported commits.
     """
     has_told: dict[str, bool] = {job.run_id: False}
-    for run_id, end in job.ledger.cut_ends(job.first_batch()):
+    for run_id, end in job.ledger.cut_ends(job.read_identity().floor):
         if run_id not in has_told:
             run = job.ledger.run_result(run_id)
             has_told[run_id] = run is not None and run.applied is not None

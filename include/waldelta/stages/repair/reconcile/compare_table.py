@@ -257,7 +257,7 @@ def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> T
     options = job.pipeline.target.types_of(state.table_name)
     if holder is None:
         return plan_copy(table, "", {}, None, options)
-    with job.connect("reconcile") as connection:
+    with job.source.connect("reconcile") as connection:
         own = read_target_filter(connection, state.table_name, feeding.as_copied.where, table)
     files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
     return plan_copy(table, holder.snapshot_id, files, None, options, own)
@@ -283,7 +283,7 @@ def _source(
     again = whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes)
     key = tuple((column, types[column]) for column in state.key_columns)
     return SourceSide(
-        job.conninfo,
+        job.source.conninfo,
         plan,
         copy,
         tuple(plan_chunks(leaves, BYTES_PER_CHUNK)),
@@ -375,11 +375,12 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
 
     Each has the state whose snapshot decides which of its transactions count.
     """
-    state, change_log = feeding.state, job.change_log(job.slot_identity())
+    state, identity = feeding.state, job.read_identity()
+    change_log = job.change_log(identity)
     ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
     # A decoded transaction may not be visible yet: a commit that waits for a synchronous standby.
     of_snapshot = replace(state, snapshot=holder.snapshot)
-    held = change_log.visible_upto(Snapshot.parse(holder.snapshot), job.first_batch())
+    held = change_log.visible_upto(Snapshot.parse(holder.snapshot), identity.floor)
     if held < feeding.batch:
         ranges.append((of_snapshot, (held, feeding.batch)))
     return ranges
@@ -392,9 +393,9 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     after, last = batches
     if last <= after:
         return 0
-    identity = job.slot_identity()
+    identity = job.read_identity()
     batch_range = BatchRanges(
-        job.change_log(identity), job.landed_sizes(identity, after, last)
+        job.change_log(identity), job.read_landed_sizes(identity, after, last)
     ).between(after, last)
     truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
     return batch_range.count(state) + len(truncated)
@@ -452,6 +453,6 @@ def _with_values(
 
 def _check_same(job: Job, state: TableState) -> None:
     """Raise LateWriter if the table was synced again: another copy was compared."""
-    present = job.table_state(state.table_name)
+    present = job.read_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(f"{state.table_name} was synced again while it was compared: run again")

@@ -41,12 +41,12 @@ def stage_changed(
     after, last = batches
     if last <= after:
         return 0
-    identity, target = job.slot_identity(), job.pipeline.target
+    identity, target = job.read_identity(), job.pipeline.target
     change_log = job.change_log(identity)
-    batch_range = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(
+    batch_range = BatchRanges(change_log, job.read_landed_sizes(identity, after, last)).between(
         after, last
     )
-    with job.connect("repair") as connection:
+    with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan: TargetPlan = plan_target(

@@ -76,7 +76,7 @@ def plan_replay(
     check_prepared(stream, state, snapshot)
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
     volume = batch_range.volume(state)
-    history = [row for row in job.table_rows() if _is_of_copy(row, state)]
+    history = [row for row in job.read_all_states() if _is_of_copy(row, state)]
     if state.root_id is not None:
         _check_leaves(batch_range, state, history)
     versions = (

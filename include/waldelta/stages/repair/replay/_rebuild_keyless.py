@@ -35,14 +35,14 @@ def batches_since_copy(
 
     Raises SchemaChanged when the change log no longer goes back to the copy.
     """
-    first = job.first_batch()
-    after = min(change_log.visible_upto(Snapshot.parse(state.snapshot), first), watermark)
+    identity = job.read_identity()
+    after = min(change_log.visible_upto(Snapshot.parse(state.snapshot), identity.floor), watermark)
     lowest = change_log.lowest_batch()
     if lowest is None or lowest > after + 1:
         raise SchemaChanged(
             f"{state.table_name} has no key, and the change log no longer reaches back to its copy"
         )
-    job.landed_sizes(job.slot_identity(), after, watermark)  # raises SlotGap
+    job.read_landed_sizes(identity, after, watermark)  # raises SlotGap
     return after, watermark
 
 

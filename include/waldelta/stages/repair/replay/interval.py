@@ -21,7 +21,6 @@ from waldelta.lake.ledger.records import Run, SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation
 from waldelta.pipeline import Job
-from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.postgres.publication_membership import from_texts
 
 CONSUME_VERB, REPLAY = "consume", "replay"
@@ -87,7 +86,7 @@ def read_span(job: Job) -> Span:
     a gap since.
     """
     ledger = job.ledger
-    life = incarnation_of(job.pipeline.source.slot, ledger.slot_lives())
+    identity = job.read_identity()
     rows = within_history(
         [run for run in ledger.runs() if run.verb == CONSUME_VERB], ledger.slot_lives()
     )
@@ -104,12 +103,11 @@ def read_span(job: Job) -> Span:
     ]
     kept = [
         segment
-        for segment in segments(run for run in rows if run.at >= life.at)
+        for segment in segments(run for run in rows if run.at >= identity.since)
         if segment.run in chosen
     ]
     if not kept:
         return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
-    identity = job.slot_identity()
     change_log = job.change_log(identity)
     # Keys are brought to their current states, so everything that landed since the span's start is
     # read.
@@ -118,7 +116,7 @@ def read_span(job: Job) -> Span:
     change_log.whole_sizes(
         {b: of for b, of in consumed.items() if of.lsn > start}, 0, max(consumed, default=0)
     )
-    return plan_span(kept, range_by_cuts(change_log.reach(life.batch or 0), ledger.batches()))
+    return plan_span(kept, range_by_cuts(change_log.reach(identity.floor), ledger.batches()))
 
 
 def falls_into(run: Run, start: datetime, end: datetime) -> bool:

@@ -137,9 +137,9 @@ def replay(
                 f"{name} has mode {mode}, so a replay would overwrite rows that it keeps: sync it"
                 " again, which adds what differs as changes"
             )
-    identity = job.slot_identity()
+    identity = job.read_identity()
     change_log = job.change_log(identity)
-    sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
+    sizes = change_log.sizes(identity.floor, change_log.last_batch() or span.upto)
     quarantine = Quarantine(job.lake)
     run = _Run(
         spark, job, span, Watermarks(job, identity), BatchRanges(change_log, sizes), quarantine
@@ -147,7 +147,7 @@ def replay(
     # These ranges start at the span; the others end at the targets' watermarks.
     touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
-    with job.connect("replay") as connection:
+    with job.source.connect("replay") as connection:
         standings = read_lifecycles(job, read_published(connection, job))
         states = [
             s.state for s in standings if s.action == RequiredAction.APPLY and s.state is not None
@@ -279,7 +279,7 @@ def _replay_target(
     if not state.key_columns:
         batches = batches_since_copy(job, change_log, state, watermark)
     batch_range = run.stretches.between(*batches)
-    with job.connect("replay") as connection:
+    with job.source.connect("replay") as connection:
         plan = plan_replay(
             connection, job, batch_range, state, catalog, min(run.span.upto, watermark)
         )

@@ -87,7 +87,7 @@ def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
 def _servers_behind(job: Job) -> set[tuple[str, str]]:
     found = set()
     for _ in range(TRIALS):
-        with job.connect_slot("check") as connection:
+        with job.source.connect_slot("check") as connection:
             found.add(connection.execute(_SERVER).fetchone() or ("", ""))
     return {(str(address), str(started)) for address, started in found}
 

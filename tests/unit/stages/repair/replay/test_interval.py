@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
@@ -16,7 +17,6 @@ from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import FileState, Run, SlotMove, StorageState
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.relation import RelationColumn
-from waldelta.pipeline import Job
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.stages.repair.replay import is_replay, read_span
 from waldelta.stages.repair.replay.interval import (
@@ -146,7 +146,9 @@ def job(lake):
         },
         "target": {"root": lake},
     }
-    made = Job(PipelineFile.model_validate(document), "", "run", "scheduled", hours(0), hours(1))
+    interval = {"interval_start": hours(0), "interval_end": hours(1)}
+    unscheduled = job_of(PipelineFile.model_validate(document))
+    made = replace(unscheduled, run_type="scheduled", **interval)
     made.ledger.append(SlotMove(hours(-9), "setup", "created", "s", "1", 1, "0", 0))
     return made
 

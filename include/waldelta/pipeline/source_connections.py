@@ -1,0 +1,86 @@
+"""The connections of one run to its source: to the primary, and to the server that has the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import psycopg
+
+from waldelta.config import Source
+from waldelta.errors import ConfigError
+from waldelta.postgres import Connection, connect
+from waldelta.postgres.connection import ended_by_replay, named_loss, privilege_missing
+from waldelta.postgres.unreadable_names import name_unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConnections:
+    """Opens connections to a source; ``conninfo`` connects to its primary.
+
+    ``conninfo`` is empty for a job that only reads the lake. ``read_conninfo`` connects to the
+    standby of source.read_from, and is None without one.
+    """
+
+    config: Source
+    conninfo: str = field(default="", repr=False)
+    read_conninfo: str | None = field(default=None, repr=False)
+
+    @property
+    def slot_conninfo(self) -> str:
+        """The connection string of the server that has the slot: the primary, or the standby of
+        source.read_from.
+        """
+        if self.config.read_from is None:
+            return self.conninfo
+        if not self.read_conninfo:
+            raise ConfigError(
+                f"connection {self.config.read_from!r} (source.read_from) wasn't passed to this run"
+            )
+        return self.read_conninfo
+
+    def connect(self, purpose: str) -> AbstractContextManager[Connection]:
+        """Open a connection to the source's primary; its application_name contains the purpose.
+
+        Raises PrivilegeMissing where the server refuses a statement without a more specific error,
+        NameUnreadable where it can't send a name as UTF-8, and SourceUnreachable where the
+        connection is lost.
+        """
+        return self._connect(self.conninfo, purpose)
+
+    def connect_slot(
+        self, purpose: str, primary: Connection | None = None
+    ) -> AbstractContextManager[Connection]:
+        """Open a connection to the server that has the slot; raises as connect() does.
+
+        Unless source.read_from names a standby, it is the caller's ``primary`` connection when
+        given.
+        """
+        if self.config.read_from is None and primary is not None:
+            return nullcontext(primary)
+        return self._connect(self.slot_conninfo, purpose)
+
+    @contextmanager
+    def _connect(self, conninfo: str, purpose: str) -> Iterator[Connection]:
+        with (
+            named_loss(conninfo),
+            connect(conninfo, f"waldelta {purpose} {self.config.slot}") as connection,
+        ):
+            try:
+                yield connection
+            except psycopg.errors.InsufficientPrivilege as err:
+                raise privilege_missing(
+                    connection.info.user, err.diag.message_primary or "refused"
+                ) from err
+            except psycopg.errors.UntranslatableCharacter as err:
+                # The text is in a row that the slot decodes, not in a name.
+                if "output plugin" in (err.diag.context or ""):
+                    raise
+                raise name_unreadable(conninfo, err) from err
+            except psycopg.OperationalError as err:
+                if "conflict with recovery" in str(err):
+                    raise ended_by_replay(
+                        f"{purpose} of slot {self.config.slot!r}", str(err)
+                    ) from err
+                raise
