@@ -44,10 +44,10 @@ def merge_in_driver(
 ) -> CommitTag | None:
     """Commit net changes under ``tag``; returns the tag with counts of what they did.
 
-    The net changes have the columns of ``plan.decode.net_schema``. ``fence`` is
-    verified after the target was read. Returns None where Spark must merge: for a
-    target that isn't small, duplicate rows, truncated leaves, features of Delta that only Spark
-    writes, or when the target can't be written as it was read.
+    The net changes have the columns of ``plan.decode.net_schema``. ``fence`` is verified after the
+    target was read. Returns None where Spark must merge: for a target that isn't small, duplicate
+    rows, truncated leaves, features of Delta that only Spark writes, or when the target can't be
+    written as it was read.
     """
     if not is_for_arrow(plan, tag):
         return None

@@ -87,8 +87,8 @@ def take_over_target(
     A killed client's statement continues in a Spark Connect server, and a run that lost its lock
     may be about to commit. A commit of the table's properties makes either fail, even an INSERT,
     which reads nothing that could conflict. Only after that is the target's last batch, which
-    ``fence`` verifies, certain. Quarantine rows that other runs
-    wrote for later batches are dropped, because those batches were never committed.
+    ``fence`` verifies, certain. Quarantine rows that other runs wrote for later batches are
+    dropped, because those batches were never committed.
     """
 
     def shut_out() -> None:

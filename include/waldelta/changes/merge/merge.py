@@ -71,9 +71,8 @@ def merge_staged(
         reraise=True,
     )
     if plan.decode.unfolding is not None:
-        return again(
-            merge_states, spark, job.lake.target(plan.state.table_name).uri, plan, changes, tag
-        )
+        uri = job.lake.target(plan.state.table_name).uri
+        return again(merge_states, spark, uri, plan, changes, tag)
     if changes.net is None and changes.files is not None:
         check_whole(spark, changes)
     return again(_merge, spark, job, changes.source, plan, tag, fence)
@@ -92,10 +91,8 @@ def _merge(
     Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
     target over (take_over_target).
     """
-    uri, keep_metadata = (
-        job.lake.target(plan.state.table_name).uri,
-        job.pipeline.target.metadata_columns,
-    )
+    uri = job.lake.target(plan.state.table_name).uri
+    keep_metadata = job.pipeline.target.metadata_columns
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
     columns, cut = plan.decode.columns, plan.truncated_leaves
