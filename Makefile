@@ -86,6 +86,10 @@ endif
 test-profile: setup ## where the time of make test goes, written to tests/profile.md
 	@$(RUN) $(PYTHON) -m tests.profiling tests/profile.md
 
+.PHONY: mutations
+mutations: setup ## whether tests catch the defects of tests/mutations: ARGS="--only 3,7", or --unit
+	@$(RUN) $(PYTHON) -m tests.mutations $(ARGS)
+
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
 	@$(PYTEST) -n 2 --dist loadfile tests/unit $(ARGS)

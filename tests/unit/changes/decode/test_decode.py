@@ -14,10 +14,10 @@ import pytest
 from tests.support import pgoutput_encoder as enc
 from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, collapse_events, decode
 from waldelta.changes.decode.relation_versions import read_versions
-from waldelta.changes.decode.route import Routing
-from waldelta.errors import DecodeError
+from waldelta.changes.decode.route import SAME, SENT, UNKNOWN, Routing
+from waldelta.errors import ApplyError, DecodeError
 from waldelta.lake.changelog import Snapshot, Stream
 from waldelta.lake.changelog.change_log import landmarks
 from waldelta.lake.changelog.row_messages import ROW_KINDS
@@ -27,6 +27,7 @@ from waldelta.lake.changelog.transaction_counts import (
     TransactionCounts,
     Transactions,
 )
+from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve
 from waldelta.postgres import PgType
@@ -126,9 +127,8 @@ def plan_of(log, after=0, names=("id", "v")):
     )
 
 
-def events(log, after=0, names=("id", "v")):
-    """Decoded events in commit order: key, value, commit position."""
-    plan = plan_of(log, after, names)
+def decoded(log, plan):
+    """The events of all row messages, in commit order."""
     rows = (
         log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS)))
         .select(CHANGE_COLUMNS)
@@ -140,8 +140,15 @@ def events(log, after=0, names=("id", "v")):
         for table in decode(part, plan)
         for event in table.to_pylist()
     ]
-    ordered = sorted(found, key=lambda event: event["ord"])
-    return [(int(event["c0"]), event["c1"].decode(), event["lsn"]) for event in ordered]
+    return sorted(found, key=lambda event: event["ord"])
+
+
+def events(log, after=0, names=("id", "v")):
+    """Decoded events in commit order: key, value, commit position."""
+    return [
+        (int(event["c0"]), event["c1"].decode(), event["lsn"])
+        for event in decoded(log, plan_of(log, after, names))
+    ]
 
 
 def test_streamed_rows_come_at_their_commit_with_its_position():
@@ -311,15 +318,185 @@ def test_an_unchanged_value_comes_from_the_whole_old_row():
         shape=EventShape(2, (0,), toastable=(1,)),
         routing=Routing((0,), (), "n0 > 0", "p0 > 0"),
     )
-    rows = (
-        log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS)))
-        .select(CHANGE_COLUMNS)
-        .combine_chunks()
-    )
-    (event,) = [
-        event
-        for part in rows.to_batches()
-        for table in decode(part, plan)
-        for event in table.to_pylist()
-    ]
+    (event,) = decoded(log, plan)
     assert (event["c1"], event["u1"]) == (b"large", False)
+
+
+def test_what_the_copy_holds_is_not_applied_again():
+    """By the copy's snapshot: transactions that ran while it was made, and later ones, are."""
+    xids = (9, 11, 12, 19, 20, 21)
+    log = change_log([m for xid in xids for m in plain(xid, described(), row(xid))])
+    plan = replace(plan_of(log), snapshot=Snapshot.parse("10:20:12,15"))
+    assert [int(event["c0"]) for event in decoded(log, plan)] == [12, 20, 21]
+
+
+def test_a_truncate_discards_earlier_rows_of_its_own_relation():
+    """Rows of the other merged partitions stay, however early they came."""
+    other = enc.relation(T + 1, "public", "t_2", NARROW)
+    log = change_log(
+        plain(7, described(), other, row(1), enc.insert(T + 1, ["2", "x"]))
+        + plain(8, enc.truncate([T]), row(3))
+    )
+    stream = stream_of(log)
+    ((_, at),) = stream.of_kind("T")
+    versions = tuple(read_versions(stream, [T, T + 1]))
+    plan = replace(
+        plan_of(log), versions=versions, positions=((0, 1), (0, 1)), truncated_at={T: at}
+    )
+    assert [int(event["c0"]) for event in decoded(log, plan)] == [2, 3]
+
+
+KEYED_BY_TEXT = [("id", 23, -1, False), ("v", 25, -1, True)]
+# Columns, the key's place, one message, and the event: old key, new key, value, whether it is
+# unchanged.
+KEYS = {
+    "an insert has no old key": (NARROW, 0, row(1), (None, b"1", b"x", False)),
+    "an update without an old row stays at its key": (
+        NARROW,
+        0,
+        enc.update(T, ["1", "x"]),
+        (b"1", b"1", b"x", False),
+    ),
+    "an update of the key has both": (
+        NARROW,
+        0,
+        enc.update(T, ["2", "x"], key=["1", None]),
+        (b"1", b"2", b"x", False),
+    ),
+    "a whole old row has the old key": (
+        NARROW,
+        0,
+        enc.update(T, ["2", "x"], old=["1", "y"]),
+        (b"1", b"2", b"x", False),
+    ),
+    "a delete has the old key alone": (
+        NARROW,
+        0,
+        enc.delete(T, key=["1", None]),
+        (b"1", None, None, False),
+    ),
+    "an unchanged value is not NULL": (
+        NARROW,
+        0,
+        enc.update(T, ["1", enc.UNCHANGED]),
+        (b"1", b"1", None, True),
+    ),
+    "NULL is not unchanged": (NARROW, 0, enc.update(T, ["1", None]), (b"1", b"1", None, False)),
+    "an unchanged key is that of the old row": (
+        KEYED_BY_TEXT,
+        1,
+        enc.update(T, ["2", enc.UNCHANGED], key=[None, "large"]),
+        (b"large", b"large", b"2", False),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_keys_and_values_of_one_message(case):
+    """From the tuples that were sent."""
+    columns, key, message, expected = KEYS[case]
+    log = change_log(plain(9, described(columns), message))
+    plan = replace(plan_of(log), shape=EventShape(2, (key,), toastable=(1 - key,)))
+    (event,) = decoded(log, plan)
+    value = 1 - key
+    found = (event["o0"], event[f"c{key}"], event[f"c{value}"], event[f"u{value}"])
+    assert found == expected
+
+
+THREE = (("id", 23, "integer"), ("v", 25, "text"), ("n", 23, "integer"))
+# One message, the relation's replica identity and its columns. Of the event: what it says about its
+# old row, and the column of the target's filter in the new and in the old row.
+JUDGED = {
+    "an insert": (enc.insert(T, ["1", "x", "7"]), "d", ["id"], (SAME, 7, None)),
+    "an update without an old row": (
+        enc.update(T, ["1", "x", "7"]),
+        "i",
+        ["id", "n"],
+        (SAME, 7, None),
+    ),
+    "an update with its old key": (
+        enc.update(T, ["1", "x", "7"], key=["1", None, "3"]),
+        "i",
+        ["id", "n"],
+        (SENT, 7, 3),
+    ),
+    "an update with a whole old row": (
+        enc.update(T, ["1", "x", "7"], old=["1", "x", "3"]),
+        "f",
+        ["id", "v", "n"],
+        (SENT, 7, 3),
+    ),
+    "a delete whose key says nothing": (
+        enc.delete(T, key=["1", None, None]),
+        "d",
+        ["id"],
+        (UNKNOWN, None, None),
+    ),
+    "a delete with the whole row": (
+        enc.delete(T, old=["1", "x", "3"]),
+        "f",
+        ["id", "v", "n"],
+        (SENT, None, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", JUDGED)
+def test_what_a_targets_filter_judges(case):
+    """The new row, and the old one as far as it was sent."""
+    message, identity, key, expected = JUDGED[case]
+    columns = [(name, oid, -1, name in key) for name, oid, _ in THREE]
+    log = change_log(plain(9, enc.relation(T, "public", "t", columns, identity), message))
+    (event,) = decoded(log, filtered_plan(log, 2))
+    assert (event["old_row"], event["n2"], event["p2"]) == expected
+
+
+def test_an_update_whose_old_row_lacks_a_column_of_the_filter_is_refused():
+    """One of the two is in the key, so the old row says nothing of the other one."""
+    relation = enc.relation(T, "public", "t", WIDE)
+    log = change_log(plain(9, relation, enc.update(T, ["1", "x", "7"])))
+    with pytest.raises(ApplyError, match="lacks the old values of the columns"):
+        decoded(log, filtered_plan(log, 0, 2))
+
+
+def filtered_plan(log, *filtered):
+    """How rows of three columns are decoded for a target with a filter of these columns."""
+    types = tuple(target_type(PgType(oid, -1, kind)) for _, oid, kind in THREE)
+    return replace(
+        plan_of(log),
+        shape=EventShape(3, (0,)),
+        names=tuple(name for name, _, _ in THREE),
+        types=types,
+        positions=((0, 1, 2),),
+        fills=(None,) * 3,
+        wire_names=("",) * 3,
+        routing=Routing(filtered, (), "", ""),
+    )
+
+
+def test_a_truncate_of_a_leaf_empties_none_of_the_others():
+    """Of merged partitions: an update there still finds its row in the target."""
+    other = enc.relation(T + 1, "public", "t_2", NARROW)
+    log = change_log(
+        plain(7, described(), other, enc.truncate([T]))
+        + plain(8, enc.update(T, ["1", "x"]), enc.update(T + 1, ["2", "x"]))
+    )
+    stream = stream_of(log)
+    ((_, at),) = stream.of_kind("T")
+    plan = replace(
+        plan_of(log),
+        versions=tuple(read_versions(stream, [T, T + 1])),
+        shape=EventShape(3, (0,)),
+        names=("id", "v", RELID),
+        types=(*plan_of(log).types, target_type(PgType(20, -1, "bigint"))),
+        positions=((0, 1, None), (0, 1, None)),
+        fills=(None,) * 3,
+        wire_names=("",) * 3,
+        relid=2,
+        truncated_at={T: at},
+    )
+    found = pa.Table.from_pylist(decoded(log, plan), plan.event_schema)
+    net = collapse_events(found, plan).to_pylist()
+    assert sorted((row["action"], row["c0"], row["c2"]) for row in net if row["c0"]) == [
+        ("update", 2, T + 1)
+    ]

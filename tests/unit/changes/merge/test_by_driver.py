@@ -181,6 +181,14 @@ def test_a_truncate_leaves_the_new_rows_alone(job):
     assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
 
 
+def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
+    """A repeated batch meets the row that it inserted the first time, and deletes."""
+    write(job, rows((1, "a", "A"), (2, "b", "B")))
+    done = merged(job, [("I", None, 1, "a", "A"), ("D", 1, None, None, None)])
+    assert held(job) == {2: ("b", "B")}
+    assert read_commit(job, plan().state, done).deleted == 1
+
+
 def test_new_rows_without_a_key(job):
     """They are added beside those that are equal."""
     write(job, rows((1, "a", "A")))

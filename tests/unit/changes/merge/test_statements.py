@@ -63,6 +63,7 @@ def test_insert_statement():
     replaced = insert_statement("u", "src", NAMES, metadata_columns=True, overwrite=True)
     assert replaced.startswith("insert overwrite delta.`u`")
     assert "_wd_raw" in replaced
+    assert all(text.endswith("where action in ('insert', 'upsert')") for text in (added, replaced))
 
 
 def test_names_cannot_end_a_statement():

@@ -15,6 +15,7 @@ from tests.unit.changes.decode.test_decode import plain
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.errors import SlotGap
 from waldelta.lake import DeltaTarget
+from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import local_path
 
@@ -82,6 +83,24 @@ def test_where_what_is_lost_was_committed(tmp_path):
     with pytest.raises(SlotGap) as gap:
         log.whole_sizes({2: consumed[2]}, 0, 9)
     assert gap.value.lost == (None, 200)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "after", "expected"),
+    [
+        ("7:7:", 0, 0),
+        ("8:8:", 0, 1),
+        ("9:12:9", 0, 1),
+        ("10:12:11", 0, 2),
+        ("20:20:", 0, 3),
+        ("20:20:", 2, 3),
+        ("8:8:", 2, 2),
+    ],
+)
+def test_how_far_a_copy_has_all_that_landed(tmp_path, snapshot, after, expected):
+    """Up to the first batch with a transaction that may have been running."""
+    log = written(tmp_path, *(plain(xid, enc.insert(16400, ["1", "x"])) for xid in (7, 9, 12)))
+    assert log.visible_upto(Snapshot.parse(snapshot), after) == expected
 
 
 def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):

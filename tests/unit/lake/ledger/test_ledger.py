@@ -25,6 +25,7 @@ from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, Targ
 from waldelta.lake.ledger import _file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger._file_cache import read_sorted
+from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.ledger_row import schema_of
 from waldelta.lake.ledger.prune_ledger import (
     keep_cuts,
@@ -441,6 +442,21 @@ def test_the_latest_state_and_copy_of_each_target_are_kept():
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("held", "following"),
+    [
+        ([], 1),
+        ([(1, "copying"), (1, "synced")], 2),
+        ([(1, "synced"), (2, "copying"), (2, "failed")], 3),
+        ([(3, "copying"), (2, "synced")], 4),
+    ],
+)
+def test_no_two_copies_have_one_generation(held, following):
+    """Files and commits of a copy that failed, or was undone, stay for a while."""
+    rows = [TableState(NOON, "r", "public.t", *of) for of in held]
+    assert next_generation(rows) == following
 
 
 def test_cuts_expire_but_for_the_newest(ledger):

@@ -1,20 +1,23 @@
-"""A target whose Delta log can't be read is that target's trouble alone."""
+"""Up to which batch a copy of a target has its changes, by its own Delta log and the newest cut."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 
 from tests.support.pipelines import job_of, pipeline_file
-from waldelta.errors import StateError
-from waldelta.lake.ledger import TableState
+from waldelta.errors import LateWriter, StateError
+from waldelta.lake.fence import UNFENCED
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.pipeline import SlotIdentity
 from waldelta.pipeline.targets import Watermarks
+from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)
 STATE = TableState(now(), "r", "public.t", 1, "synced")
@@ -47,13 +50,60 @@ def _of_the_future(log: Path) -> None:
     (log / f"{2:020}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
 
 
+@pytest.fixture
+def job(lake):
+    """A job of the slot incarnation LIFE."""
+    made = job_of(pipeline_file(lake, "s"))
+    made.ledger.append(LIFE)
+    return made
+
+
+def test_a_watermark_belongs_to_one_copy(job):
+    """A new copy begins anew, whatever was applied to the one before."""
+    copies = [STATE, replace(STATE, generation=2)]
+    identity = SlotIdentity("s", "1", 1, "0/1")
+    properties = CommitProperties(app_transactions=[Transaction(apply_app_id(identity, STATE), 5)])
+    uri = job.lake.target(STATE.table_name).uri
+    write_deltalake(uri, pa.table({"a": [1]}), commit_properties=properties)
+    watermarks = Watermarks(job, identity)
+    assert [watermarks.of(state) for state in copies] == [5, 0]
+    cut = BatchCut(now(), "r", 7, 100, None, [TargetCut(STATE.table_name, 1, 0)])
+    job.ledger.append_cut(cut, None)
+    watermarks = Watermarks(job, identity)
+    assert [watermarks.of(state) for state in copies] == [7, 0]
+    with pytest.raises(LateWriter, match=r"public\.t: another run applied changes"):
+        TargetFence(UNFENCED, watermarks, STATE, 6).verify()
+    assert TargetFence(UNFENCED, watermarks, STATE, 7).verify() == 7
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_same"),
+    [
+        ({}, True),
+        ({"rows": 9}, True),
+        ({"generation": 2}, False),
+        ({"status": "needs_sync"}, False),
+        (None, False),
+    ],
+)
+def test_changes_are_applied_to_the_copy_they_were_selected_for(job, changed, is_same):
+    """Of which the ledger may know more by then."""
+    selected = replace(STATE, incarnation="0/1")
+    latest = None
+    if changed is not None:
+        latest = job.ledger.append_state(replace(selected, **changed), None)
+    if is_same:
+        assert check_same_copy(job, selected) == latest
+        return
+    with pytest.raises(LateWriter, match=r"public\.t: another run synced it during this run"):
+        check_same_copy(job, selected)
+
+
 @pytest.mark.parametrize("damage", [_gone, _garbled, _not_text, _missing, _of_the_future])
-def test_a_damaged_target_is_named(lake, damage):
+def test_a_damaged_target_is_named(job, damage):
     """Looks would fail for all tables, and nothing leave the slot, until somebody had mended this
     one.
     """
-    job = job_of(pipeline_file(lake, "s"))
-    job.ledger.append(LIFE)
     uri = job.lake.target(STATE.table_name).uri
     for value in (1, 2):
         write_deltalake(uri, pa.table({"a": [value]}), mode="append")

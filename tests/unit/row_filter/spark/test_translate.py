@@ -109,6 +109,11 @@ REFUSED = [
     ("(doc = '{}'::jsonb)", "column 12", "a cast to jsonb"),
     ("(free > (1)::numeric)", "column 7", "> of numeric, numeric"),
     ("(huge > 0.5)", "column 7", "more than 38 digits"),
+    (
+        "(amount > 12345678901234567890.1234567890123456789)",
+        "column 11",
+        "a number of more than 38 digits",
+    ),
     ("((huge * (2)::numeric) > (1)::numeric)", "column 8", "more than 38 digits"),
     ("((amount / (3)::numeric) > (1)::numeric)", "column 10", "/ of numeric"),
     ("(missing = 1)", "column 2", "isn't in the target"),

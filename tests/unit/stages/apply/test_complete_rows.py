@@ -15,6 +15,7 @@ CASES = {
     "not touched": ([("update", 2, 2)], set(), {}),
     "changed": ([("update", 1, 1)], set(), {}),
     "deleted": ([("delete", 1, None)], {1}, {}),
+    "left empty": ([("purge", 1, None)], {1}, {}),
     "another row at its key": ([("upsert", 1, 1)], {1}, {}),
     "another row that moves to its key": ([("update", 2, 1)], {1}, {}),
     "moved": ([("update", 1, 9)], {1}, {1: 9}),

@@ -1,0 +1,137 @@
+"""Whether tests catch the mutations of the table: ``make mutations``, or ``python -m
+tests.mutations --only 3,7``.
+
+A temporary git worktree of HEAD gets one mutation at a time and runs the tests that the table names
+for it. The exit status isn't 0 when a mutation survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.mutations import MUTATIONS
+from tests.mutations.mutation import Mutation
+
+ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 900
+# What ``make setup`` made; a worktree shares it.
+_SHARED = (".venv", ".cache")
+_FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@contextmanager
+def _worktree() -> Iterator[Path]:
+    """Yield a temporary worktree of HEAD."""
+    with tempfile.TemporaryDirectory(prefix="waldelta-mutations-") as folder:
+        root = Path(folder) / "waldelta"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(root), "HEAD"], check=True)
+        try:
+            for name in _SHARED:
+                if (ROOT / name).exists():
+                    (root / name).symlink_to((ROOT / name).resolve())
+            yield root
+        finally:
+            subprocess.run([*git, "remove", "--force", str(root)], check=True)
+
+
+def _run(root: Path, tests: Iterable[str]) -> tuple[int, str]:
+    """Run tests in the worktree up to the first failure; returns pytest's status and output."""
+    folders = (root / "include", root / "plugins", root)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    # Where it is set, each run would compile all modules again.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=line", "--color=no"]
+    done = subprocess.run(
+        [*command, *(f"tests/{test}" for test in tests)],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def _write(path: Path, source: str) -> None:
+    """Write a module, and remove its bytecode.
+
+    Python would use the bytecode of a version with the same size from the same second.
+    """
+    path.write_text(source)
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def _verdict(root: Path, mutation: Mutation) -> tuple[bool, str]:
+    """Return whether a test failed by the mutation, and which, or what happened instead."""
+    path = mutation.path(root)
+    source = path.read_text()
+    try:
+        _write(path, mutation.mutated(source))
+        status, output = _run(root, mutation.tests)
+    except (ValueError, subprocess.TimeoutExpired) as err:
+        return False, str(err)
+    finally:
+        _write(path, source)
+    if status == 0:
+        return False, "SURVIVED"
+    # An error before or outside a test, such as a server that doesn't start, catches nothing.
+    failed = _FAILED.search(output)
+    return failed is not None, failed[1] if failed else f"NO RESULT\n{output[-2000:]}"
+
+
+def _check(root: Path, chosen: dict[int, Mutation]) -> int:
+    """Try the mutations and print a line for each; returns how many weren't caught."""
+    tests = sorted({test for mutation in chosen.values() for test in mutation.tests})
+    print(f"without a mutation: {len(tests)} test files", flush=True)
+    status, output = _run(root, tests)
+    if status:
+        sys.exit(f"the tests fail without any mutation:\n{output[-2000:]}")
+    missed = []
+    for number, mutation in chosen.items():
+        print(f"{number:3} {mutation.file}: {mutation.breaks}", flush=True)
+        began = time.monotonic()
+        is_caught, what = _verdict(root, mutation)
+        seconds = time.monotonic() - began
+        print(f"    {'caught by ' if is_caught else ''}{what} ({seconds:.0f} s)", flush=True)
+        if not is_caught:
+            missed.append(number)
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} mutations caught", end="")
+    print(f"; not caught: {', '.join(map(str, missed))}" if missed else "")
+    return len(missed)
+
+
+def main() -> None:
+    """Try all mutations, or the chosen ones."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--only", metavar="N,M", help="the numbers of the mutations to try")
+    parser.add_argument("--unit", action="store_true", help="those that unit tests catch")
+    options = parser.parse_args()
+    only = {int(number) for number in options.only.split(",")} if options.only else None
+    chosen = {
+        number: mutation
+        for number, mutation in enumerate(MUTATIONS, 1)
+        if (only is None or number in only) and (mutation.is_unit or not options.unit)
+    }
+    if not chosen:
+        parser.error("no mutation is chosen")
+    with _worktree() as root:
+        missed = _check(root, chosen)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

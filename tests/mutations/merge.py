@@ -1,0 +1,156 @@
+"""Merge: net changes become one commit of the target."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+_STATEMENTS = "unit/changes/merge/test_statements.py"
+_DRIVER = "unit/changes/merge/test_by_driver.py"
+_FILE = "unit/changes/merge/test_by_file.py"
+_BOUNDS = "unit/changes/merge/test_by_file_bounds.py"
+_APPLY = "unit/stages/apply/test_apply.py"
+
+MUTATIONS = (
+    Mutation(
+        "changes/merge/statements.py",
+        "in ('{ACTION_DELETE}', '{ACTION_PURGE}') then delete",
+        "in ('{ACTION_DELETE}') then delete",
+        "Spark keeps rows at keys that a row of the batch has left.",
+        (_STATEMENTS,),
+    ),
+    Mutation(
+        "changes/merge/statements.py",
+        'return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"',
+        'return f"case when s.u{i} then s.c{i} else t.{quote(name)} end"',
+        "Spark replaces unchanged TOASTed values by NULL, and keeps changed ones.",
+        (_STATEMENTS,),
+    ),
+    Mutation(
+        "changes/merge/statements.py",
+        "\\nwhere action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')\"",
+        '"',
+        "Deleted rows are inserted after a TRUNCATE.",
+        (_STATEMENTS,),
+    ),
+    Mutation(
+        "changes/merge/statements.py",
+        'return f"{alias}.{RELID} in (',
+        'return f"{alias}.{RELID} not in (',
+        "A TRUNCATE of one leaf removes the rows of the others.",
+        (_STATEMENTS,),
+    ),
+    Mutation(
+        "changes/merge/_arrow.py",
+        "np.asarray(self.held[RAW].is_valid())[self._updated]).any()",
+        "np.asarray(self.held[RAW].is_null())[self._updated]).any()",
+        "A row loses the raw text of an unchanged value.",
+        (_DRIVER,),
+    ),
+    Mutation(
+        "changes/merge/_arrow.py",
+        "_has_action(self.net, ACTION_DELETE, ACTION_PURGE)",
+        "_has_action(self.net, ACTION_DELETE)",
+        "Arrow keeps rows at keys that a row of the batch has left.",
+        (_DRIVER, _FILE),
+    ),
+    Mutation(
+        "changes/merge/_arrow.py",
+        "changed & ~np.where(self.of_row >= 0, untold[self.of_row], False)",
+        "changed",
+        "Arrow replaces unchanged TOASTed values by NULL.",
+        (_DRIVER, _FILE),
+    ),
+    Mutation(
+        "changes/merge/_arrow.py",
+        "_has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched",
+        "~matched",
+        "An UPDATE of a row that the target lacks adds a row.",
+        (_DRIVER, _FILE),
+    ),
+    Mutation(
+        "changes/merge/by_driver.py",
+        ">= tag.batch:",
+        "> tag.batch:",
+        "A batch that was applied before a crash is applied again.",
+        (_DRIVER,),
+    ),
+    Mutation(
+        "changes/merge/by_driver.py",
+        "changes.is_truncated or merge.counts[MERGED_UPDATES]",
+        "merge.counts[MERGED_UPDATES]",
+        "Rows from before a TRUNCATE stay, because new rows are only added.",
+        (_DRIVER,),
+    ),
+    Mutation(
+        "changes/merge/by_driver.py",
+        "    fence.verify()\n    rows = merge.new_rows()",
+        "    rows = merge.new_rows()",
+        "A run commits to a target that another run has taken over.",
+        (_DRIVER,),
+    ),
+    Mutation(
+        "changes/merge/by_file.py",
+        "        fence.verify()\n    except Exception:",
+        "    except Exception:",
+        "A run commits files to a target that another run has taken over.",
+        (_FILE,),
+    ),
+    Mutation(
+        "changes/merge/by_file.py",
+        "is_whole = sum(net.rows) == net_changes(tag.counts)",
+        "is_whole = sum(net.rows) <= net_changes(tag.counts)",
+        "Net changes whose staged file is gone are committed as complete.",
+        (_FILE,),
+    ),
+    Mutation(
+        "changes/merge/by_file.py",
+        'self.removed.append((row["removed"], row["removed_size"]))',
+        "pass",
+        "A rewritten file stays beside its replacement, and its rows are doubled.",
+        (_FILE,),
+    ),
+    Mutation(
+        "changes/merge/_file_bounds.py",
+        'np.searchsorted(of_values, of_most, side="right")',
+        "np.searchsorted(of_values, of_most)",
+        "A file isn't searched for the greatest of its keys.",
+        (_BOUNDS,),
+    ),
+    Mutation(
+        "changes/merge/_file_bounds.py",
+        "most = pc.add(most, _WITHIN_A_MILLISECOND)",
+        'most = pc.add(most, pa.scalar(0, pa.duration("us")))',
+        "A file isn't searched for a time within the millisecond of its bound.",
+        (_BOUNDS,),
+    ),
+    Mutation(
+        "changes/merge/_file_bounds.py",
+        "spans | np.asarray(least.is_null()) | np.asarray(most.is_null())",
+        "spans",
+        "A file without bounds isn't searched.",
+        (_BOUNDS,),
+    ),
+    Mutation(
+        "changes/merge/merge.py",
+        "    fence.verify()\n    again = tenacity",
+        "    again = tenacity",
+        "Spark merges into a target that another run has copied again.",
+        (_APPLY,),
+    ),
+    Mutation(
+        "lake/storage.py",
+        "            os.fsync(handle)\n",
+        "            pass\n",
+        "A power cut undoes commits on which later effects are built.",
+        (
+            "integration/land/test_power_cut.py::test_nothing_is_built_on_what_a_power_cut_could_take_back",
+        ),
+    ),
+    Mutation(
+        "lake/delta_target.py",
+        "            max_commit_retries=0,\n",
+        "            max_commit_retries=15,\n",
+        "A commit is no compare-and-swap: it lands on a version that nobody read.",
+        (_DRIVER, _FILE),
+    ),
+)
