@@ -127,6 +127,15 @@ class DecodePlan:
         return pa.schema([*self.event_schema, *self.routing.fields(self.types)])
 
     @property
+    def filtered_schema(self) -> pa.Schema:
+        """The Arrow schema of the columns that route reads: position, operation, filter's columns.
+
+        Only the first two without a filter.
+        """
+        fields = [] if self.routing is None else self.routing.fields(self.types)
+        return pa.schema([self.event_schema.field("ord"), self.event_schema.field("op"), *fields])
+
+    @property
     def net_schema(self) -> pa.Schema:
         """The Arrow schema of typed net changes.
 

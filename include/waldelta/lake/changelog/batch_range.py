@@ -17,9 +17,9 @@ from waldelta.lake.ledger import TableState
 # Up to this much is read into the driver and decoded there; Spark's tasks decode larger ranges.
 SMALL_ROWS = 100_000
 SMALL_BYTES = 32 << 20
-# Above what one task collapses (stage_tasks), it pays to read the whole range to count each table's
-# bytes.
-COUNTED_BYTES = 128 << 20
+# One task collapses about this many bytes of messages, and has them in memory three times. Above
+# that, it pays to read the whole range to count each table's bytes.
+BYTES_PER_COLLAPSE = 128 << 20
 
 SplitUp = Callable[[Stream], RowMessages | None]
 
@@ -78,7 +78,7 @@ class BatchRange:
     def _bytes_of(self, state: TableState) -> int:
         if self.split is not None:
             return sum(piece.bytes for piece in self._pieces_of(self.split, state))
-        if self._bytes <= COUNTED_BYTES:
+        if self._bytes <= BYTES_PER_COLLAPSE:
             return self._bytes
         return sum(self._bytes_by_relation.get(oid, 0) for oid in state.relation_ids)
 

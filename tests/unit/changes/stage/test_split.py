@@ -59,7 +59,7 @@ def mixed_batches(rng, transactions=40):
 @pytest.fixture
 def split_here(monkeypatch):
     monkeypatch.setattr(split, "run_tasks", run_here)
-    monkeypatch.setattr(split, "ROWS_PER_DECODE", 300)  # several files
+    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 300)  # several files
     monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
     monkeypatch.setattr(split, "GROUP_ROWS", 50)
 
