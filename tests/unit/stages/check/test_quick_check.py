@@ -10,7 +10,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile, row_conditions
+from waldelta.stages.check._quick_check import (
+    is_met_in_driver,
+    quick_outcomes,
+    quick_profile,
+    row_conditions,
+)
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.quick_targets import is_little
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
@@ -75,9 +80,8 @@ def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
         str(tmp_path),
         pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
     )
-    return outcomes_in_driver(
-        DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules)
-    )
+    table, plan = DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules)
+    return quick_outcomes(table, plan, lambda: is_met_in_driver(table, plan))
 
 
 @pytest.mark.parametrize(
