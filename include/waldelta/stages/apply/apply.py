@@ -213,10 +213,8 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
 ) -> Iterator[_Run]:
     """Yields what the targets are applied with up to a batch, from their current watermarks."""
     held = Watermarks(job, job.slot_identity())
-    change_log, watermarks = (
-        job.change_log(held.identity),
-        _watermarks(job, held, selected.states, applied),
-    )
+    change_log = job.change_log(held.identity)
+    watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
@@ -234,14 +232,13 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
         locks,
         _telling(watch, applied),
     ):
-        stretches = BatchRanges(change_log, sizes, split)
         yield _Run(
             spark,
             job,
             held,
             watermarks,
             sizes,
-            stretches,
+            BatchRanges(change_log, sizes, split),
             selected.catalog_tables,
             watch,
             gates,
