@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support.plugin_app import plugin_app
+from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     IncompleteRow,
     Ledger,
@@ -58,7 +59,7 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
     compacts it on the way.
     """
     names = [f"public.table_{n:03}" for n in range(tables)]
-    ledger = Ledger(root)
+    ledger = Ledger(Lake(root))
     for name in names:
         ledger.append(
             TableState(
@@ -90,7 +91,7 @@ def compare(root: str, tables: int, nights: int, end: datetime) -> None:
             Reconciliation(at, run_id(at), name, "different" if n == 7 else "equal", version=1)
             for n, name in enumerate(names)
         ]
-        Reconciliations(root).add(found)
+        Reconciliations(Lake(root)).add(found)
 
 
 def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
@@ -104,7 +105,7 @@ def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
         for row in held[::2]
     ]
     for first in range(0, rows, _PART):
-        Quarantine(root).add(
+        Quarantine(Lake(root)).add(
             [*held[first : first + _PART], *gone[first // 2 : (first + _PART) // 2]]
         )
 
@@ -254,8 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compare(root, asked.tables, _NIGHTS, now())
         set_aside(root, asked.tables, asked.quarantined, now())
         if not asked.uncompacted:
-            Ledger(root).table(Run).prune(lambda rows: [True] * len(rows))
-            Ledger(root).table(ExpectationResult).prune(
+            Ledger(Lake(root)).table(Run).prune(lambda rows: [True] * len(rows))
+            Ledger(Lake(root)).table(ExpectationResult).prune(
                 lambda rows: keep_results(rows, now() - EVERY * asked.runs * 2)
             )
         table = Table(

@@ -110,7 +110,7 @@ def show(outcome: DemoOutcome, console: Console) -> None:
     console.print(f"{mark} [bold]{counted(outcome.difference_count, 'difference')}[/] between "
                   f"{counted(len(outcome.differences), 'target')} and their source")  # fmt: skip
     console.print(f"report:  {outcome.report or '(none)'}", soft_wrap=True)
-    console.print(f"tables:  {outcome.ledger.root}", soft_wrap=True)
+    console.print(f"tables:  {outcome.ledger.lake.root}", soft_wrap=True)
 
 
 def _source_table(outcome: DemoOutcome) -> Table:

@@ -26,6 +26,7 @@ from demo.stack import Stack
 from tests.e2e.shop import Shop, change, make_shop
 from tests.support.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.support.machine_load import times_longer
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Quarantine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
@@ -107,7 +108,7 @@ def failed_run(shop: Shop) -> DagRun:
 def address(shop: Shop, page: str) -> str:
     chosen = {"run": failed_run(shop).run_id}
     if "{row}" in PAGES[page]:
-        (row,) = Quarantine(shop.root).open_rows({"public.customers": 1})
+        (row,) = Quarantine(Lake(shop.root)).open_rows({"public.customers": 1})
         chosen["row"] = row.id
     return (
         f"{shop.stack.url}/waldelta{PAGES[page].format(**{k: quote(v) for k, v in chosen.items()})}"
@@ -353,7 +354,7 @@ def test_the_button_repairs_the_rows_that_differ(browser, browsed):
         presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
     )
     run = browsed.client.wait("browsed_reconcile", status.text)
-    last = Ledger(browsed.root).last_run()
+    last = Ledger(Lake(browsed.root)).last_run()
     assert run.state == "success", last and last.result
     browsed.source.execute("delete from customers where id = 11")  # which was discarded
     assert browsed.is_equal()

@@ -25,6 +25,7 @@ from tests.support.executor_python import OURS, python_without_ours
 from waldelta.changes.merge.by_file import MERGED
 from waldelta.changes.stage.stage import COUNTS, DIVIDED
 from waldelta.config import load_pipeline_file
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.pipeline import RunResult
 from waldelta_airflow._connections import job_environment
@@ -243,7 +244,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     for statement in CHANGES.split(";"):
         database.execute(statement)
     run("consume")
-    (told,) = (run for run in Ledger(f"{lake}/shop").runs() if run.verb == "consume")
+    (told,) = (run for run in Ledger(Lake(f"{lake}/shop")).runs() if run.verb == "consume")
     run("teardown")
     stages = RunResult.from_json(told.result).stages
     assert stages["land"].detail.endswith("; 1 apply batch applied during landing")

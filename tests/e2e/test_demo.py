@@ -17,7 +17,7 @@ from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.stack import have_parsed
-from waldelta.lake import target_uri
+from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring import read_glance
 
@@ -92,7 +92,7 @@ def test_the_engineers_own_expectations_were_checked(demo, outcome):
 def test_the_first_page_has_nothing_to_attend_to(demo, outcome):
     """The targets were compared by a run, and maintenance has run and goes on each night."""
     pipeline = demo.pipeline
-    glance = read_glance(pipeline, Ledger(pipeline.target.root), datetime.now(UTC), 24)
+    glance = read_glance(pipeline, Ledger(Lake(pipeline.target.root)), datetime.now(UTC), 24)
     assert glance.attention == ()
     assert len(glance.compared.equal) == len(outcome.differences)
     with demo.stack.client() as airflow:

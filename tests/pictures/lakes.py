@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from waldelta.config import PipelineFile
-from waldelta.lake import target_uri
+from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import (
     BatchCut,
     ColumnState,
@@ -308,14 +308,14 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
         versions=dict.fromkeys(names, 9_000),
     )
     lake.live()
-    ledger = Ledger(root)
+    ledger = Ledger(Lake(root))
     copied = partial(
         TableState, _COPIED, "manual__sync", generation=1, status="synced", key_columns=["id"]
     )
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)
-    Ledger(root).append_all(lake.results)
-    Reconciliations(root).add(lake.found)
+    Ledger(Lake(root)).append_all(lake.results)
+    Reconciliations(Lake(root)).add(lake.found)
     if tale.name == "orders":
         _befall_orders(pipeline, ledger, lake)
         _hold_payments(root, ledger, rows["public.payments"])
@@ -377,7 +377,7 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
         for key, amount in _REFUSED
     ]
     batch = lake.batches[told.run_id].batch
-    Quarantine(root).add(
+    Quarantine(Lake(root)).add(
         [
             IncompleteRow(
                 told.at,

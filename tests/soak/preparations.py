@@ -14,7 +14,7 @@ from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
 from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs import Pipeline
-from waldelta.lake import target_uri, write_parquet
+from waldelta.lake import Lake, target_uri, write_parquet
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
 
@@ -90,7 +90,7 @@ def left_staged(scene: Scene) -> None:
     """Changes that a killed run had staged for a target, and others behind them."""
     scene.rows(KEYED[0], "1, 'small'")
     write_parquet(
-        staging_folder(scene.root, f"public.{KEYED[0]}", 1, 1, "killed"),
+        staging_folder(Lake(scene.root), f"public.{KEYED[0]}", 1, 1, "killed"),
         pa.table({"action": ["insert"]}),
     )
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from waldelta.config import PipelineFile
-from waldelta.lake import bookkeeping_uri
+from waldelta.lake import DeltaTarget, Lake, bookkeeping_uri
 from waldelta.lake.ledger import Ledger, TargetCut
 from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.ledger_row import LedgerRow, schema_of
@@ -56,7 +56,7 @@ def result(
 
 def read_expectation_results(root: str) -> list[ExpectationResult]:
     """All results, oldest first."""
-    return Ledger(root).table(ExpectationResult).read()
+    return Ledger(Lake(root)).table(ExpectationResult).read()
 
 
 def write_earlier(root: str, rows: Sequence[LedgerRow], lacking: Collection[str]) -> None:
@@ -75,3 +75,8 @@ def pipeline(lake: str) -> PipelineFile:
     return PipelineFile.model_validate(
         {"pipeline": "shop", "source": source, "target": {"root": lake}}
     )
+
+
+def table_at(uri: str) -> DeltaTarget:
+    """The Delta table at a URI or path, of a lake without credentials."""
+    return DeltaTarget(Lake(uri), uri)

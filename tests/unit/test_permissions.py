@@ -12,7 +12,7 @@ from threading import Barrier, Thread
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.lake import check_writable
+from waldelta.lake import Lake, check_writable
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.lake.storage import local_path
@@ -62,7 +62,7 @@ def test_a_group_can_read_a_lake_of_its_own(monkeypatch, tmp_path):
     root.chmod(0o2770)
     with private_files():
         check_writable(root.as_uri())
-        Ledger(root.as_uri()).append(Run(now(), "r", "consume", "running"))
+        Ledger(Lake(root.as_uri())).append(Run(now(), "r", "consume", "running"))
     runs = root / "_waldelta" / "runs"
     assert modes(root, runs, runs / "_delta_log") == [0o2770, 0o2750, 0o2750]
     assert set(modes(*runs.rglob("*.*"))) == {0o640}

@@ -85,7 +85,7 @@ class Pipeline:
         from waldelta.spark.session import read_log_store
         from waldelta.stages.setup.preflight import check_store
 
-        check_store(self.file.target, partial(read_log_store, spark), job.storage_options)
+        check_store(self.file.target, partial(read_log_store, spark), job.lake)
 
     def sync(
         self,

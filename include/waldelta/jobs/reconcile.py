@@ -60,7 +60,7 @@ def run_reconcile(
         finally:
             found = [work.found[name] for name in sorted(work.found)]
             # Other runs may have compared or repaired some of many tables since this one began.
-            Reconciliations(job.pipeline.target.root, job.storage_options).add(found, began)
+            Reconciliations(job.lake).add(found, began)
             are_equal = [
                 row.table_name
                 for row in found

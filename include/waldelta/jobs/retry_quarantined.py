@@ -49,7 +49,7 @@ def run_retry(
 
     def wanted(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         generations = {name: state.generation for name, state in replicated.items()}
-        lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
+        lacking = Quarantine(job.lake).open_counts(generations)
         return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
 
     return _run(spark, job, "retry", wanted, tables)
@@ -74,7 +74,7 @@ def run_accept(
 
     def wanted(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         if not rows:
-            quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+            quarantine = Quarantine(job.lake)
             lacking = [
                 name
                 for name in tables or ()

@@ -6,6 +6,7 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.lake.delta_log import DeltaLog
+    from waldelta.lake.lake import DeltaTarget, Lake
     from waldelta.lake.storage import (
         bookkeeping_uri,
         check_writable,
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeltaLog",
+    "DeltaTarget",
+    "Lake",
     "bookkeeping_uri",
     "check_writable",
     "files_of",
@@ -25,5 +28,6 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     delta_log="DeltaLog",
+    lake="DeltaTarget Lake",
     storage="bookkeeping_uri check_writable files_of target_uri write_parquet",
 )

@@ -18,7 +18,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileSystem
 
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
-from waldelta.lake.storage import rooted
+from waldelta.lake.lake import DeltaTarget
 
 _COMPRESSION, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
@@ -106,13 +106,13 @@ def new_prefix() -> str:
     return f"part-{uuid.uuid4().hex}-"
 
 
-def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> None:
+def discard(table: DeltaTarget, prefix: str) -> None:
     """Remove an attempt's files from a table whose log names none of them.
 
     This includes files of tasks that returned no result. Otherwise VACUUM would remove them.
     """
     with suppress(OSError, DeltaError):
-        files = rooted(uri, storage_options)
+        files = table.files
         for found in files.get_file_info(FileSelector("", allow_not_found=True)):
             if found.base_name.startswith(prefix):
                 with suppress(OSError):

@@ -12,15 +12,17 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem, FileType
 
 from waldelta.errors import StateError
-from waldelta.lake.storage import deletion_vector_path, is_within, local_path, rooted
+from waldelta.lake.storage import deletion_vector_path, is_within, local_path
+
+if TYPE_CHECKING:
+    from waldelta.lake.lake import DeltaTarget
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,14 @@ class Commit:
 
 
 class DeltaLog:
-    """The log of the table at ``uri``; every call reads it again."""
+    """The log of a table; every call reads it again."""
 
-    def __init__(self, uri: str, storage_options: dict[str, str] | None = None) -> None:
-        self.uri, self._options = uri, storage_options
+    def __init__(self, table: DeltaTarget) -> None:
+        self.uri, self._table = table.uri, table
 
     @cached_property
     def _files(self) -> FileSystem:
-        return rooted(self.uri, self._options)
+        return self._table.files
 
     def read(self, version: int) -> Commit | None:
         """Return one commit; None when it was never made, or log retention removed its entry.
@@ -132,7 +134,7 @@ class DeltaLog:
         if not later:
             return self.read(version) is not None
         try:
-            DeltaTable(self.uri, version=version, storage_options=self._options)
+            self._table.open(version)
         except (DeltaError, OSError):
             return False
         gone: set[str] = set()

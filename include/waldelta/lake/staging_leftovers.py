@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from waldelta.errors import TargetNotWritable
 from waldelta.failpoints import fault_point
+from waldelta.lake.lake import Lake
 from waldelta.lake.storage import (
-    bookkeeping_uri,
     encode_segment,
     folders_in,
     list_folders,
@@ -48,7 +48,7 @@ class Leftover:
     tables: tuple[str, ...]
 
 
-def staging_folder(root: str, table_name: str, generation: int, batch: int, run_id: str) -> str:
+def staging_folder(lake: Lake, table_name: str, generation: int, batch: int, run_id: str) -> str:
     """Return the URI of a folder for the changes of one target up to one batch, unique for each
     call.
 
@@ -57,17 +57,17 @@ def staging_folder(root: str, table_name: str, generation: int, batch: int, run_
     """
     # Any run id, however long, makes a short folder name.
     name = f"{_prefix(table_name)}{generation}-{batch}-{_digest(f'{run_id} {uuid.uuid4()}')}"
-    return f"{bookkeeping_uri(root, STAGING)}/{name}"
+    return f"{lake.bookkeeping(STAGING).uri}/{name}"
 
 
-def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[Leftover]:
+def find_leftovers(lake: Lake, tables: Iterable[str], before: datetime) -> list[Leftover]:
     """Return folders in which nothing was written since ``before``.
 
     A caller that removes one must hold its tables' locks: a run that works on one of them may still
     read it.
     """
     names = sorted(tables)
-    folders = list_folders(bookkeeping_uri(root, STAGING))
+    folders = list_folders(lake.bookkeeping(STAGING).uri)
     return [
         Leftover(
             uri, tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name)))
@@ -77,16 +77,16 @@ def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[L
     ]
 
 
-def staged_for(root: str, table_name: str) -> list[str]:
+def staged_for(lake: Lake, table_name: str) -> list[str]:
     """Return the folders of changes that are staged for a target."""
     prefix = _prefix(table_name)
-    found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(bookkeeping_uri(root, STAGING))]
+    found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(lake.bookkeeping(STAGING).uri)]
     return [
         uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))
     ]
 
 
-def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str]:
+def take_over(lake: Lake, table_name: str, fence: Callable[[], None]) -> list[str]:
     """Remove everything staged for a target before committing to it, and ``fence`` the runs that
     staged it.
 
@@ -98,12 +98,12 @@ def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str
     Raises TargetNotWritable for a folder that can't be removed: as long as it exists, a late
     statement may still apply it.
     """
-    found = staged_for(root, table_name)
+    found = staged_for(lake, table_name)
     if not found:
         return []
     mark = next((uri for uri in found if uri.endswith(_TAKEN)), None)
     if mark is None:
-        mark = staging_folder(root, table_name, 0, 0, "") + _TAKEN
+        mark = staging_folder(lake, table_name, 0, 0, "") + _TAKEN
         write_parquet(mark, pa.table({"folder": found}))
     for uri in found:
         if uri == mark:

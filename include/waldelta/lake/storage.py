@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -24,14 +24,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import (
     FileSelector,
     FileSystem,
     FileType,
     LocalFileSystem,
-    PyFileSystem,
-    SubTreeFileSystem,
 )
 
 from waldelta.errors import TargetNotWritable
@@ -404,13 +401,6 @@ def remove_empty_folders(uri: str, may_go: Callable[[str], bool]) -> None:
                 path.rmdir()
 
 
-def open_version(
-    uri: str, version: int | None, storage_options: Mapping[str, str] | None = None
-) -> DeltaTable:
-    """Open a table at a version (None: the latest), without Spark."""
-    return DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
-
-
 def files_of(table: DeltaTable) -> pa.Table:
     """Return a table's log entries of its files, one row for each file."""
     return pa.table(table.get_add_actions(flatten=True))
@@ -482,18 +472,6 @@ def folders_in(uri: str) -> list[str]:
     files, path = _file_system(uri)
     found = files.get_file_info(FileSelector(path, allow_not_found=True))
     return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
-
-
-def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSystem:
-    """Return a folder of the lake as a file system of its own.
-
-    Its credentials are passed as ``storage_options``: Spark tasks may lack those of the job's
-    process.
-    """
-    folder = local_path(uri)
-    if folder is not None:
-        return SubTreeFileSystem(str(folder), LocalFileSystem())
-    return PyFileSystem(DeltaStorageHandler(uri, storage_options))
 
 
 def _file_system(uri: str) -> tuple[FileSystem, str]:

@@ -41,7 +41,7 @@ def read_status(job: Job) -> dict[str, Any]:
         listed_in_vain = unpublished(connection, job.pipeline.source)
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_lifecycles(job, published)
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
     lacking = quarantine.open_counts(target_generations(job.ledger))
     run = job.ledger.last_run()
     return {

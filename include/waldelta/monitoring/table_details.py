@@ -10,15 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from waldelta.lake import files_of, target_uri
+from waldelta.lake import files_of
 from waldelta.lake.ledger import ColumnState, Ledger, TableState
 from waldelta.lake.storage import has_deletion_vectors, row_count
 from waldelta.metadata_columns import PREFIX
-from waldelta.postgres import TableId
 
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
@@ -70,15 +69,15 @@ def read_table_details(
     """
     states = ledger.table_rows(table_name) if states is None else states
     try:
-        table_id = TableId.parse(table_name)
+        target = ledger.lake.target(table_name)
     except ValueError:
         return None
     if not states:
         return None
-    state, uri = states[-1], target_uri(ledger.root, table_id.schema, table_id.name)
+    state, uri = states[-1], target.uri
     filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
     try:
-        table = DeltaTable(uri, storage_options=ledger.storage_options)
+        table = target.open()
         schema, files = table.schema(), files_of(table)
     except (
         DeltaError,
@@ -88,7 +87,9 @@ def read_table_details(
         known = tuple(
             _line(column.name, column.spark_type, column, state) for column in state.columns
         )
-        return TableDetails(uri, known, state.mode, filters, copy_skipped=bool(state.copy_skipped))
+        return TableDetails(
+            target.uri, known, state.mode, filters, copy_skipped=bool(state.copy_skipped)
+        )
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
     return TableDetails(
         uri,

@@ -250,7 +250,7 @@ def read_tables(
     ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
     states = list(latest_states(ledger) if latest is None else latest)
-    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    quarantine = Quarantine(ledger.lake)
     lacking = quarantine.open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.

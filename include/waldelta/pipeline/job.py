@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import psycopg
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
+from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import SlotMove, now
@@ -26,24 +26,10 @@ from waldelta.postgres.connection import (
 )
 from waldelta.postgres.unreadable_names import name_unreadable
 
-# Prefixes of the environment variables with an object store's credentials, as delta-rs names them,
-# e.g. AWS_ENDPOINT_URL.
-_STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
-
-
-def storage_options_of(root: str) -> dict[str, str] | None:
-    """Return the credentials of a lake's object store, from the environment; None for a local
-    folder.
-    """
-    if root.startswith("file://"):
-        return None
-    return {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)}
-
 
 def ledger_of(pipeline: PipelineFile) -> Ledger:
     """Return a pipeline's ledger, with its object store's credentials from the environment."""
-    root = pipeline.target.root
-    return Ledger(root, storage_options_of(root))
+    return Ledger(Lake.of(pipeline.target.root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +66,14 @@ class Job:
         return self.read_conninfo
 
     @property
-    def storage_options(self) -> dict[str, str] | None:
-        """Credentials of the object store, from the environment."""
-        return storage_options_of(self.pipeline.target.root)
+    def lake(self) -> Lake:
+        """The pipeline's Delta tables, with the object store's credentials from the environment."""
+        return Lake.of(self.pipeline.target.root)
 
     @property
     def ledger(self) -> Ledger:
         """The pipeline's ledger tables."""
-        return ledger_of(self.pipeline)
+        return Ledger(self.lake)
 
     @contextmanager
     def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
@@ -143,7 +129,7 @@ class Job:
 
     def change_log(self, identity: SlotIdentity) -> ChangeLog:
         """The change log of this incarnation of the slot."""
-        return ChangeLog(self.pipeline.target.root, identity.app_id, self.storage_options)
+        return ChangeLog(self.lake, identity.app_id)
 
     def landed_sizes(
         self, identity: SlotIdentity, after_batch: int, upto_batch: int

@@ -30,7 +30,7 @@ def reconciliation_page(
 
     It also shows the errors of later attempts, and all results of 30 days.
     """
-    at, kept = now(), Reconciliations(ledger.root, ledger.storage_options)
+    at, kept = now(), Reconciliations(ledger.lake)
     fed = replicated_tables(ledger)
     told = kept.history()
     answers, attempts = last_answers(row for row in told if row.table_name in fed)

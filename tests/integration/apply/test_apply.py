@@ -28,7 +28,7 @@ from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.table_list import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
-from waldelta.pipeline.targets.watermarks import last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import last_cut
 from waldelta.spark import run_tasks
 from waldelta.stages.apply import _select_targets as fed
 from waldelta.stages.apply.apply import apply
@@ -49,7 +49,7 @@ BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
 def target_rows(
     job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
 ):
-    return sorted(map(tuple, read_target(uri_of(job, table), *columns)), key=repr)
+    return sorted(map(tuple, read_target(job.lake.target(table).uri, *columns)), key=repr)
 
 
 def source_rows(database, table="t", where="true"):
@@ -150,7 +150,7 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, datab
     """As PostgreSQL's subscriber does; an upsert would invent rows."""
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
     sync(spark, job)
-    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
+    spark.sql(f"delete from delta.`{job.lake.target('public.t').uri}` where id = 1")
     database.execute("update t set v = 'x'")
     applied = run(spark, job)
     assert [row[:2] for row in target_rows(job)] == [(2, "x")]
@@ -273,10 +273,10 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     sync(spark, job)
     database.execute("insert into t values (2)")
-    local_path(staging_folder(lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
-    with insert_that_goes_on(spark, uri_of(job, "public.t"), tmp_path):
+    local_path(staging_folder(job.lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
+    with insert_that_goes_on(spark, job.lake.target("public.t").uri, tmp_path):
         run(spark, job)
-    assert staged_for(lake, "public.t") == []
+    assert staged_for(job.lake, "public.t") == []
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
@@ -411,7 +411,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
     again = consume(spark, replace(job, run_id="and another"))
     assert not again.tables.get("public.t", TableResult()).changed
-    shown = read_changed(Ledger(job.pipeline.target.root), None)["public.t"]
+    shown = read_changed(Ledger(job.lake), None)["public.t"]
     assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
 
 

@@ -18,6 +18,7 @@ from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.expectation_results import (
@@ -34,7 +35,6 @@ from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.pipeline.targets.lifecycle import read_published
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair._by_driver import merge_rows_in_driver
@@ -94,7 +94,9 @@ def job(database, lake):
 
 
 def target_rows(job, table="t"):
-    return sorted(map(tuple, read_target(uri_of(job, f"public.{table}"), "id", "a", "big", "m")))
+    return sorted(
+        map(tuple, read_target(job.lake.target(f"public.{table}").uri, "id", "a", "big", "m"))
+    )
 
 
 def source_rows(database, table="t"):
@@ -121,7 +123,7 @@ def run(spark, job, run_id="test") -> TableResult:
 
 
 def told(job, table="t"):
-    rows = Quarantine(job.pipeline.target.root).rows(f"public.{table}", 1)
+    rows = Quarantine(job.lake).rows(f"public.{table}", 1)
     return [(row.status, json.loads(row.key)["id"], row.columns) for row in rows]
 
 
@@ -189,11 +191,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     assert target_rows(job) == source_rows(database)
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
-    (row,) = [
-        r
-        for r in Quarantine(job.pipeline.target.root).rows("public.t", 1)
-        if r.status == QUARANTINED
-    ]
+    (row,) = [r for r in Quarantine(job.lake).rows("public.t", 1) if r.status == QUARANTINED]
     assert json.loads(row.sent) == {"id": "1", "a": "x", "m": "NaN"}
     assert row.lsn is not None
     assert row.commit_ts is not None
@@ -229,11 +227,7 @@ def kept(job, **key):
     """The messages of the row that was quarantined last: their kinds, and whether they are the
     change log's own.
     """
-    rows = [
-        row
-        for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)
-        if row.status == QUARANTINED
-    ]
+    rows = [row for row in Quarantine(job.lake).rows("public.t", 1) if row.status == QUARANTINED]
     log = DeltaTable(job.change_log(job.slot_identity()).uri).to_pyarrow_table()
     landed = {(row["batch"], row["seq"]): row for row in log.to_pylist()}
     assert rows[-1].messages == [
@@ -272,10 +266,7 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
     from waldelta.stages.apply.apply import apply
 
     assert apply(spark, replace(job, run_id="first")).failures == {}
-    rows = {
-        json.loads(row.key)["id"]: row
-        for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)
-    }
+    rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.lake).rows("public.t", 1)}
     found = {
         key: "".join(chr(message.raw[0]) for message in row.messages) for key, row in rows.items()
     }
@@ -302,7 +293,7 @@ def test_a_discarded_row(spark, database, job):
     quarantine_rows(spark, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     root = job.pipeline.target.root
-    Ledger(root).append_all(
+    Ledger(Lake(root)).append_all(
         [
             ExpectationResult(
                 now(),
@@ -341,7 +332,7 @@ def test_a_discarded_row(spark, database, job):
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
     state = job.table_states()["public.t"]
-    quarantine = Quarantine(job.pipeline.target.root)
+    quarantine = Quarantine(job.lake)
     assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == [
         "21"
     ]
@@ -407,7 +398,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         assert (lacking(1), lacking(2), lacking(3)) == (["1", "2", "3", "4", "5"], [], [])
 
     def lacking(generation):
-        found = Quarantine(job.pipeline.target.root).lacking("public.t", generation)
+        found = Quarantine(job.lake).lacking("public.t", generation)
         return sorted(json.loads(key)["id"] for key in found)
 
     def fails(*given):
@@ -447,11 +438,11 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         "quarantine --retry by Ann",
     )
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
-    shown = read_changed(Ledger(job.pipeline.target.root), None)["public.t"].operations
+    shown = read_changed(Ledger(job.lake), None)["public.t"].operations
     assert (shown.inserted, shown.updated) == (3, 1)
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 5]
     assert lacking(4) == ["5"]
-    last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
+    last = Quarantine(job.lake).rows("public.t", 1)[-1]
     assert (last.status, last.run_id) == (RESOLVED, "killed after")
     assert last.reason.endswith("quarantine --retry by Ann")
     assert list_quarantined(job) == []
@@ -499,7 +490,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
         row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)
     }
     assert (known[ALL_VALUES_KNOWN], len(known) > 1) == (True, True)
-    last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
+    last = Quarantine(job.lake).rows("public.t", 1)[-1]
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
     assert last.reason.endswith("quarantine --retry by Ann: back")
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
@@ -524,7 +515,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     held = IncompleteRow(
         now(), "x", QUARANTINED, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"]
     )
-    Quarantine(job.pipeline.target.root).add([held])
+    Quarantine(job.lake).add([held])
     database.execute(f"alter publication s_{database.name}_pub set (publish = 'insert, update')")
     with pytest.raises(
         RunFailed,
@@ -544,7 +535,7 @@ def test_a_column_that_was_dropped_meanwhile(spark, database, job):
     database.execute("alter table t drop column big")
     run(spark, job)
     assert told(job) == [(QUARANTINED, "1", ["big"])]
-    (row,) = Quarantine(job.pipeline.target.root).rows("public.t", 1)
+    (row,) = Quarantine(job.lake).rows("public.t", 1)
     assert row.reason == "column big was dropped or changed on the source"
 
 
@@ -632,7 +623,7 @@ def test_a_key_change_whose_base_row_is_missing_is_skipped(spark, database, job)
     """As PostgreSQL's subscriber does; the value that wasn't sent is never made up."""
     database.execute(f"insert into t values (1, 'x', {BIG}, 1), (2, 'x', {BIG}, 2)")
     sync(spark, job)
-    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
+    spark.sql(f"delete from delta.`{job.lake.target('public.t').uri}` where id = 1")
     database.execute("update t set id = id + 10")
     done = run(spark, job)
     assert (done.updated, done.skipped) == (1, 1)

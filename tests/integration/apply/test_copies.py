@@ -16,7 +16,6 @@ from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import TableResult
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
@@ -52,7 +51,7 @@ def source_rows(connection) -> Counter:
 
 def target_rows(job) -> Counter:
     """The target's rows, each value as PostgreSQL prints it."""
-    rows = read_target(uri_of(job, "public.t"), *COLUMNS, "_wd_raw")
+    rows = read_target(job.lake.target("public.t").uri, *COLUMNS, "_wd_raw")
     return Counter(tuple(_text(row, name) for name in COLUMNS) for row in rows)
 
 
@@ -137,7 +136,7 @@ def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, j
     """As PostgreSQL's subscriber, which compares by the type's equality."""
     database.execute("insert into t(n, f) values (1.00, '-0')")
     sync(spark, job)
-    spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set n = '1.0', f = 0.0D")
+    spark.sql(f"update delta.`{job.lake.target('public.t').uri}` set n = '1.0', f = 0.0D")
     database.execute("update t set a = 'found'")
     assert run(spark, job) == (0, 1, 0, 0)
     assert target_rows(job) == source_rows(database.connection)
@@ -149,7 +148,7 @@ def test_missing_rows_are_skipped_and_counted(spark, database, job):
     """
     database.execute("insert into t(a, b) values ('x', 1), ('x', 1), ('y', 2)")
     sync(spark, job)
-    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where a = 'y'")
+    spark.sql(f"delete from delta.`{job.lake.target('public.t').uri}` where a = 'y'")
     database.execute(
         "update t set b = 3 where a = 'y'; delete from t; insert into t(a) values ('new')"
     )
@@ -194,7 +193,11 @@ def test_a_column_added_between_changes(spark, database, job):
     run(spark, job)
     assert target_rows(job) == source_rows(database.connection)
     extra = (
-        spark.read.format("delta").load(uri_of(job, "public.t")).groupBy("extra").count().collect()
+        spark.read.format("delta")
+        .load(job.lake.target("public.t").uri)
+        .groupBy("extra")
+        .count()
+        .collect()
     )
     assert Counter(dict(map(tuple, extra))) == Counter(
         dict(database.execute("select extra, count(*) from t group by extra"))

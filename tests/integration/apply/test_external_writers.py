@@ -148,12 +148,14 @@ def change(database, add):
     return made
 
 
-def uri_of(pipeline, name):
+def target_uri_of(pipeline, name):
     return pipeline.target_path(f"public.{name}")
 
 
 def rows_of(pipeline, name, version=None):
-    held = DeltaTable(uri_of(pipeline, name), version=version).to_pyarrow_table(columns=["id", "v"])
+    held = DeltaTable(target_uri_of(pipeline, name), version=version).to_pyarrow_table(
+        columns=["id", "v"]
+    )
     return sorted(tuple(row.values()) for row in held.to_pylist())
 
 
@@ -208,7 +210,7 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     def act(name):
         if not (done := tmp_path / name).exists():
             done.touch()
-            BESIDE[name].act(None, uri_of(pipeline, name))
+            BESIDE[name].act(None, target_uri_of(pipeline, name))
             (tmp_path / f"{name}.rows").write_text(repr(rows_of(pipeline, name)))
 
     add(100 + number)
@@ -235,9 +237,9 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     """Until the table is copied again, or compared with its source."""
     add(30)
     pipeline.consume(spark)
-    before = {name: DeltaTable(uri_of(pipeline, name)).version() for name in TABLES}
+    before = {name: DeltaTable(target_uri_of(pipeline, name)).version() for name in TABLES}
     for name, foreign in BETWEEN.items():
-        foreign.act(spark, uri_of(pipeline, name))
+        foreign.act(spark, target_uri_of(pipeline, name))
     database.execute("insert into t_compact values (31, 'source')")
     result = pipeline.consume(spark)
     assert sorted(told_by(result)) == names(BETWEEN)
@@ -282,7 +284,7 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     then = {name: rows_of(pipeline, name) for name in TABLES}
     cut = is_read_as(then)
     for name in TABLES:
-        compact(None, uri_of(pipeline, name))
+        compact(None, target_uri_of(pipeline, name))
     with pytest.raises((OSError, DeltaError)):
         rows_of(pipeline, "t_append", cut["public.t_append"])
     assert is_read_as(then)["public.t_append"] > cut["public.t_append"]
@@ -293,9 +295,9 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
         for t in pipeline.job().ledger.last_cut().targets
     ]
 
-    sql("update {} set v = 'foreign' where id = 1")(spark, uri_of(pipeline, "t_other"))
+    sql("update {} set v = 'foreign' where id = 1")(spark, target_uri_of(pipeline, "t_other"))
     is_read_as(then)
-    vacuum(None, uri_of(pipeline, "t_other"))
+    vacuum(None, target_uri_of(pipeline, "t_other"))
     with pytest.raises(StateError, match="no consistent cut can be read"):
         pipeline.cut()
     assert "no consistent cut can be read" in pipeline.status()["last_cut"]["problem"]
@@ -326,7 +328,7 @@ def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commi
     made = Pipeline(file)
     made.setup()
     made.sync(spark)
-    folder = local_path(uri_of(made, "s_kept"))
+    folder = local_path(made.lake.target("s_kept").uri)
     _stray(folder, tmp_path / "outside", _fifo)
     told = _failure_of(lambda: made.resync(spark, ["public.s_kept"]))
     assert re.search(r"s_kept\b.*not a regular file.*move the table's folder away first", told), (
@@ -422,8 +424,8 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
         database.execute(f"insert into {name} values (2, 'b')")
     made.consume(spark)
     for name, act in STRAYS.items():
-        _stray(local_path(uri_of(made, name)), tmp_path / f"outside_{name}", act)
-    versions = {name: DeltaTable(uri_of(made, name)).version() for name in STRAYS}
+        _stray(local_path(made.lake.target(name).uri), tmp_path / f"outside_{name}", act)
+    versions = {name: DeltaTable(made.lake.target(name).uri).version() for name in STRAYS}
     for name in tables:
         database.execute(f"update {name} set v = 'c' where id = 1")
     for verb, act in READING.items():
@@ -434,12 +436,12 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
         }
         assert all(wrong.values()), (verb, told)
         assert "s_fine" not in told, verb
-    assert {name: DeltaTable(uri_of(made, name)).version() for name in STRAYS} == versions
+    assert {name: DeltaTable(made.lake.target(name).uri).version() for name in STRAYS} == versions
     assert rows_of(made, "s_fine") == [(1, "c"), (2, "b")]
 
     # A copy is the remedy, and reads none of these files.
     copied = ["s_fifo", "s_linked", "s_entry"]
-    for entry in local_path(uri_of(made, "s_entry")).glob("_delta_log/*.json"):
+    for entry in local_path(made.lake.target("s_entry").uri).glob("_delta_log/*.json"):
         if entry.is_fifo():
             entry.unlink()
     made.resync(spark, [f"public.{name}" for name in copied])

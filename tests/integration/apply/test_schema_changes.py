@@ -18,7 +18,6 @@ from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync
 
@@ -108,7 +107,7 @@ def columns_of(database, table="t"):
 
 
 def assert_equal(database, job, table="t", what=""):
-    names, uri = columns_of(database, table), uri_of(job, f"public.{table}")
+    names, uri = columns_of(database, table), job.lake.target(f"public.{table}").uri
     held = {field.name: field.type.type for field in DeltaTable(uri).schema().fields}
     assert (what, sorted(c for c in held if not c.startswith("_wd_"))) == (what, sorted(names))
     found = sorted((tuple(row) for row in read_target(uri, *names)), key=repr)
@@ -537,7 +536,7 @@ def test_an_added_column_costs_no_rewrite(spark, database, job):
     database.execute("alter table t add column x int")
     write(database, 11)
     consume(spark, job)
-    history = spark.sql(f"describe history delta.`{uri_of(job, 'public.t')}`").collect()
+    history = spark.sql(f"describe history delta.`{job.lake.target('public.t').uri}`").collect()
     assert [h["operation"] for h in history][:2] == ["WRITE", "ADD COLUMNS"]
 
 
@@ -592,7 +591,7 @@ def test_fail_stops_the_table(spark, database, lake):
     sync(spark, job, ["public.t"])
     consume(spark, job)
     assert source_rows(database) == [
-        tuple(r) for r in (read_target(uri_of(job, "public.t"), "id", "v", "x"))
+        tuple(r) for r in (read_target(job.lake.target("public.t").uri, "id", "v", "x"))
     ]
 
 
@@ -608,7 +607,7 @@ def test_ignore_keeps_the_columns(spark, database, lake):
         " 'c', 3)"
     )
     consume(spark, job)
-    rows = read_target(uri_of(job, "public.t"), "id", "v", "w")
+    rows = read_target(job.lake.target("public.t").uri, "id", "v", "w")
     assert sorted(map(tuple, rows)) == [(1, "a", "b"), (2, "c", None)]
 
 

@@ -9,7 +9,6 @@ from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.lake.storage import local_path
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -67,7 +66,7 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
     assert len(made) == 1
     assert all(result.tables[f"public.{table}"].changed for table in TABLES)
     for table in TABLES:
-        found = read_target(uri_of(job, f"public.{table}"), "id", "v")
+        found = read_target(job.lake.target(f"public.{table}").uri, "id", "v")
         expected = database.execute(f"select id, v from {table}")
         assert sorted(map(tuple, found)) == sorted(map(tuple, expected)), table
     assert list((local_path(job.pipeline.target.root) / "_waldelta" / "staging").glob("*")) == []

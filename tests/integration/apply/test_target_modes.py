@@ -21,7 +21,6 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.spark_sql import insert_clause
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.check.check import check
@@ -57,7 +56,7 @@ def job_of(database, lake, modes=MODES):
 
 def held(job, name):
     """All rows of a target."""
-    return DeltaTable(uri_of(job, f"public.{name}")).to_pyarrow_table().to_pylist()
+    return DeltaTable(job.lake.target(f"public.{name}").uri).to_pyarrow_table().to_pylist()
 
 
 def source(connection, name):
@@ -417,9 +416,13 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
     sync(spark, job)
     consume(spark, job)
     ahead = str(1 << 60)
-    DeltaTable(uri_of(job, "public.w1")).update({"_wd_valid_from_lsn": ahead}, predicate="id = 2")
+    DeltaTable(job.lake.target("public.w1").uri).update(
+        {"_wd_valid_from_lsn": ahead}, predicate="id = 2"
+    )
     for name in ("w2", "w3"):
-        DeltaTable(uri_of(job, f"public.{name}")).update({"_wd_lsn": ahead}, predicate="id = 2")
+        DeltaTable(job.lake.target(f"public.{name}").uri).update(
+            {"_wd_lsn": ahead}, predicate="id = 2"
+        )
     for name in MODES:
         database.execute(f"delete from {name} where id = 2")
     before = {name: held(job, name) for name in MODES}

@@ -16,11 +16,11 @@ from waldelta.config import PipelineFile
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.quarantine import COMPLETED
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -83,7 +83,9 @@ def one(database, lake, name, where=WHERE, publication=""):
 
 
 def rows(spark, job, table, *columns):
-    held = DeltaTable(uri_of(job, f"public.{table}")).to_pyarrow_table(columns=list(columns))
+    held = DeltaTable(job.lake.target(f"public.{table}").uri).to_pyarrow_table(
+        columns=list(columns)
+    )
     return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True), key=repr)
 
 
@@ -201,7 +203,9 @@ def test_an_entering_row_without_its_large_value_is_read_again(
     database.execute("update by_default set a = 10")
     done = consume(spark, job).tables["public.by_default"]
     assert (done.inserted, done.reread) == (1, 1)
-    assert [row.status for row in Quarantine(lake).rows("public.by_default", 1)] == [COMPLETED]
+    assert [row.status for row in Quarantine(Lake(lake)).rows("public.by_default", 1)] == [
+        COMPLETED
+    ]
     assert rows(spark, job, "by_default", "a", "big") == wanted(
         database, "by_default", "true", "a", "big"
     )

@@ -13,7 +13,6 @@ from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints import CheckConstraint, read_check_constraints
 from waldelta.stages.check.constraints.check_constraints import ChecksRead
@@ -45,7 +44,7 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
         success for meaning, success in of_run.items() if meaning.startswith("m has labels of")
     ] == [True]
     assert not any("later" in meaning for meaning in of_run)
-    spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set v = -5 where id = 1").collect()
+    spark.sql(f"update delta.`{job.lake.target('public.t').uri}` set v = -5 where id = 1").collect()
     database.execute("insert into t values (4, 4, 4)")
     with pytest.raises(RunFailed) as failed:
         consume(spark, replace(job, run_id="wrong"))

@@ -13,7 +13,6 @@ from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints import read_declared_types
 from waldelta.stages.sync.sync import sync
@@ -65,11 +64,12 @@ def test_values_that_no_row_of_the_source_has(spark, database, lake):
     run_validate(spark, replace(job, run_id="all"))
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "all"}
     assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(meanings, True)
+    target = f"delta.`{job.lake.target('public.t').uri}`"
     spark.sql(
-        f"update delta.`{uri_of(job, 'public.t')}` set a = 200, b = 'xabcdef', c = 'abcd', d ="
+        f"update {target} set a = 200, b = 'xabcdef', c = 'abcd', d ="
         " '10110', e = '1.5', f = 150, g = 0.01, h = '1' where id = 1"
     ).collect()
-    spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set a = null where id = 2").collect()
+    spark.sql(f"update {target} set a = null where id = 2").collect()
     database.execute("insert into t values (4, 4)")
     with pytest.raises(RunFailed):
         consume(spark, replace(job, run_id="wrong"))

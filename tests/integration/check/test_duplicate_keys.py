@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
+from tests.support.bookkeeping import table_at
 from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey
 from waldelta.stages.check.measure.profile import profile_in_driver
@@ -54,7 +55,7 @@ SOAKED = [
 
 
 def is_dense(uri: str, version: int, column: str) -> bool:
-    key = IntegerKey.open(uri, version, column)
+    key = IntegerKey.open(table_at(uri), version, column)
     return key is not None and key.is_dense
 
 
@@ -127,7 +128,7 @@ def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
 
     def found(known, version):
         frame = spark.read.format("delta").option("versionAsOf", version).load(uri)
-        key = IntegerKey.open(uri, version, "k")
+        key = IntegerKey.open(table_at(uri), version, "k")
         return find_duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
 
     assert len(list(tmp_path.glob("deletion_vector*"))) == 1
@@ -144,7 +145,7 @@ def test_a_composite_key_is_compared_by_its_first_column(spark, tmp_path):
         spark.sql(f"select * from values {keys} as t(k, w)").coalesce(1).write.format("delta").mode(
             "append"
         ).save(uri)
-    key, frame = IntegerKey.open(uri, 2, "k"), spark.read.format("delta").load(uri)
+    key, frame = IntegerKey.open(table_at(uri), 2, "k"), spark.read.format("delta").load(uri)
     assert key.written_since(1).rows_in_question(frame).count() == 3
     assert find_duplicate_keys(
         key.written_since(1).rows_in_question(frame), ["k", "w"]

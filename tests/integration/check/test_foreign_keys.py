@@ -12,14 +12,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.bookkeeping import read_expectation_results
+from tests.support.bookkeeping import read_expectation_results, table_at
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.validate import run_validate
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints import read_foreign_keys
 from waldelta.stages.check.measure import Reference
@@ -85,7 +84,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
         ("public.person", f"person_{name}_fkey"): HELD for name in ("city", "code", "boss")
     }
     assert results(lake, "fine") == of_person | {("public.stop", "stop_a_b_fkey"): HELD}
-    spark.sql(f"delete from delta.`{uri_of(job, 'public.city')}` where id = 1").collect()
+    spark.sql(f"delete from delta.`{job.lake.target('public.city').uri}` where id = 1").collect()
     database.execute("insert into person values (4, 3, null, 4)")
     result = consume(spark, replace(job, run_id="wrong"))
     assert result.status == "succeeded"
@@ -133,9 +132,8 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database
     consume(spark, replace(job, run_id="first"))
     database.execute("delete from person where id = 5")
     consume(spark, replace(job, run_id="second"))
-    spark.sql(
-        f"insert into delta.`{uri_of(job, 'public.person')}` select 6, 2, 'cd', null, 0, null, null"
-    ).collect()
+    person = job.lake.target("public.person").uri
+    spark.sql(f"insert into delta.`{person}` select 6, 2, 'cd', null, 0, null, null").collect()
     database.execute("delete from city where id = 2")
     consume(spark, replace(job, run_id="third"))
     assert results(lake, "third") == {
@@ -194,7 +192,7 @@ def test_partitioned_tables(spark, database, lake):
     database.execute("insert into p values (2); insert into c values (2, 2), (13, 11)")
     consume(spark, replace(job, run_id="fine"))
     assert results(lake, "fine") == {("public.c", "c_p_fkey"): HELD}
-    spark.sql(f"delete from delta.`{uri_of(job, 'public.p')}` where id = 11").collect()
+    spark.sql(f"delete from delta.`{job.lake.target('public.p').uri}` where id = 11").collect()
     database.execute("insert into c values (3, 1)")
     consume(spark, replace(job, run_id="wrong"))
     assert results(lake, "wrong") == {("public.c", "c_p_fkey"): (False, 2, "warning")}
@@ -278,7 +276,7 @@ def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
             uri = str(tmp_path / f"{comparison} {is_found} {name}")
             texts = pa.array([pair[place] for pair in pairs], pa.string())
             write_deltalake(uri, pa.table({"i": list(range(len(pairs))), "k": texts}))
-            sides.append(Side(name, uri, 0, ("i", "k")))
+            sides.append(Side(name, table_at(uri), 0, ("i", "k")))
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
         assert (

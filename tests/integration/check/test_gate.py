@@ -28,7 +28,6 @@ from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined, release_tables
 from waldelta.stages.repair import ReconcileRequest
 from waldelta.stages.repair.replay import read_span
@@ -79,7 +78,7 @@ class Gated:
         return failed.value.result
 
     def rows(self, *columns, table="t"):
-        rows = read_target(uri_of(self.job, f"public.{table}"), *columns or ("id", "v"))
+        rows = read_target(self.job.lake.target(f"public.{table}").uri, *columns or ("id", "v"))
         return sorted(map(tuple, rows))
 
     def source(self, columns="id, v", where="true"):
@@ -87,7 +86,7 @@ class Gated:
 
     def rows_on_pages(self):
         """How many rows the pages say that runs inserted, updated and deleted, by table."""
-        changed = read_changed(Ledger(self.job.pipeline.target.root), None)
+        changed = read_changed(Ledger(self.job.lake), None)
         return {
             name: (of.operations.inserted, of.operations.updated, of.operations.deleted)
             for name, of in changed.items()
@@ -95,13 +94,13 @@ class Gated:
 
     def failed(self):
         """How many expectations the pages say that the table doesn't meet."""
-        return read_latest_checks(Ledger(self.job.pipeline.target.root), None)["public.t"].failed
+        return read_latest_checks(Ledger(self.job.lake), None)["public.t"].failed
 
     def stopped(self):
-        return read_stopped(self.job.pipeline, Ledger(self.job.pipeline.target.root))
+        return read_stopped(self.job.pipeline, Ledger(self.job.lake))
 
     def told(self):
-        rows = Quarantine(self.job.pipeline.target.root).rows("public.t", 1)
+        rows = Quarantine(self.job.lake).rows("public.t", 1)
         return [(row.status, json.loads(row.key)["id"], row.outdated) for row in rows]
 
 
@@ -142,7 +141,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert made.rows() == [(1, 1)]
     (second,) = made.stopped()
     assert (second.waiting, second.since) == (3, first.since)
-    root = Ledger(made.job.pipeline.target.root)
+    root = Ledger(made.job.lake)
     told = {
         item.text: item.page for item in read_glance(made.job.pipeline, root, now(), 24).attention
     }
@@ -356,9 +355,7 @@ def test_a_retry_judges_again(gated, database):
     assert all("between on v" in reason for _, reason in listed(made).values())
     assert set(ids.values()).isdisjoint(row["id"] for row in list_quarantined(made.job))
     assert made.failed() == 1
-    found = [
-        (one.what, one.by, one.rows) for one in read_decided(Ledger(made.job.pipeline.target.root))
-    ]
+    found = [(one.what, one.by, one.rows) for one in read_decided(Ledger(made.job.lake))]
     assert sorted(found) == [
         ("discarded", "ann", 2),
         ("retried", "ben", 2),
@@ -401,13 +398,13 @@ def test_rows_are_accepted_by_decision(gated, database):
     )
     accept(made, "all")
     assert (made.rows(), listed(made), made.failed()) == (made.source(), {}, 0)
-    decided = read_decided(Ledger(made.job.pipeline.target.root))
+    decided = read_decided(Ledger(made.job.lake))
     accepted = [
         (one.run_id, one.by, one.reason, one.rows) for one in decided if one.what == "accepted"
     ]
     assert accepted == [("all", "ann", "known", 2), ("one", "ann", "known", 1)]
     # A second attempt at the run, whose first one died before it could check.
-    ids = Quarantine(made.job.pipeline.target.root).ids_decided("one", ACCEPTED)
+    ids = Quarantine(made.job.lake).ids_decided("one", ACCEPTED)
     assert accept(made, "one", ids=list(ids)).status == "succeeded"
     database.execute(
         "update t set v = 8 where id = 2; delete from t where id = 3; insert into t values (5, -5)"
@@ -444,7 +441,7 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
     sync(made.spark, made.job)
     database.execute("insert into t values (6, -6), (7, -7)")
     made.run("first")
-    DeltaTable(uri_of(made.job, "public.t")).delete("id = 2")
+    DeltaTable(made.job.lake.target("public.t").uri).delete("id = 2")
     refused(made, lambda: mend(made, "aside"), "2 rows are quarantined by a gate or discarded")
     discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
     database.execute("update t set v = 7 where id = 7")
@@ -625,7 +622,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     database.execute("insert into t values (2, -2), (3, 3); update t set v = -1 where id = 1")
     made.run("first")
     discard_quarantined(made.job, tables=["public.t"], by="Ann", reason="noise")
-    DeltaTable(uri_of(made.job, "public.t")).delete("id = 3")
+    DeltaTable(made.job.lake.target("public.t").uri).delete("id = 3")
     told = made.told()
     for gate in ("quarantine", "warn"):
         made.own(RULE.format(gate))

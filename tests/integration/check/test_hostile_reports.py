@@ -25,7 +25,7 @@ from tests.support.browser import open_browser
 from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
 from waldelta.config import PipelineFile, split_table_name
-from waldelta.lake import target_uri
+from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, TableState
 from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
 from waldelta.lake.ledger.records import now
@@ -197,7 +197,7 @@ def report(spark, pipeline) -> QualityReport:
     frame.write.format("delta").options(**options).save(uri)
     columns = [ColumnState(name, 25, -1, "text", "string", not_null=True) for name in MANY]
     state = TableState(now(), "sync", TABLE, 1, "synced", key_columns=[COLUMN], columns=columns)
-    ledger = Ledger(pipeline.target.root)
+    ledger = Ledger(Lake(pipeline.target.root))
     ledger.append(state)
     return check(spark, pipeline, ledger, RUN_ID)
 

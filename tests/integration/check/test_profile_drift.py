@@ -12,6 +12,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.profiles import latest_profiles
 from waldelta.stages.sync.sync import sync
@@ -57,7 +58,7 @@ def test_drift_is_told_of(spark, database, lake):
         ROWS: (True, "warning", "404 rows"),
         COLUMNS: (True, "warning", "404 rows"),
     }
-    history = latest_profiles(Ledger(lake), ["public.t"], 9)["public.t"]
+    history = latest_profiles(Ledger(Lake(lake)), ["public.t"], 9)["public.t"]
     assert [p.run_id for p in history] == ["r0", "r1", "r2", "r3", "all"]
     quick, full = history[-2:]
     assert quick.rows == full.rows

@@ -13,7 +13,7 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from waldelta.config import PipelineFile, split_table_name
 from waldelta.errors import ConfigError, QualityFailed, StateError
-from waldelta.lake import target_uri
+from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import (
     BatchCut,
     ColumnState,
@@ -41,11 +41,11 @@ GOOD = [(1, "JFK", "1.50", None), (2, "JFK", None, {"amount": "NaN"}), (3, "JFK"
 FILTER = "(origin = 'JFK'::text)"
 
 
-class Lake:
+class Scene:
     def __init__(self, spark, folder):
         self.spark, self.folder = spark, folder
         self.root = f"file://{folder}/lake"
-        self.ledger = Ledger(self.root)
+        self.ledger = Ledger(Lake(self.root))
         self.suites = folder / "expectations"
         self.suites.mkdir()
 
@@ -107,7 +107,7 @@ class Lake:
 
 @pytest.fixture
 def lake(spark, tmp_path):
-    return Lake(spark, tmp_path)
+    return Scene(spark, tmp_path)
 
 
 def test_a_good_target_passes(lake):
@@ -367,7 +367,7 @@ def test_tables_and_their_absence(lake):
     """Only the given tables are checked, which may lack rows; nothing to check writes nothing."""
     lake.target()
     lake.target(table="public.u")
-    Quarantine(lake.root).add(
+    Quarantine(Lake(lake.root)).add(
         [IncompleteRow(now(), "r", "quarantined", "public.u", 1, 1, '{"id": "9"}', ["big"])]
     )
     report = lake.check(tables=["public.u"])

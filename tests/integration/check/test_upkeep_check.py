@@ -17,12 +17,12 @@ from waldelta.changes.merge.statements import session_settings
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.passed_suites import latest_suites
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -56,7 +56,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
         return run_maintain(spark, replace(job, run_id=run_id)).stages["check"].detail
 
     def judged():
-        *_, latest = latest_suites(Ledger(lake), ["public.t"])["public.t"]
+        *_, latest = latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"]
         return latest.run_id, latest.whole, latest.end_lsn is not None
 
     assert run("first", "insert into t values (10, 1)") == ["public.t", "public.u"]
@@ -70,7 +70,9 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
             )
         },
     ):
-        spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set v = -1 where id = 3").collect()
+        spark.sql(
+            f"update delta.`{job.lake.target('public.t').uri}` set v = -1 where id = 3"
+        ).collect()
     assert run("second", "insert into t values (11, 1)") == ["public.t", "public.u"]
     assert judged() == ("second", False, True)
     with pytest.raises(RunFailed) as failed:
@@ -97,13 +99,13 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
     run("third", "update t set v = 4 where id = 3")
     assert "1 of them in full" in night("mended")
     assert judged() == ("mended", True, True)
-    left = local_path(staging_folder(lake, "public.t", 1, 1, "killed"))
+    left = local_path(staging_folder(Lake(lake), "public.t", 1, 1, "killed"))
     left.mkdir(parents=True)
     os.utime(left, (0, 0))
     assert "0 of them in full" in night("idle")
     # What had staged that writes nothing of quarantined rows any more: see
     # test_a_run_that_slept_since_it_asked_writes_nothing.
-    assert (left.exists(), DeltaTable.is_deltatable(Quarantine(lake).uri)) == (False, True)
+    assert (left.exists(), DeltaTable.is_deltatable(Quarantine(Lake(lake)).uri)) == (False, True)
     assert run("fourth", "insert into t values (12, 1)") == ["public.t", "public.u"]
     assert judged() == ("fourth", False, True)
 
@@ -117,14 +119,14 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
     database.execute("insert into t select g, 0 from generate_series(1, 101000) g")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
     run_sync(spark, job)
-    assert latest_suites(Ledger(lake), ["public.t"])["public.t"][-1].whole
+    assert latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"][-1].whole
 
     def run(run_id, statement):
         database.execute(statement)
         return consume(spark, replace(job, run_id=run_id))
 
     def whole():
-        return latest_suites(Ledger(lake), ["public.t"])["public.t"][-1].whole
+        return latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"][-1].whole
 
     assert run("tenth", "update t set v = 1 where id > 90950").passed == ["public.t"]
     assert not whole()
@@ -136,7 +138,7 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
             )
         },
     ):
-        target = f"delta.`{uri_of(job, 'public.t')}`"
+        target = f"delta.`{job.lake.target('public.t').uri}`"
         spark.sql(f"insert into {target} select * from {target} where id = 7").collect()
     with pytest.raises(RunFailed) as failed:
         run("double", "update t set v = 2 where id > 100990")
@@ -168,5 +170,5 @@ def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
     told = read_expectation_results(lake)
     assert {(r.table_name, r.success) for r in told} == {("public.t", True), ("public.u", True)}
     assert {
-        of[-1].whole for of in latest_suites(Ledger(lake), ["public.t", "public.u"]).values()
+        of[-1].whole for of in latest_suites(Ledger(Lake(lake)), ["public.t", "public.u"]).values()
     } == {True}

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from waldelta.cli._options import _OWN
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
@@ -146,7 +147,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         0,
         '{"id": "9"}',
     )
-    Quarantine(lake).add([lacking])
+    Quarantine(Lake(lake)).add([lacking])
     orphan = f"orphan_{database.name}"
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (orphan,))
     database.execute("insert into orders values (3, 30)")

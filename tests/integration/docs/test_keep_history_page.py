@@ -11,7 +11,6 @@ import yaml
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -49,7 +48,7 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
             moment = f"timestamp'{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
             arguments = {":moment": moment, ":end_lsn": str(job.ledger.last_cut().end_lsn)}
     for name in TABLES:
-        spark.read.format("delta").load(uri_of(job, name)).createOrReplaceTempView(
+        spark.read.format("delta").load(job.lake.target(name).uri).createOrReplaceTempView(
             name.removeprefix("public.")
         )
     for query, shown in QUERIES:

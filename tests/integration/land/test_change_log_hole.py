@@ -22,7 +22,6 @@ from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.slot.gaps import open_gaps
 from waldelta.stages.land import check_idle
 
@@ -80,7 +79,7 @@ def differing(spark, job):
 
 
 def versions(job):
-    return [DeltaTable(uri_of(job, name)).version() for name in ("public.a", "public.b")]
+    return [DeltaTable(job.lake.target(name).uri).version() for name in ("public.a", "public.b")]
 
 
 def failure(spark, job, *stages):

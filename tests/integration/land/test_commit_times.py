@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.monitoring import read_glance
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
 from waldelta.stages.land import check_idle
@@ -93,9 +93,11 @@ def test_any_commit_time_is_right(spark, database, lake):
         assert shown(job, "t") == dict(enumerate(TIMES.values()))
         assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}
         # Spark's own values become Python's, whatever the reader's time zone.
-        assert len(spark.read.format("delta").load(uri_of(job, "public.h")).collect()) == len(TIMES)
+        assert len(
+            spark.read.format("delta").load(job.lake.target("public.h").uri).collect()
+        ) == len(TIMES)
         assert not check_idle(job).has_work
-        glance = read_glance(job.pipeline, Ledger(lake), datetime.now(UTC), 24)
+        glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC), 24)
         assert {line.table_name for line in glance.tables if line.changed is not None} == set(
             tables
         )
@@ -114,7 +116,7 @@ def first_waiting(job):
 
 
 def rows(job, name):
-    table = DeltaTable(uri_of(job, f"public.{name}"))
+    table = DeltaTable(job.lake.target(f"public.{name}").uri)
     return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table().to_pylist()
 
 

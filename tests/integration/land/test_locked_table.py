@@ -17,7 +17,6 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.snapshot import SnapshotHolder
@@ -64,7 +63,7 @@ def locked(database, *tables):
 
 
 def held(job, table):
-    return {r["id"] for r in read_target(uri_of(job, table))}
+    return {r["id"] for r in read_target(job.lake.target(table).uri)}
 
 
 def test_only_the_locked_table_waits(spark, database, job):

@@ -17,7 +17,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.jobs.maintain import run_maintain
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
+from waldelta.lake.storage import MESSAGES
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply
@@ -59,7 +59,7 @@ def run(spark, job):
 def assert_same(spark, job, database):
     """Both targets hold what their sources hold."""
     for table in TABLES:
-        found = read_target(uri_of(job, table), "id", "v")
+        found = read_target(job.lake.target(table).uri, "id", "v")
         assert sorted(map(tuple, found)) == sorted(
             database.execute(f"select id, v from {table}")
         ), table
@@ -85,7 +85,9 @@ def emit(transactional, prefix, content):
 
 def messages(spark, job):
     """What the table of messages holds, in its order."""
-    frame = spark.read.format("delta").load(messages_uri(job)).orderBy("batch", "seq")
+    frame = (
+        spark.read.format("delta").load(job.lake.bookkeeping(MESSAGES).uri).orderBy("batch", "seq")
+    )
     rows = frame.collect()
     assert all((row.xid8 is None) == (row.commit_ts is None) != row.transactional for row in rows)
     return [(row.prefix, bytes(row.content), row.transactional) for row in rows]
@@ -151,7 +153,7 @@ def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
         row[0]
         for row in (
             spark.read.format("delta")
-            .load(uri_of(job, "public.t"))
+            .load(job.lake.target("public.t").uri)
             .select("_wd_lsn")
             .distinct()
             .collect()
@@ -264,7 +266,7 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
             a.execute(f"prepare transaction '{gid} {database.name}'")
             a.commit()
     run(spark, job)
-    found = len(read_target(uri_of(job, "public.u")))
+    found = len(read_target(job.lake.target("public.u").uri))
     assert found == 0
     database.execute("insert into t values (3, 'between')")
     run(spark, job)
@@ -302,7 +304,7 @@ def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
 
     prepare("drop", "truncate u")
     run(spark, job)
-    held = len(read_target(uri_of(job, "public.u")))
+    held = len(read_target(job.lake.target("public.u").uri))
     assert held == 5
     database.execute(f"rollback prepared '{gids['drop']}'")
     run(spark, job)

@@ -27,7 +27,6 @@ from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land import check_idle
@@ -208,7 +207,7 @@ def test_only_what_did_not_arrive_by_replication(spark, database, lake):
             a.commit()
         database.execute("select pg_replication_origin_drop(%s)", (name,))
         run(spark, job)
-        found = read_target(uri_of(job, "public.t"), "id")
+        found = read_target(job.lake.target("public.t").uri, "id")
         assert sorted(map(tuple, found)) == expected
         database.execute("select pg_drop_replication_slot(%s)", (name,))
         database.execute(f"drop publication {name}_pub")
@@ -285,7 +284,7 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
     for binary, job in made.items():
         run(spark, job)
         # A map can't be ordered or compared as it is.
-        frame = spark.read.format("delta").load(uri_of(job, "public.b"))
+        frame = spark.read.format("delta").load(job.lake.target("public.b").uri)
         rows = (
             frame.selectExpr("*", "to_json(_wd_raw) as raw")
             .drop("_wd_raw", "_wd_lsn", "_wd_commit_ts")
@@ -327,7 +326,7 @@ def test_batches_of_both_formats_are_applied_together(spark, database, lake):
             ),
         )
     assert apply(spark, job).failures == {}
-    found = [read_target(uri_of(job, table)) for table in TABLES]
+    found = [read_target(job.lake.target(table).uri) for table in TABLES]
     assert sorted((row.id, row.v) for row in found[0]) == database.execute(
         "select * from t order by id"
     )

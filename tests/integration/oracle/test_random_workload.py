@@ -15,7 +15,6 @@ from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
@@ -106,7 +105,7 @@ def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database,
                 wait_until_caught_up(database, slot)
                 for table in workload.tables:
                     names = ["id", "part", "big", *table.columns]
-                    rows = read_target(uri_of(job, f"public.{table.name}"), *names)
+                    rows = read_target(job.lake.target(f"public.{table.name}").uri, *names)
                     found = sorted(map(tuple, rows), key=repr)
                     what = (f"WALDELTA_SEED={seed}", run, table.name, done, result.warnings)
                     assert (what, found) == (what, rows_of(native, table.name, names))

@@ -27,7 +27,6 @@ from waldelta.lake.ledger.records import Run, SlotMove, now
 from waldelta.lake.storage import local_path
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -59,7 +58,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     """
     consume(spark, database, pipeline, 1, 2, 3)
     ledger = pipeline.job().ledger
-    files = DeltaTable(target := uri_of(pipeline.job(), "public.a")).file_uris()
+    files = DeltaTable(target := pipeline.job().lake.target("public.a").uri).file_uris()
     before = (
         ledger.table_states(),
         pipeline.job().slot_identity(),
@@ -87,7 +86,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
         True,
     )
     for kind in (SlotMove, TableState, BatchCut):
-        assert len(DeltaTable(bookkeeping_uri(ledger.root, kind.table)).file_uris()) == 1
+        assert len(DeltaTable(bookkeeping_uri(ledger.lake.root, kind.table)).file_uris()) == 1
     # What came after the pruning is the run of maintenance itself.
     assert [run.run_id for run in ledger.runs()][:-1] == [before[3].run_id]
     consume(spark, database, pipeline, 4)
@@ -161,7 +160,7 @@ def test_rows_within_retention_stay(spark, database, pipeline):
         ledger.batches()[: len(before[1])],
         ledger.runs()[: len(before[2])],
     ) == before
-    assert len(DeltaTable(bookkeeping_uri(ledger.root, Run.table)).file_uris()) == 2
+    assert len(DeltaTable(bookkeeping_uri(ledger.lake.root, Run.table)).file_uris()) == 2
 
 
 class Statements:
@@ -185,7 +184,7 @@ def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     """
     consume(spark, database, pipeline, 1, 2)
     job = pipeline.job()
-    uri = uri_of(job, "public.a")
+    uri = job.lake.target("public.a").uri
     folder, old = local_path(uri), time.time() - 8 * 24 * 3600
     for name, at in (("part-killed.parquet", old), ("part-being-written.parquet", time.time())):
         (folder / name).write_text("x")
@@ -227,7 +226,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     """Nothing is forgotten that it may need, should it be brought back from before."""
     consume(spark, database, pipeline, 1)
     job = pipeline.job()
-    target = local_path(uri_of(job, "public.a"))
+    target = local_path(job.lake.target("public.a").uri)
     consume(spark, database, pipeline, 2)
     database.execute("checkpoint")
     shutil.rmtree(target)

@@ -27,6 +27,7 @@ from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.seeds import is_long
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, Reconciliation
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -60,7 +61,7 @@ def make(database, lake, publications=None, tables=None, **target):
 
 def results_of(pipeline, run_id):
     """A run's results by table; after a retry, its last ones."""
-    table = Ledger(pipeline.file.target.root).table(Reconciliation)
+    table = Ledger(Lake(pipeline.file.target.root)).table(Reconciliation)
     found = {row.table_name: row for row in table.read(pc.field("run_id") == run_id)}
     return [found[name] for name in sorted(found)]
 
@@ -731,7 +732,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     held.delete("day in ('2024-01-05', '2024-01-06')")
     state, quarantine = (
         pipeline.job().table_states()["public.t"],
-        Quarantine(pipeline.file.target.root),
+        Quarantine(Lake(pipeline.file.target.root)),
     )
     keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]
     quarantine.add(
@@ -747,7 +748,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     counted = ExpectationResult(
         now(), "r", "public.t", ALL_VALUES_KNOWN, "m", "warning", "pipeline", False, None, None, 1
     )
-    Ledger(pipeline.file.target.root).append_all([counted])
+    Ledger(Lake(pipeline.file.target.root)).append_all([counted])
     row = reconcile(spark, pipeline, "repair", repair=True)["t"]
     assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
     # What a check had counted is told anew.

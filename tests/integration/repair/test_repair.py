@@ -20,7 +20,6 @@ from tests.support.seeds import chosen_seed, is_long
 from waldelta.config import Publication
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.drift.repair_plan import FilterRule, entering
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
@@ -73,7 +72,9 @@ def difference(spark, job, table="t"):
 
 
 def last_commit(spark, job):
-    history = spark.sql(f"describe history delta.`{uri_of(job, 'public.t')}` limit 1").collect()[0]
+    history = spark.sql(
+        f"describe history delta.`{job.lake.target('public.t').uri}` limit 1"
+    ).collect()[0]
     return history["operation"], {
         k: int(v) for k, v in history["operationMetrics"].items() if v.isdigit()
     }

@@ -21,7 +21,6 @@ from waldelta.lake.ledger.records import now
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.repair.replay import read_span
 from waldelta.stages.repair.replay import replay as replay_module
 from waldelta.stages.sync.sync import sync
@@ -101,7 +100,7 @@ def job(spark, database, lake):
 
 
 def rows(job, name):
-    rows = read_target(uri_of(job, f"public.{name}"))
+    rows = read_target(job.lake.target(f"public.{name}").uri)
     return sorted((repr(tuple(row)) for row in rows), key=repr)
 
 
@@ -110,7 +109,7 @@ def state(spark, job):
 
 
 def versions(job):
-    return {name: DeltaTable(uri_of(job, f"public.{name}")).version() for name in NAMES}
+    return {name: DeltaTable(job.lake.target(f"public.{name}").uri).version() for name in NAMES}
 
 
 def backfill(spark, job, month=1, run_id="backfill", **details):
@@ -156,7 +155,9 @@ DAMAGE = {
 def damage(spark, job, names=DAMAGE):
     for name in names:
         for statement in DAMAGE[name]:
-            spark.sql(statement.format(f"delta.`{uri_of(job, f'public.{name}')}`")).collect()
+            spark.sql(
+                statement.format(f"delta.`{job.lake.target(f'public.{name}').uri}`")
+            ).collect()
 
 
 def stands(database):
@@ -177,7 +178,7 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
     sync(spark, job)
     database.execute("update t set v = 'b'")
     consume(spark, job)
-    right, target = rows(job, "t"), DeltaTable(uri_of(job, "public.t"))
+    right, target = rows(job, "t"), DeltaTable(job.lake.target("public.t").uri)
     target.update(updates={"v": "'damaged'"}, predicate="id = 1")
     span, ended = read_span(job), []
 
@@ -197,7 +198,7 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
     assert rows(job, "t") == right
     after = [
         commit["operation"]
-        for commit in DeltaTable(uri_of(job, "public.t")).history()
+        for commit in DeltaTable(job.lake.target("public.t").uri).history()
         if commit["version"] > target.version()
     ]
     # The other one removed what was staged, and fenced the sleeper off before it merged.
@@ -237,7 +238,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         "public.own": (1, 1, 1),
         "public.keyless": (2, 0, 1),
     }
-    shown = read_changed(Ledger(job.pipeline.target.root), began)
+    shown = read_changed(Ledger(job.lake), began)
     assert {
         name: (of.operations.inserted, of.operations.updated, of.operations.deleted)
         for name, of in shown.items()
@@ -252,7 +253,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     assert (cleared.verb, list(cleared.tables)) == ("replay", ["public.t"])
     found = cleared.tables["public.t"]
     assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 1)
-    told = Quarantine(job.pipeline.target.root).rows("public.t", 1)
+    told = Quarantine(job.lake).rows("public.t", 1)
     assert [(json.loads(row.key)["id"], row.columns) for row in told if row.run_id == "run 0"] == [
         ("20", ["late"])
     ]

@@ -18,7 +18,6 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -46,7 +45,7 @@ def run(spark, job, month, run_id=None, **details):
 
 def held(job, root) -> pa.Table:
     """The target's rows."""
-    table = DeltaTable(uri_of(job, f"public.{root}"))
+    table = DeltaTable(job.lake.target(f"public.{root}").uri)
     return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table()
 
 
@@ -57,13 +56,13 @@ def rows_of(job, root, *columns):
 
 def overwrite(job, root, rows):
     """A foreign commit: the target as these rows."""
-    uri = uri_of(job, f"public.{root}")
+    uri = job.lake.target(f"public.{root}").uri
     schema = held(job, root).schema
     write_deltalake(uri, pa.Table.from_pylist(rows, schema=schema), mode="overwrite")
 
 
 def versions(job, roots):
-    return {root: DeltaTable(uri_of(job, f"public.{root}")).version() for root in roots}
+    return {root: DeltaTable(job.lake.target(f"public.{root}").uri).version() for root in roots}
 
 
 # --- each kind of change, by name

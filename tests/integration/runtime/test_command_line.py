@@ -22,6 +22,7 @@ from tests.soak.listener import Listener
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
 from waldelta.lake.ledger.records import now
@@ -29,7 +30,6 @@ from waldelta.monitoring import read_status
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.targets.unreadable_messages import notices, record_unreadable, skip_messages
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 
 # What is left to the interpreter's end would go wrong.
@@ -136,7 +136,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
         "gone",
         [SentMessage(1, 3, 23, 9, b"I\x00\xff"), SentMessage(1, 2, 23, 9)],
     )
-    Quarantine(lake).add([row])
+    Quarantine(Lake(lake)).add([row])
     job.ledger.append_state(
         TableState(
             now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation
@@ -236,7 +236,7 @@ def quarantined(database, lake, tmp_path):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
-    write_deltalake(uri_of(job, "public.t"), pa.table({"id": [1]}))
+    write_deltalake(job.lake.target("public.t").uri, pa.table({"id": [1]}))
     job.ledger.append_state(
         TableState(
             now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation
@@ -247,7 +247,7 @@ def quarantined(database, lake, tmp_path):
         IncompleteRow(now(), "r", QUARANTINED, "public.t", 1, 0, f'{{"id": "{n}"}}', reason="why")
         for n in (7, 8)
     ]
-    Quarantine(lake).add(rows)
+    Quarantine(Lake(lake)).add(rows)
     return job, path, rows
 
 
@@ -276,7 +276,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
         "Ann",
         "test data",
     )
-    last = Quarantine(lake).rows("public.t", 1)[-1]
+    last = Quarantine(Lake(lake)).rows("public.t", 1)[-1]
     assert (last.key, last.status, last.by, last.reason) == (
         eight.key,
         DISCARDED,
@@ -287,7 +287,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     assert [row["id"] for row in list_quarantined(job)] == [seven.id]
     assert discard("--row", eight.id) == (1, [])
     # A run that was killed before its commit will quarantine its rows anew.
-    Quarantine(lake).add([replace(seven, batch=1, key='{"id": "9"}')])
+    Quarantine(Lake(lake)).add([replace(seven, batch=1, key='{"id": "9"}')])
     with pytest.raises(
         StateError, match=r"public\.t: the run that quarantined these rows did not finish"
     ):

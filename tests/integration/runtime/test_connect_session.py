@@ -22,7 +22,7 @@ from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.file_modes import open_to_others
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
+from waldelta.lake.storage import MESSAGES
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -225,7 +225,9 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
     )
     assert done.returncode == 0, done.stderr
     table = (
-        DeltaTable(uri_of(job, "public.t")).to_pyarrow_table().select(["id", "v", "w", "l", "x"])
+        DeltaTable(job.lake.target("public.t").uri)
+        .to_pyarrow_table()
+        .select(["id", "v", "w", "l", "x"])
     )
     rows = [
         {"id": 1, "v": "a", "w": "b", "l": ["c"], "x": "e"},
@@ -233,13 +235,15 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
     ]
     assert table.sort_by("id").to_pylist() == rows
     messages = (
-        DeltaTable(messages_uri(job)).to_pyarrow_table(columns=["prefix", "content"]).to_pylist()
+        DeltaTable(job.lake.bookkeeping(MESSAGES).uri)
+        .to_pyarrow_table(columns=["prefix", "content"])
+        .to_pylist()
     )
     assert {(row["prefix"], row["content"]) for row in messages} == {
         ("p", b"first"),
         ("p", b"second"),
     }
-    assert open_to_others(Path(uri_of(job, "public.t").removeprefix("file://"))) == []
+    assert open_to_others(Path(job.lake.target("public.t").uri.removeprefix("file://"))) == []
 
 
 REACH = """

@@ -19,6 +19,7 @@ from waldelta.errors import NameUnreadable
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
@@ -148,7 +149,7 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     lacking = IncompleteRow(
         now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
     )
-    Quarantine(pipeline.file.target.root).add([lacking])
+    Quarantine(Lake(pipeline.file.target.root)).add([lacking])
     assert run_retry(spark, pipeline.job(), [NAME]).status == "succeeded"
     named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
     assert named == [NAME, FEW]

@@ -29,6 +29,7 @@ from waldelta.errors import (
     TableBusy,
     TransactionsStillOpen,
 )
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.pipeline import Job, slot_lock
 from waldelta.postgres import connect
@@ -97,7 +98,7 @@ OWNS = "grant create on database {database} to {{role}}; create schema app autho
 
 
 def events(lake):
-    return [m.event for m in Ledger(lake).slot_moves()]
+    return [m.event for m in Ledger(Lake(lake)).slot_moves()]
 
 
 def test_setup_is_idempotent(database, conn, lake, tables):
@@ -118,7 +119,7 @@ def test_setup_is_idempotent(database, conn, lake, tables):
     assert again.as_sql() == ""
     apply_setup(conn, job)
     assert events(lake) == ["creating", "created"]
-    created = Ledger(lake).slot_moves()[-1]
+    created = Ledger(Lake(lake)).slot_moves()[-1]
     assert created.incarnation == str(slot.confirmed_flush_lsn)
     assert (created.lsn, created.system_identifier, created.timeline) == (
         slot.confirmed_flush_lsn.value, slot.system_identifier, slot.timeline,

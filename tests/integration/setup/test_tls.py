@@ -19,7 +19,6 @@ from tests.support.servers.tls import Authority, tls_before
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow, conninfo_from_environment
 from waldelta.stages.sync.sync import sync
@@ -113,7 +112,7 @@ def test_a_pipeline_over_tls(spark, database, lake, authority, monkeypatch):
         sync(spark, job)
         database.execute("insert into t values (2)")
         consume(spark, job)
-        assert len(read_target(uri_of(job, "public.t"))) == 2
+        assert len(read_target(job.lake.target("public.t").uri)) == 2
 
 
 @pytest.mark.skipif(

@@ -17,12 +17,12 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SlotUnreadable, SyncFailed
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lsn import Lsn
 from waldelta.monitoring import read_glance, read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.slot.read import peek_error
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import drain as module
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def ids(job, table):
-    return {row["id"] for row in read_target(uri_of(job, table), "id")}
+    return {row["id"] for row in read_target(job.lake.target(table).uri, "id")}
 
 
 def confirmed(database):
@@ -130,7 +130,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
         text,
         stuck,
     )
-    glance = read_glance(job.pipeline, Ledger(lake), datetime.now(UTC), 24)
+    glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC), 24)
     assert "can't be decoded past a transaction" in glance.attention[0].text
     assert {line.table_name: line.status for line in glance.tables} == {
         "public.f": "behind",

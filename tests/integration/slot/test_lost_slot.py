@@ -22,7 +22,6 @@ from waldelta.lsn import Lsn
 from waldelta.monitoring import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.slot import read_slot
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
@@ -90,7 +89,7 @@ def pipeline_of(lake, slot):
 
 def merges(spark, job, table):
     history = (
-        spark.sql(f"describe history delta.`{uri_of(job, table)}`")
+        spark.sql(f"describe history delta.`{job.lake.target(table).uri}`")
         .where("operation = 'MERGE'")
         .collect()
     )
@@ -200,7 +199,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     assert "public.bag was copied as a whole: it has no key" in result.warnings
     rows = {
         row["id"]: row["_wd_lsn"]
-        for row in spark.read.format("delta").load(uri_of(job, "public.kept")).collect()
+        for row in spark.read.format("delta").load(job.lake.target("public.kept").uri).collect()
     }
     assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
     life = job.slot_identity()

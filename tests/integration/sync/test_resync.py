@@ -11,7 +11,6 @@ from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
@@ -92,7 +91,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
     def late(point):
         if point == "resync.compared":
             monkeypatch.undo()
-            DeltaTable(uri_of(job, "public.t")).update(
+            DeltaTable(job.lake.target("public.t").uri).update(
                 updates={"v": "'of another time'"}, predicate="id > 4"
             )
 
@@ -102,7 +101,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
     # One that finds nothing is committed too: else such a copy would come in its place, and nobody
     # hear of it.
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
-    committed = DeltaTable(uri_of(job, "public.t")).transaction_version(
+    committed = DeltaTable(job.lake.target("public.t").uri).transaction_version(
         f"{job.slot_identity().app_id}:sync:public.t"
     )
     assert (copied.diff.written, committed // 1000) == (0, copied.generation)
@@ -130,6 +129,6 @@ def test_an_empty_hstore_is_another_value_than_null(spark, database, job):
     database.execute("update t set h = case id when 1 then ''::hstore end where id < 3")
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (2, 2)
-    rows = spark.read.format("delta").load(uri_of(job, "public.t")).collect()
+    rows = spark.read.format("delta").load(job.lake.target("public.t").uri).collect()
     assert {row["id"]: row["h"] for row in rows} == {1: {}, 2: None, 3: {}, 4: None}
     assert is_equal(spark, job)

@@ -26,7 +26,6 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, record_killed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync
 
@@ -50,7 +49,7 @@ def job(database, lake):
 
 
 def rows(job, table):
-    return sorted(map(tuple, read_target(uri_of(job, f"public.{table}"), "id", "v")))
+    return sorted(map(tuple, read_target(job.lake.target(f"public.{table}").uri, "id", "v")))
 
 
 def source(database, table):
@@ -137,7 +136,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
     sync(spark, job)
     database.execute(RETYPE)
     failing(monkeypatch)
-    version = DeltaTable(uri_of(job, "public.t")).version()
+    version = DeltaTable(job.lake.target("public.t").uri).version()
     if hand_over:
         consume(spark, job)
         with pytest.raises(RunFailed, match="no space left"):
@@ -153,7 +152,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         assert rows(job, "u") == source(database, "u")
         assert check_idle(job).reason == "a new copy is needed: public.t"
     # However often: nothing is committed to a target that no copy comes to write.
-    assert DeltaTable(uri_of(job, "public.t")).version() == version
+    assert DeltaTable(job.lake.target("public.t").uri).version() == version
     monkeypatch.undo()
     if hand_over:
         run_sync(spark, job, ["public.t"])
@@ -180,7 +179,7 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 row"])
     assert rows(job, "t") == source(database, "t")
     # Without a cut, the pages show what the run did to the other table.
-    shown = read_changed(Ledger(job.pipeline.target.root), None)
+    shown = read_changed(Ledger(job.lake), None)
     assert {name: of.operations for name, of in shown.items()} == {
         "public.u": Operations(inserted=1)
     }

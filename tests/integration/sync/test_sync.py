@@ -35,7 +35,6 @@ from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.pipeline import Job, target_lock
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import TableId
 from waldelta.postgres.server_position import read_position
 from waldelta.stages.sync.sync import sync
@@ -45,7 +44,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 COPIED_COLUMNS = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 
 
-class Lake:
+class Scene:
     """A pipeline on the test's database, set up; its targets' rows."""
 
     def __init__(
@@ -107,7 +106,7 @@ def lake_of(spark, database, lake):
     def make(*statements, **options):
         for statement in statements:
             database.execute(statement)
-        return Lake(spark, database, lake, **options).set_up()
+        return Scene(spark, database, lake, **options).set_up()
 
     return make
 
@@ -494,8 +493,8 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
     database.execute("create table t (id int primary key)")
     database.execute("create publication p for table t")
     with pytest.raises(SlotMissing, match="setup"):
-        Lake(spark, database, lake).sync()
-    ready = Lake(spark, database, lake).set_up()
+        Scene(spark, database, lake).sync()
+    ready = Scene(spark, database, lake).set_up()
     with pytest.raises(ConfigError, match=r"not published: public\.absent; .* have: public\.t"):
         ready.sync("public.absent")
     with pytest.raises(ConfigError, match=r"not published: public\.absent"):
@@ -504,7 +503,7 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
         ready.sync("t")
     in_the_way = tmp_path / "file"
     in_the_way.touch()
-    blocked = Lake(spark, database, (in_the_way / "lake").as_uri())
+    blocked = Scene(spark, database, (in_the_way / "lake").as_uri())
     identity = ready.job.slot_identity()
     monkeypatch.setattr(Job, "slot_identity", lambda _: identity)
     monkeypatch.setattr(Job, "ledger", ready.job.ledger)
@@ -609,7 +608,7 @@ def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
         "create publication p for table t",
     )
     lake.sync()
-    uri = uri_of(lake.job, "public.t")
+    uri = lake.job.lake.target("public.t").uri
     write_deltalake(uri, DeltaTable(uri).to_pyarrow_table().slice(0, 1), mode="append")
     (result,) = lake.sync("public.t", by_diff=True)
     assert (result.whole, result.attempts) == ("its target has rows with the same key", 1)
@@ -626,9 +625,9 @@ def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp
     )
     lake.sync()
     if traced:
-        Path(
-            local_path(staging_folder(lake.job.pipeline.target.root, "public.t", 1, 1, "run-0"))
-        ).mkdir(parents=True)
-    with insert_that_goes_on(spark, uri_of(lake.job, "public.t"), tmp_path):
+        Path(local_path(staging_folder(lake.job.lake, "public.t", 1, 1, "run-0"))).mkdir(
+            parents=True
+        )
+    with insert_that_goes_on(spark, lake.job.lake.target("public.t").uri, tmp_path):
         lake.sync("public.t")
     assert lake.rows("t") == [(1,)]

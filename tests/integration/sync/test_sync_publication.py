@@ -10,7 +10,6 @@ from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 from waldelta.stages.sync.sync import sync
 
@@ -25,7 +24,7 @@ def job(database, lake):
 
 
 def ids(job):
-    return sorted(row["id"] for row in read_target(uri_of(job, "public.t")))
+    return sorted(row["id"] for row in read_target(job.lake.target("public.t").uri))
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import PgType
 from waldelta.postgres.type_catalog import NUMERIC_OID
 from waldelta.stages.sync.sync import sync
@@ -80,7 +79,7 @@ def held(spark, job, first):
     """Values and verbatim texts by column, from the row with key ``first`` on."""
     frame = (
         spark.read.format("delta")
-        .load(uri_of(job, "public.t"))
+        .load(job.lake.target("public.t").uri)
         .where(f"id >= {first}")
         .orderBy("id")
     )
@@ -151,7 +150,12 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     assert (
         compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
     )
-    (last,) = spark.read.format("delta").load(uri_of(job, "public.t")).where("id = 5000").collect()
+    (last,) = (
+        spark.read.format("delta")
+        .load(job.lake.target("public.t").uri)
+        .where("id = 5000")
+        .collect()
+    )
     assert (last["w"], last["_wd_raw"]) == (
         Decimal(1) if "decimal" in numeric else 1.0,
         {"n": "7" * 20_000},

@@ -14,6 +14,7 @@ from waldelta.config import Publication, Source, load_pipeline_file
 from waldelta.config.pipeline_file import Maintenance, Target
 from waldelta.config.source import Options
 from waldelta.errors import ConfigError
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.slot.read.peek import most_messages, plugin_options, protocol_version, whole
@@ -174,9 +175,9 @@ def test_a_root_that_leads_to_two_folders_is_refused(char):
 @pytest.mark.parametrize("char", "`'\";$()<>&!~+,@=:é", ids=ascii)
 def test_a_root_that_leads_to_one_folder_is_taken(char, tmp_path):
     root = Target(root=f"file://{tmp_path}/la{char}ke").root
-    Ledger(root).append(Run(now(), "r", "consume", "running"))
+    Ledger(Lake(root)).append(Run(now(), "r", "consume", "running"))
     assert [path.name for path in tmp_path.iterdir()] == [f"la{char}ke"]
-    assert [run.run_id for run in Ledger(root).runs()] == ["r"]
+    assert [run.run_id for run in Ledger(Lake(root)).runs()] == ["r"]
 
 
 # As the DAGs' timetable takes them; what it would fail by only at the next run is refused too.

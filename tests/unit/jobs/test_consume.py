@@ -18,6 +18,7 @@ from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import continued, run_stages
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -248,7 +249,7 @@ def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
     before = ExpectationResult(
         now(), "c", "public.a", kind, "m", "warning", "pipeline", False, None, None, 1
     )
-    Ledger(root).append_all([before])
+    Ledger(Lake(root)).append_all([before])
     quality = job.pipeline.quality.model_copy(update={"enabled": checks})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
     if checks:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.unit.lake.ledger.test_ledger import NOON, OLD
 from waldelta.errors import TargetNotWritable
-from waldelta.lake import write_parquet
+from waldelta.lake import Lake, write_parquet
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
@@ -44,27 +44,27 @@ def stage(uri: str, age: timedelta, *parts: str) -> None:
 
 def test_only_folders_without_a_recent_file_are_found(lake):
     """By the newest file in them; the root's other folders are nobody's business here."""
-    old = staging_folder(lake, "public.t", 1, 7, "killed")
-    young = staging_folder(lake, "public.t", 1, 8, "running")
-    goes_on = staging_folder(lake, "public.u", 1, 8, "x" * 300)
+    old = staging_folder(Lake(lake), "public.t", 1, 7, "killed")
+    young = staging_folder(Lake(lake), "public.t", 1, 8, "running")
+    goes_on = staging_folder(Lake(lake), "public.u", 1, 8, "x" * 300)
     stage(old, 2 * DAY, "net")
     stage(young, timedelta(0), "net")
     stage(goes_on, 2 * DAY, "net")
     stage(goes_on, timedelta(0), "complete")
     stage(f"{lake}/_waldelta/changes", 2 * DAY, "batch=1")
-    assert find_leftovers(lake, ["public.t", "public.u"], now() - DAY) == [
+    assert find_leftovers(Lake(lake), ["public.t", "public.u"], now() - DAY) == [
         Leftover(old, ("public.t",))
     ]
-    assert find_leftovers(f"{lake}/absent", [], now()) == []
+    assert find_leftovers(Lake(f"{lake}/absent"), [], now()) == []
 
 
 def test_each_folder_belongs_to_its_table(lake):
     """Whatever its name begins with or is cut to."""
     long = "public." + "ü" * 60
-    stage(staging_folder(lake, long, 1, 7, "killed"), 2 * DAY)
-    stage(staging_folder(lake, 'public."a-1"', 1, 7, "killed"), 2 * DAY)
+    stage(staging_folder(Lake(lake), long, 1, 7, "killed"), 2 * DAY)
+    stage(staging_folder(Lake(lake), 'public."a-1"', 1, 7, "killed"), 2 * DAY)
     names = [long, f"{long}y", "public.x", "public.a", 'public."a-1"', 'public."a-1-1"']
-    found = [leftover.tables for leftover in find_leftovers(lake, names, now() - DAY)]
+    found = [leftover.tables for leftover in find_leftovers(Lake(lake), names, now() - DAY)]
     assert sorted(found) == [('public."a-1"',), (long,)]
 
 
@@ -78,7 +78,7 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
         "public." + "ü" * 60,
         "public." + "ü" * 60 + "y",
     ]
-    folders = {name: staging_folder(lake, name, 1, 7, "run") for name in tables}
+    folders = {name: staging_folder(Lake(lake), name, 1, 7, "run") for name in tables}
     for uri in [
         *folders.values(),
         f"{folders['public.a']}-fills",
@@ -90,48 +90,54 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
         mine = [folders[name], f"{folders[name]}-fills"] if both else [folders[name]]
         standing = []
         removed = take_over(
-            lake, name, lambda name=name, standing=standing: standing.extend(staged_for(lake, name))
+            Lake(lake),
+            name,
+            lambda name=name, standing=standing: standing.extend(staged_for(Lake(lake), name)),
         )
         assert sorted(removed) == mine
         # Behind the removal, as somebody may begin until then; something still tells whoever comes
         # after a kill.
         assert not set(standing) & set(mine)
         assert len(standing) == 1
-        assert take_over(lake, name, lambda: pytest.fail("nothing is left to be kept out")) == []
+        assert (
+            take_over(Lake(lake), name, lambda: pytest.fail("nothing is left to be kept out")) == []
+        )
 
 
 def test_who_was_to_be_kept_out_is_after_a_kill(lake):
     """What was staged is gone by then."""
-    stage(staging_folder(lake, "public.t", 1, 7, "killed"), DAY)
+    stage(staging_folder(Lake(lake), "public.t", 1, 7, "killed"), DAY)
 
     def killed() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        take_over(lake, "public.t", killed)
+        take_over(Lake(lake), "public.t", killed)
     fenced = []
-    (mark,) = take_over(lake, "public.t", lambda: fenced.append(True))
+    (mark,) = take_over(Lake(lake), "public.t", lambda: fenced.append(True))
     assert fenced == [True]
     assert not local_path(mark).exists()
-    assert staged_for(lake, "public.t") == []
+    assert staged_for(Lake(lake), "public.t") == []
 
 
 def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, caplog):
     """A late statement would find its source there. Nothing is written beside what it holds, which
     would be read along.
     """
-    stuck, other = (staging_folder(lake, "public.t", 1, batch, "killed") for batch in (7, 8))
+    stuck, other = (staging_folder(Lake(lake), "public.t", 1, batch, "killed") for batch in (7, 8))
     stage(other, DAY, "net")
     (tmp_path / "elsewhere").mkdir()
     local_path(stuck).symlink_to(tmp_path / "elsewhere")  # which nobody may remove as a folder
     with pytest.raises(TargetNotWritable, match="late statement") as caught:
         take_over(
-            lake, "public.t", lambda: pytest.fail("nobody is kept out while a source is there")
+            Lake(lake),
+            "public.t",
+            lambda: pytest.fail("nobody is kept out while a source is there"),
         )
     assert caught.value.retryable
     with pytest.raises(TargetNotWritable):
-        take_over(lake, "public.t", lambda: None)
-    assert stuck in (standing := staged_for(lake, "public.t"))
+        take_over(Lake(lake), "public.t", lambda: None)
+    assert stuck in (standing := staged_for(Lake(lake), "public.t"))
     assert len(standing) <= 3  # with the other one, perhaps, and with what stands for both
     assert f"{stuck} can't be removed: " in caplog.text
     assert (remove_folder(stuck), remove_folder(other)) == (False, True)
@@ -170,7 +176,7 @@ def test_old_results_of_expectations_go(lake):
             at, run_id, table, "e", "m", "critical", "derived", True, None, None, 1
         )
 
-    ledger = Ledger(lake)
+    ledger = Ledger(Lake(lake))
     table = ledger.table(ExpectationResult)
     assert table.prune(lambda rows: keep_results(rows, NOON)) == 0
     ledger.append_all([result(OLD, "old"), result(OLD, "old")])

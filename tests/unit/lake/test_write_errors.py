@@ -12,6 +12,7 @@ import pytest
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import TargetNotWritable
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.lake.write_errors import target_not_writable
@@ -146,6 +147,6 @@ def assert_append_says(port: int, remedy: str, *, again: bool) -> None:
         "retry_timeout": "1s",
     }
     with pytest.raises(TargetNotWritable, match=remedy) as caught:
-        Ledger("s3://bucket/lake", options).append(Run(now(), "r", "consume", "running"))
+        Ledger(Lake("s3://bucket/lake", options)).append(Run(now(), "r", "consume", "running"))
     assert str(caught.value).startswith("s3://bucket/lake/_waldelta/runs can't be written (")
     assert caught.value.retryable is again

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
+from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     IncompleteRow,
     Ledger,
@@ -26,7 +27,7 @@ from waldelta.monitoring.reconciliation_status import read_compared
 
 @pytest.fixture
 def book(lake):
-    return Ledger(lake)
+    return Ledger(Lake(lake))
 
 
 def test_what_deserves_attention(book):
@@ -61,10 +62,10 @@ def test_what_deserves_attention(book):
         )
     )
     book.append_all([result(minutes(2), "r", "public.a", False)])
-    Quarantine(book.root).add(
+    Quarantine(book.lake).add(
         [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])]
     )
-    glance = read_glance(pipeline(book.root), book, minutes(5), 24)
+    glance = read_glance(pipeline(book.lake.root), book, minutes(5), 24)
     assert [
         (item.severity, *(item.page[:1] or filter(None, [item.anchor])))
         for item in glance.attention
@@ -101,7 +102,7 @@ def test_a_lost_slot_is_named_once_and_without_positions(book):
     )
     why = json.dumps({"error": {"class": "SlotLost", "message": detail}})
     book.append(run("r", minutes(2), "failed", result=why))
-    (told,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
+    (told,) = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
     assert (told.text, told.page) == (
         "the slot lost changes: SlotLost: run resync",
         ("run", "any", "r"),
@@ -128,8 +129,8 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     found += [(-90, "d", "different"), (-80, "d", "failed"), (-70, "d", "repaired")]
     for at, name, status in found:
         row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
-        Reconciliations(book.root).add([row])
-    glance = read_glance(pipeline(book.root), book, minutes(5), 24, reach=timedelta(days=2))
+        Reconciliations(book.lake).add([row])
+    glance = read_glance(pipeline(book.lake.root), book, minutes(5), 24, reach=timedelta(days=2))
     assert [(item.severity, item.text, item.page) for item in glance.attention] == [
         (
             "failed",
@@ -150,10 +151,10 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     ]
     for verb in ("maintain", "reconcile"):
         book.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
-    Reconciliations(book.root).add(
+    Reconciliations(book.lake).add(
         [Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"]
     )
-    (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
+    (left,) = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
     assert left.page == ("expectations",)
 
 
@@ -218,7 +219,7 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
         row = Reconciliation(
             minutes(n) - long_ago, f"r{n}", f"public.{name}", status, left_out=left_out
         )
-        Reconciliations(book.root).add([row])
+        Reconciliations(book.lake).add([row])
     compared = read_compared(book, [f"public.{name}" for name in fed])
     assert (compared.verdict, compared.summary, compared.count) == (verdict, told, len(fed))
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
@@ -258,15 +259,15 @@ def test_what_the_latest_run_found_is_told(book, found, told):
     """Also while a later one runs, or failed before it could know."""
     book.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
     book.append(TableState(minutes(1), "sync", "public.late", 1, "synced"))
-    Reconciliations(book.root).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
+    Reconciliations(book.lake).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
 
     def items(at):
-        found = read_glance(pipeline(book.root), book, minutes(at), 24).attention
+        found = read_glance(pipeline(book.lake.root), book, minutes(at), 24).attention
         return [(item.severity, item.text) for item in found]
 
     attention = items(2)
     idle = read_glance(
-        pipeline(book.root), book, minutes(2), 24, idle_checked_at=minutes(1)
+        pipeline(book.lake.root), book, minutes(2), 24, idle_checked_at=minutes(1)
     ).attention
     assert len(idle) == len([item for item in attention if "latest run" not in item[1]])
     assert len(attention) == (told is not None)
@@ -291,7 +292,7 @@ def test_what_was_found_holds_while_nothing_changes(book):
         )
     )
     book.append(replace(run("night", minutes(5000)), verb="maintain"))
-    glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
+    glance = read_glance(pipeline(book.lake.root), book, minutes(5005), 24, reach=timedelta(days=2))
     assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
 
 
@@ -300,11 +301,11 @@ def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
     for name in ("public.a", "public.z"):
         book.append(TableState(minutes(0), "sync", name, 1, "synced"))
         book.append(TableState(minutes(1), "look", name, 1, "removed"))
-    (told,) = read_glance(pipeline(book.root), book, minutes(2), 24).attention
+    (told,) = read_glance(pipeline(book.lake.root), book, minutes(2), 24).attention
     assert (told.severity, told.text.partition(":")[0]) == ("failed", "public.a")
     book.append(TableState(minutes(3), "sync", "public.a", 2, "synced"))
     assert "publication" not in str(
-        read_glance(pipeline(book.root), book, minutes(4), 24).attention
+        read_glance(pipeline(book.lake.root), book, minutes(4), 24).attention
     )
 
 
@@ -333,8 +334,8 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
         row = Reconciliation(
             minutes(at), "x", f"public.{name}", "equal", version=version, left_out=left_out
         )
-        Reconciliations(book.root).add([row])
-    (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
+        Reconciliations(book.lake).add([row])
+    (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
     assert (told.severity, told.page) == ("warning", ("reconciliation",))
     assert told.text.startswith("public.b, public.c, public.g: another program wrote to the target")
 
@@ -396,7 +397,7 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
         ]
 
     expected = ("warning", "public.a: not checked since the last change", ("expectations",))
-    shop = pipeline(book.root)
+    shop = pipeline(book.lake.root)
     assert unchecked(shop) == [expected] * told
     off = shop.quality.model_copy(update={"enabled": False})
     assert unchecked(shop.model_copy(update={"quality": off})) == []
@@ -433,12 +434,12 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
     """
     for status, snapshot in (("copying", ""), ("synced", "s")):
         book.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
-    Reconciliations(book.root).add([Reconciliation(minutes(5), "r", "public.a", "different")])
+    Reconciliations(book.lake).add([Reconciliation(minutes(5), "r", "public.a", "different")])
     for n, (status, generation, snapshot) in enumerate(states):
         book.append(
             TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot)
         )
-    glance = read_glance(pipeline(book.root), book, minutes(20), 24)
+    glance = read_glance(pipeline(book.lake.root), book, minutes(20), 24)
     assert glance.compared.count == (found is not None)
     assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == (
         [found] if found else []
@@ -456,8 +457,8 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
 def test_a_run_that_was_killed_is_told_by_its_silence(book):
     """It is the latest, and still running for the ledger."""
     book.append(run("r", minutes(2), "running"))
-    assert read_glance(pipeline(book.root), book, minutes(30), 24).attention == ()
-    (silent,) = read_glance(pipeline(book.root), book, minutes(302), 24).attention
+    assert read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention == ()
+    (silent,) = read_glance(pipeline(book.lake.root), book, minutes(302), 24).attention
     assert "no update from the latest run for 5.0 hours" in silent.text
     assert silent.page == ("run", "consume", "r")
 
@@ -471,7 +472,9 @@ def test_the_remedy_of_a_failure_is_shown_whole(book):
     why = json.dumps({"error": {"class": "SyncFailed", "message": f"{message}\n{remedy}"}})
     book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
     book.append(run("r", minutes(2), "failed", result=why))
-    texts = [item.text for item in read_glance(pipeline(book.root), book, minutes(5), 24).attention]
+    texts = [
+        item.text for item in read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
+    ]
     (text,) = [text for text in texts if "SyncFailed" in text]
     assert "SyncFailed: 9 of 9 tables not synced: - public.t0: why" in text
     assert text.endswith(remedy)

@@ -12,6 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run, write_earlier
+from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ColumnState,
     IncompleteRow,
@@ -46,12 +47,12 @@ from waldelta.pipeline.run_result import TableResult
 
 @pytest.fixture
 def book(lake):
-    return Ledger(lake)
+    return Ledger(Lake(lake))
 
 
 def test_a_lake_that_isnt_there_is_empty(book):
     """Before setup there is nothing to show, and nothing fails."""
-    glance = read_glance(pipeline(book.root), book, NOON, 24)
+    glance = read_glance(pipeline(book.lake.root), book, NOON, 24)
     assert not glance.is_set_up
     assert (glance.upto, glance.latest, glance.tables, glance.attention) == (None, None, (), ())
     assert read_run(book, "consume", "r") is None
@@ -127,7 +128,7 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     ]
     old = Run(minutes(1), "old", "consume", "running", "scheduled", changes=1, seconds=60.0)
     ended = replace(old, at=minutes(4), status="succeeded", seconds=120.0, end_lsn=7)
-    write_earlier(book.root, [old, ended], lacking)
+    write_earlier(book.lake.root, [old, ended], lacking)
     (line,) = read_runs(book)
     assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (
         minutes(0),
@@ -271,7 +272,7 @@ def test_what_a_table_holds_and_where(book):
     book.append(state)
     before = read_table_details(book, "public.orders")
     assert (before.key, before.rows, before.bytes) == (("id",), None, None)
-    uri = f"{book.root}/public/orders"
+    uri = f"{book.lake.root}/public/orders"
     types = {"id": pa.int64(), "_wd_lsn": pa.int64(), "tags": pa.list_(pa.string())}
     write_deltalake(uri, pa.table({name: pa.nulls(3, kind) for name, kind in types.items()}))
     found = read_table_details(book, "public.orders")
@@ -671,7 +672,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     done.slot_after = SlotReading(minutes(1).isoformat(), "extended", 5, 2 << 20, 77)
     read_back = RunResult.from_json(done.to_json())
     assert read_back == done
-    ledger = Ledger(lake)
+    ledger = Ledger(Lake(lake))
     read_back.record(
         type(
             "Job",
@@ -687,7 +688,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     ledger.append(
         TableState(minutes(1), "r", "public.c", 1, "synced", reason="columns changed: added x")
     )
-    Quarantine(lake).add(
+    Quarantine(Lake(lake)).add(
         [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, '{"id": "1"}', ["body"])]
     )
     (line,) = read_runs(book)
@@ -734,13 +735,13 @@ def test_rows_that_targets_lack(book):
         row(8, "quarantined", "b", "public.b"),
         row(9, "quarantined", "gone table", "public.x"),
     ):
-        Quarantine(book.root).add([told])
+        Quarantine(book.lake).add([told])
     generations = {"public.a": 2, "public.b": 2, "public.c": 1}
-    quarantine = Quarantine(book.root)
+    quarantine = Quarantine(book.lake)
     assert quarantine.open_counts(generations) == {"public.a": 1, "public.b": 1}
     shown = read_open(book, quarantine.scan_open(generations))
     assert [(row.key, row.reason) for row in shown] == [("twice", "gone"), ("b", "gone")]
     assert quarantine.open_rows(generations) == shown
     first, count = read_of_run(book, "r", 2)
     assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
-    assert Quarantine(book.root + "x").open_counts(generations) == {}
+    assert Quarantine(Lake(book.lake.root + "x")).open_counts(generations) == {}

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, result, run
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.monitoring import read_glance
@@ -24,23 +25,23 @@ DOWN = json.dumps(
 @pytest.fixture
 def book(lake):
     """A lake whose table ``public.a`` was stopped by the run of minute 2."""
-    book = Ledger(lake)
+    book = Ledger(Lake(lake))
     book.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
     book.append(TableState(minutes(-8), "sync", "public.a", 1, "synced", incarnation="1"))
     book.append(run("stuck", minutes(2), "failed", result=STUCK))
     found = result(
         minutes(2), "stuck", "public.a", False, meaning=f"{STOP}amount is positive", count=2
     )
-    Ledger(lake).append_all([replace(found, version=None)])
+    Ledger(Lake(lake)).append_all([replace(found, version=None)])
     return book
 
 
 def stopped(book):
-    return [one.table_name for one in read_stopped(pipeline(book.root), book)]
+    return [one.table_name for one in read_stopped(pipeline(book.lake.root), book)]
 
 
 def told(book):
-    glance = read_glance(pipeline(book.root), book, minutes(120), 24, reach=timedelta(days=2))
+    glance = read_glance(pipeline(book.lake.root), book, minutes(120), 24, reach=timedelta(days=2))
     return [item.text for item in glance.attention]
 
 
@@ -66,7 +67,7 @@ def test_a_retry_that_the_gate_stops_too_changes_nothing(book):
         version=None,
     )
     book.append_all([again])
-    (one,) = read_stopped(pipeline(book.root), book)
+    (one,) = read_stopped(pipeline(book.lake.root), book)
     assert (one.table_name, one.since) == ("public.a", minutes(2))
     book.append_all([replace(again, at=minutes(4), success=True)])
     assert stopped(book) == []

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.pipeline import RunResult
@@ -23,7 +24,7 @@ def at(minutes):
 
 @pytest.fixture
 def ledger(lake):
-    return Ledger(lake)
+    return Ledger(Lake(lake))
 
 
 def tell(ledger, run_id, minutes, version=None, verb="consume"):

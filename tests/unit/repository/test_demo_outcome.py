@@ -13,6 +13,7 @@ from demo.airflow_client import DagRun, TaskRun
 from demo.flights import Loaded
 from demo.outcome import DemoOutcome, show
 from tests.oracles.compare import Difference
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TargetCut
 from waldelta.lake.ledger.records import Run, now
 
@@ -25,7 +26,7 @@ UNEQUAL = Difference(
 @pytest.fixture
 def ledger(lake):
     """One run, recorded in two steps."""
-    made = Ledger(lake)
+    made = Ledger(Lake(lake))
     for changes in (0, 9000):
         result = {"changes": changes, "report": "/lake/report.html" if changes else None}
         did = TargetCut(
@@ -71,7 +72,7 @@ def test_equal_targets_are_a_success(ledger):
     assert "9,000 in 3.0 s of land and apply: 3,000 changes/s" in text
     assert "0 differences between 1 target and their source" in text
     assert "/lake/report.html" in text
-    assert ledger.root in text
+    assert ledger.lake.root in text
 
 
 def test_any_difference_is_a_failure(ledger):

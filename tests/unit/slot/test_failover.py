@@ -10,6 +10,7 @@ import pytest
 from tests.support.slot_state import SLOT
 from waldelta.config import PipelineFile
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.prune_ledger import keep_moves
 from waldelta.lake.ledger.records import Run, SlotMove
@@ -144,7 +145,7 @@ def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake)
     """Beyond a failover the server has other WAL; passing over it because the old server's was idle
     would lose changes.
     """
-    ledger = Ledger(lake)
+    ledger = Ledger(Lake(lake))
     for row in moves:
         ledger.append(row)
     assert ledger.furthest_lsn("s", "0/1") == furthest

@@ -23,6 +23,7 @@ from tests.unit.changes.decode.test_decode import (
     prepared,
     row,
 )
+from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.slot.read.peek import TIMELINE_KINDS
 
@@ -47,7 +48,7 @@ CASES = {
 
 def written(folder, *batches):
     """A log of these in a lake."""
-    log, landed = ChangeLog(folder.as_uri(), "slot"), change_log(*batches)
+    log, landed = ChangeLog(Lake(folder.as_uri()), "slot"), change_log(*batches)
     is_timeline = pc.is_in(landed["kind"], pa.array(TIMELINE_KINDS))
     landed = landed.append_column("timeline", is_timeline).append_column(
         "moves", pa.repeat(False, len(landed))

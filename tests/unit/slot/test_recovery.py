@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support import pgoutput_encoder as enc
+from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
@@ -30,7 +31,7 @@ def transaction(end: int) -> list[bytes]:
 @pytest.fixture
 def log(tmp_path):
     """An empty change log."""
-    made = ChangeLog(tmp_path.as_uri(), "slot")
+    made = ChangeLog(Lake(tmp_path.as_uri()), "slot")
     empty = pa.schema([("batch", pa.int64()), *LANDING_SCHEMA]).empty_table()
     write_deltalake(made.uri, empty, partition_by=["batch"])
     return made

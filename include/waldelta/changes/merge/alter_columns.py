@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.target_table import (
@@ -20,7 +19,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake import write_parquet
+from waldelta.lake import DeltaTarget, write_parquet
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
@@ -29,7 +28,6 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.spark_sql import path, quote
 from waldelta.target_modes import mode_column_names
 from waldelta.types import TargetType
@@ -57,7 +55,8 @@ def reshape(
     records the state.
     """
     fault_point("reshape.begun")
-    uri = uri_of(job, state.table_name)
+    target = job.lake.target(state.table_name)
+    uri = target.uri
     types = {
         column.state.name: kind
         for column, kind in zip(evolution.columns, column_types, strict=True)
@@ -73,7 +72,7 @@ def reshape(
     columns = [_target_column(c, evolution, types) for c in evolution.columns]
     if evolution.only_adds:
         _add_columns(spark, uri, evolution, types)
-    elif not _is_done(job, uri, state, metadata):
+    elif not _is_done(target, state, metadata):
         kept = job.pipeline.target.metadata_columns
         prepare_target(spark, uri, columns)
         try:
@@ -100,12 +99,12 @@ def _target_column(
     )
 
 
-def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) -> bool:
+def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -> bool:
     """Return whether a killed run has committed this change already, and only the ledger lacks it.
 
     Raises NeedsSync when the columns have changed further since.
     """
-    for entry in DeltaTable(uri, storage_options=job.storage_options).history(50):
+    for entry in target.history(50):
         done = read_metadata(entry)
         if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
             if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):

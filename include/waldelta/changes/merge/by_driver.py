@@ -32,7 +32,6 @@ from waldelta.changes.stage.net_files import batches
 from waldelta.lake import files_of
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, row_group_bytes
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ def commit_in_driver(
 
     These change rows with a key, or only add rows.
     """
-    table = DeltaTable(uri_of(job, table_name), storage_options=job.storage_options)
+    table = job.lake.target(table_name).open()
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:

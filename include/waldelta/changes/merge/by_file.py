@@ -51,11 +51,10 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError
-from waldelta.lake import DeltaLog, files_of
+from waldelta.lake import DeltaLog, DeltaTarget, files_of
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask, shares
 
@@ -95,14 +94,10 @@ class _Target:
     ``prefix``.
     """
 
-    uri: str
-    storage_options: dict[str, str] | None
+    table: DeltaTarget
     schema: pa.Schema
     written: WrittenColumns
     prefix: str
-
-    def files(self) -> FileSystem:
-        return rooted(self.uri, self.storage_options)
 
 
 def merge_files(
@@ -120,7 +115,7 @@ def merge_files(
     """
     if not is_for_arrow(plan, tag):
         return None
-    table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
+    table = job.lake.target(plan.state.table_name).open()
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
@@ -174,13 +169,12 @@ def _begun(
     if (written := written_columns(job, plan, table)) is None:
         return None
     target = _Target(
-        uri_of(job, plan.state.table_name),
-        job.storage_options,
+        job.lake.target(plan.state.table_name),
         arrow_schema(table),
         written,
         new_prefix(),
     )
-    net = NetFiles.of(folder, job.storage_options)
+    net = NetFiles.of(folder, job.lake)
     files = files_of(table)
     is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path with a folder is of a partitioned table, or of a clone.
@@ -252,11 +246,11 @@ class _Merge:
     @property
     def log(self) -> DeltaLog:
         """The target's log."""
-        return DeltaLog(self._target.uri, self._target.storage_options)
+        return self._target.table.log
 
     def discard(self) -> None:
         """Remove the files, which will never be read."""
-        discard(self._target.uri, self._target.storage_options, self._target.prefix)
+        discard(self._target.table, self._target.prefix)
 
     def _add(self, row: Any) -> None:
         if row["path"] is not None:
@@ -282,7 +276,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 
     Returns what it did, and which changes matched a row.
     """
-    files = target.files()
+    files = target.table.files
     keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
@@ -334,7 +328,7 @@ def _rewrite_file(
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
     """Write the chosen rows of one of the net changes' files as new rows (run as a task)."""
-    files, told = target.files(), []
+    files, told = target.table.files, []
     parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
     part = next(parts, None)

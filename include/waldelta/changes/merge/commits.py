@@ -32,14 +32,13 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.target_table import set_generation, target_write_error
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
+from waldelta.pipeline.targets.watermarks import apply_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +56,7 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
     """Commit a generation that changes no row; the commit fences runs that still write an earlier
     one.
     """
-    uri = uri_of(job, state.table_name)
+    uri = job.lake.target(state.table_name).uri
     set_generation(spark, uri, state.generation)
     cut = read_untouched(job, state)
     sync_commit(uri, cut.version)
@@ -72,7 +71,7 @@ def commit_equal(
     A copy that began earlier then comes too late.
     """
     with tagged(spark, tag):
-        spark.sql(void_statement(uri_of(job, state.table_name), column)).collect()
+        spark.sql(void_statement(job.lake.target(state.table_name).uri, column)).collect()
     return commit_untouched(spark, job, state)
 
 
@@ -94,11 +93,11 @@ def take_over_target(
     """
 
     def fence() -> None:
-        set_generation(spark, uri_of(job, state.table_name), state.generation)
+        set_generation(spark, job.lake.target(state.table_name).uri, state.generation)
         fault_point("takeover.fenced")
         quarantine.forget(state.table_name, state.generation, applied(), applied)
 
-    take_over(job.pipeline.target.root, state.table_name, fence)
+    take_over(job.lake, state.table_name, fence)
 
 
 def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
@@ -106,21 +105,20 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
 
     A statement that still runs would duplicate the copy's rows.
     """
-    uri = uri_of(job, name)
+    target = job.lake.target(name)
 
     def fence() -> None:
-        if DeltaTable.is_deltatable(uri, job.storage_options):
-            version = DeltaTable(uri, storage_options=job.storage_options).version()
-            DeltaLog(uri, job.storage_options).check_entry(version + 1)
-            set_generation(spark, uri, generation)
+        if target.exists:
+            target.log.check_entry(target.version + 1)
+            set_generation(spark, target.uri, generation)
 
     try:
-        if not take_over(job.pipeline.target.root, name, fence):
+        if not take_over(job.lake, name, fence):
             fence()
     except WaldeltaError:
         raise
     except Exception as err:
-        raise target_write_error(uri, err) from err
+        raise target_write_error(target.uri, err) from err
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
@@ -129,7 +127,7 @@ def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
     ``compared`` is that version, and the cut's own commit is excluded. If a late copy has replaced
     the rows, for example, the compared differences don't repair the target.
     """
-    log = DeltaLog(uri_of(job, cut.table_name), job.storage_options)
+    log = job.lake.target(cut.table_name).log
     between = (commit for commit in log.behind(compared) if commit.version < cut.version)
     if any(commit.changes_data for commit in between):
         raise SnapshotLost(
@@ -148,7 +146,7 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
         written = read_metadata(entry)
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             version = int(entry["version"])
-            sync_commit(uri_of(job, state.table_name), version)
+            sync_commit(job.lake.target(state.table_name).uri, version)
             # This reads the commit's own metadata, because a late writer's commit may have come
             # first.
             return _cut(
@@ -205,7 +203,7 @@ def read_unreported(
             break
         counts = entry["waldelta"].get("counts") or {}
         # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
-        sync_commits(uri_of(job, state.table_name), [version])
+        sync_commits(job.lake.target(state.table_name).uri, [version])
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
         if in_cut is not None and version <= in_cut:
             within = this if within is None else within + this
@@ -234,7 +232,7 @@ def _cut(
 
 
 def _open(job: Job, state: TableState) -> DeltaTable:
-    return DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
+    return job.lake.target(state.table_name).open()
 
 
 def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,6 @@ from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import is_passing
 from waldelta.spark import run_tasks
 
@@ -72,7 +71,9 @@ def merge_staged(
         reraise=True,
     )
     if plan.decode.unfolding is not None:
-        return again(merge_states, spark, uri_of(job, plan.state.table_name), plan, changes, tag)
+        return again(
+            merge_states, spark, job.lake.target(plan.state.table_name).uri, plan, changes, tag
+        )
     if changes.net is None and changes.files is not None:
         check_whole(spark, changes)
     return again(_merge, spark, job, changes.source, plan, tag, check)
@@ -91,7 +92,10 @@ def _merge(
     Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
     target over (take_over_target).
     """
-    uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
+    uri, keep_metadata = (
+        job.lake.target(plan.state.table_name).uri,
+        job.pipeline.target.metadata_columns,
+    )
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
     columns, cut = plan.decode.columns, plan.truncated_leaves

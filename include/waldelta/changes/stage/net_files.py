@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector
 
 from waldelta.arrow import Bools, Ints
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, rooted
+from waldelta.lake import Lake
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
 # file.
@@ -31,14 +32,14 @@ class NetFiles:
     """The files in their order, and the number of rows of each."""
 
     folder: str
-    storage_options: dict[str, str] | None
+    lake: Lake
     paths: Sequence[str]
     rows: Sequence[int]
 
     @classmethod
-    def of(cls, folder: str, storage_options: dict[str, str] | None) -> NetFiles:
+    def of(cls, folder: str, lake: Lake) -> NetFiles:
         """Return the files of a folder, whether Spark or Arrow wrote them."""
-        files = rooted(folder, storage_options)
+        files = lake.files(folder)
         listed = sorted(info.path for info in files.get_file_info(FileSelector("")))
         # S3A marks a folder by an object without bytes, which is listed as an entry without a name.
         paths = [path for path in listed if path.rpartition("/")[2][:1] not in ("", ".", "_")]
@@ -46,7 +47,7 @@ class NetFiles:
         for path in paths:
             with files.open_input_file(path) as source:
                 rows.append(pq.ParquetFile(source).metadata.num_rows)
-        return cls(folder, storage_options, paths, rows)
+        return cls(folder, lake, paths, rows)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return some columns of all files."""
@@ -69,9 +70,7 @@ class NetFiles:
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
-        return ds.dataset(
-            list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout
-        )
+        return ds.dataset(list(paths), filesystem=self.lake.files(self.folder), format=layout)
 
 
 def packed(chosen: Bools) -> bytes:

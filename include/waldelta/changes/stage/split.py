@@ -21,10 +21,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.arrow import Ints
+from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog, Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder, rooted
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark import run_tasks
@@ -52,7 +53,7 @@ class Split(RowMessages):
     """The row messages of a range, in files sorted by relation."""
 
     uri: str
-    storage_options: dict[str, str] | None
+    lake: Lake
     paths: Sequence[str] = field(repr=False)
 
     def dataset(self) -> ds.Dataset | None:
@@ -65,7 +66,7 @@ class Split(RowMessages):
         if not self.paths:
             return None
         files, layout = (
-            rooted(self.uri, self.storage_options),
+            self.lake.files(self.uri),
             ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS),
         )
         fragments = [layout.make_fragment(path, files) for path in self.paths]
@@ -96,11 +97,7 @@ def splitting(
         _remove(folders)
         if not is_worth_it(change_log, stream, waiting(stream)):
             return None
-        folders.append(
-            staging_folder(
-                job.pipeline.target.root, "messages", 0, stream.segments.upto, job.run_id
-            )
-        )
+        folders.append(staging_folder(job.lake, "messages", 0, stream.segments.upto, job.run_id))
         try:
             return split(spark, change_log, stream, folders[0])
         except Exception as err:
@@ -140,14 +137,14 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
     Messages of one relation stay in the order of the log.
     """
     began = time.monotonic()
-    chosen, options = all_row_messages(stream.segments), change_log.storage_options
+    chosen, lake = all_row_messages(stream.segments), change_log.lake
     dealt = shares(change_log.pieces(chosen))
     base, _, name = folder.rpartition("/")
 
     def write(number: int) -> pa.Table:
         # The name is unique to this attempt: an earlier one, taken for lost, may still be writing.
         path = f"part-{number}-{uuid.uuid4().hex}.parquet"
-        files = rooted(base, options)
+        files = lake.files(base)
         files.create_dir(name)
         parts = list(change_log.read(dealt[number], chosen, ROW_SCHEMA.names))
         with (
@@ -162,7 +159,7 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
     log.info(
         "rewrote the messages of many tables, sorted by table, in %.1f s", time.monotonic() - began
     )
-    return Split(folder, options, [row["path"] for row in told])
+    return Split(folder, lake, [row["path"] for row in told])
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:

@@ -35,11 +35,10 @@ from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, 
 from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.errors import StagedLost
-from waldelta.lake import write_parquet
+from waldelta.lake import Lake, write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
-from waldelta.lake.storage import rooted
 from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
 from waldelta.spark import run_tasks
@@ -93,7 +92,7 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
         write_parquet(folder, net)
         return _staged(folder, _counts(net, plan.decode).to_pylist(), net)
     staged = _staged(folder, _stage_in_tasks(spark, plan.split or change_log, plan, folder))
-    _require(staged, sum(NetFiles.of(folder, change_log.storage_options).rows))
+    _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
     return staged
 
 
@@ -153,7 +152,7 @@ def _stage_in_tasks(
     """
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     pieces = messages.pieces(chosen)
-    staging = _Staging(folder, messages.storage_options, plan.decode)
+    staging = _Staging(folder, messages.lake, plan.decode)
 
     def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
         return decode_all(messages.read(share, chosen, CHANGE_COLUMNS), staging.plan)
@@ -192,7 +191,7 @@ class _Staging:
     """
 
     folder: str
-    storage_options: dict[str, str] | None
+    lake: Lake
     plan: DecodePlan
 
     def divide(self, number: int, parts: Iterable[pa.RecordBatch], buckets: int) -> pa.Table:
@@ -235,7 +234,7 @@ class _Staging:
             yield from parts
             return
         folder = f"{self.folder}-routed/{BUCKET}={bucket}"
-        judged = NetFiles.of(folder, self.storage_options).read(["ord", "op"])
+        judged = NetFiles.of(folder, self.lake).read(["ord", "op"])
         _check_rows(folder, len(judged), int(rows.sum()))
         yield from routed(pa.Table.from_batches(parts), judged).to_batches()
 
@@ -256,7 +255,7 @@ class _Staging:
     def _files(self) -> tuple[FileSystem, str]:
         """Return the file system of all these folders, and the name of the net changes' folder."""
         base, _, net = self.folder.rpartition("/")
-        return rooted(base, self.storage_options), net
+        return self.lake.files(base), net
 
     def _open_events(
         self, opened: ExitStack, bucket: int, name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -18,15 +18,15 @@ import tenacity
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSelector, FileSystem
+from pyarrow.fs import FileSelector
 
 from waldelta.errors import LateWriter
 from waldelta.lake.file_statistics import FileStatistics
+from waldelta.lake.lake import DeltaTarget
 from waldelta.lake.storage import (
     checkpoint,
     only_if_unchanged,
     remove_empty_log,
-    rooted,
     sync_commit,
 )
 from waldelta.lake.write_errors import target_not_writable
@@ -71,45 +71,43 @@ class BatchFile:
     stats: str
 
 
-def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
+def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
     """Create the empty change log unless it exists, as Spark's CREATE TABLE would.
 
     Raises TargetNotWritable.
     """
-    if DeltaTable.is_deltatable(uri, storage_options):
+    if place.exists:
         return
-    remove_empty_log(uri)
+    remove_empty_log(place.uri)
     try:
-        there = rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True))
+        there = place.files.get_file_info(FileSelector("", allow_not_found=True))
         # Another run may have created the log in the meantime, which is just as good.
-        if any(found.base_name != "_delta_log" for found in there) and not DeltaTable.is_deltatable(
-            uri, storage_options
-        ):
+        if any(found.base_name != "_delta_log" for found in there) and not place.exists:
             raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
         with private_files():
             DeltaTable.create(
-                uri,
+                place.uri,
                 Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
                 mode="ignore",
                 partition_by=["batch"],
                 configuration=_PROPERTIES,
-                storage_options=storage_options,
+                storage_options=place.lake.storage_options,
                 raise_if_key_not_exists=False,
             )
-            sync_commit(uri, 0)
+            sync_commit(place.uri, 0)
     except (DeltaError, OSError) as err:
-        raise target_not_writable(uri, err, besides=_KEPT) from None
+        raise target_not_writable(place.uri, err, besides=_KEPT) from None
 
 
 def write_batch(
-    files: FileSystem, uri: str, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+    place: DeltaTarget, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> BatchFile | None:
     """Write record batches as one file of the change log; None, and no file, when there are none.
 
-    ``files`` is rooted at the change log. Memory holds one row group. Raises TargetNotWritable when
+    Memory holds one row group. Raises TargetNotWritable when
     the file can't be written, and whatever ``parts`` raises.
     """
-    written = _Written(files, uri, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
+    written = _Written(place, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
     try:
         for part in parts:
             written.add(part)
@@ -124,8 +122,8 @@ class _Written:
     row.
     """
 
-    def __init__(self, files: FileSystem, uri: str, path: str, schema: pa.Schema) -> None:
-        self._files, self._uri, self._path, self._schema = files, uri, path, schema
+    def __init__(self, place: DeltaTarget, path: str, schema: pa.Schema) -> None:
+        self._files, self._uri, self._path, self._schema = place.files, place.uri, path, schema
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -180,7 +178,7 @@ class _Written:
 
 
 def commit_batch(
-    opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
+    place: DeltaTarget, app_id: str, batch: int, file: BatchFile | None, metadata: str
 ) -> int:
     """Commit a batch to the change log; returns its version.
 
@@ -196,7 +194,7 @@ def commit_batch(
         reraise=True,
     ):
         with attempt:
-            table = opened()
+            table = place.open()
             if (table.transaction_version(app_id) or 0) >= batch:
                 if (version := _version_of(table, metadata)) >= 0:
                     break  # An earlier attempt committed it, but its answer was lost.

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import TableNotFoundError
 
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
@@ -26,16 +25,15 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batc
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.quarantine import SKIPPED
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import (
     CHANGES,
     NO_HOOKS,
-    bookkeeping_uri,
     files_of,
     remove_empty_folders,
-    rooted,
     sync_behind,
     sync_commit,
     write_checkpoint,
@@ -110,19 +108,15 @@ class Reach:
 class ChangeLog(RowMessages):
     """The change log of one lake; ``app_id`` is the slot incarnation that writes it."""
 
-    def __init__(
-        self, root: str, app_id: str, storage_options: dict[str, str] | None = None
-    ) -> None:
-        self.uri = bookkeeping_uri(root, CHANGES)
-        self._root = root
-        self.app_id = app_id
-        self.storage_options = storage_options
+    def __init__(self, lake: Lake, app_id: str) -> None:
+        self.lake, self.place, self.app_id = lake, lake.bookkeeping(CHANGES), app_id
+        self.uri = self.place.uri
 
     def last_batch(self) -> int | None:
         """Return the last batch landed by this slot incarnation, from the log's own transaction
         id.
         """
-        table = self._open()
+        table = self.place.find()
         return table.transaction_version(self.app_id) if table is not None else None
 
     def highest_batch(self) -> int:
@@ -138,7 +132,7 @@ class ChangeLog(RowMessages):
         return min(self._batches(), default=None)
 
     def _batches(self) -> list[int]:
-        table = self._open()
+        table = self.place.find()
         return (
             []
             if table is None
@@ -147,7 +141,7 @@ class ChangeLog(RowMessages):
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Return the number of messages of each batch in a range, from file statistics."""
-        table = self._open()
+        table = self.place.find()
         return {} if table is None else _sizes(table, after_batch, upto_batch)
 
     def whole_sizes(
@@ -158,7 +152,7 @@ class ChangeLog(RowMessages):
         Raises SlotGap when a batch has another number of messages than when the slot was advanced
         past it. Batches that maintenance has dropped don't count as missing.
         """
-        table = self._open()
+        table = self.place.find()
         pruned = (table.transaction_version(_PRUNED) or 0) if table is not None else 0
         held = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {
@@ -196,7 +190,7 @@ class ChangeLog(RowMessages):
         DELETE would overwrite a batch that lands at the same moment. The commit records what was
         dropped, so that it isn't mistaken for lost messages.
         """
-        table = self._must_open()
+        table = self.place.open()
         version = table.version()
         if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
             properties = CommitProperties(
@@ -242,7 +236,7 @@ class ChangeLog(RowMessages):
         This reads file statistics alone. A copy from that snapshot has all of these transactions,
         so none of them must be applied to it.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return after_batch
         actions = files_of(table)
@@ -265,7 +259,7 @@ class ChangeLog(RowMessages):
         """Return the end of a batch's last transaction, from file statistics alone; 0 for an empty
         batch.
         """
-        actions = files_of(self._must_open())
+        actions = files_of(self.place.open())
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
@@ -277,7 +271,7 @@ class ChangeLog(RowMessages):
         found: dict[int, dict[str, Any]] = {}
         wanted, count = set(batches), _NEWEST
         while wanted:
-            history = self._must_open().history(count)
+            history = self.place.open().history(count)
             for told in map(read_metadata, history):
                 # Batch numbers continue across slot incarnations, so no number is used twice.
                 if told.get("batch") in wanted:
@@ -298,7 +292,7 @@ class ChangeLog(RowMessages):
         """Return what the log still has of the batches after ``first_batch``, from file statistics
         alone.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return Reach({})
         actions = files_of(table)
@@ -319,7 +313,7 @@ class ChangeLog(RowMessages):
 
     def create(self, schema: pa.Schema) -> None:
         """Create the empty log with this schema unless it exists; raises TargetNotWritable."""
-        create_log(self.uri, schema, self.storage_options)
+        create_log(self.place, schema)
 
     def write(
         self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
@@ -328,11 +322,11 @@ class ChangeLog(RowMessages):
 
         This doesn't open the Delta table.
         """
-        return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
+        return write_batch(self.place, batch, parts, schema)
 
     def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
         """Commit a batch durably; raises LateWriter when another run has committed it."""
-        sync_commit(self.uri, commit_batch(self._must_open, self.app_id, batch, file, metadata))
+        sync_commit(self.uri, commit_batch(self.place, self.app_id, batch, file, metadata))
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""
@@ -376,7 +370,7 @@ class ChangeLog(RowMessages):
     @cached_property
     def _skipped(self) -> frozenset[int]:
         """The positions of landed messages that an operator has decided to skip."""
-        rows = Quarantine(self._root, self.storage_options).messages()
+        rows = Quarantine(self.lake).messages()
         sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
         return frozenset(
             order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None
@@ -455,17 +449,8 @@ class ChangeLog(RowMessages):
 
     def dataset(self) -> ds.Dataset | None:
         """Return all files of the log as a dataset; None before anything has landed."""
-        table = self._open()
+        table = self.place.find()
         return None if table is None else table.to_pyarrow_dataset()
-
-    def _open(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.uri, storage_options=self.storage_options)
-        except TableNotFoundError:
-            return None
-
-    def _must_open(self) -> DeltaTable:
-        return DeltaTable(self.uri, storage_options=self.storage_options)
 
 
 def _batch_of(folder: str) -> int | None:

@@ -14,7 +14,8 @@ import pyarrow.dataset as ds
 from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog.commit_order import Stream, commits, place_columns
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, rooted
+from waldelta.lake.lake import Lake
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.transactions import SEQ_BITS
 
@@ -73,7 +74,7 @@ class RowMessages(ABC):
     """Reads row messages of the change log, or of a copy of some of them, in the folder ``uri``."""
 
     uri: str
-    storage_options: dict[str, str] | None
+    lake: Lake
 
     @abstractmethod
     def dataset(self) -> ds.Dataset | None:
@@ -159,7 +160,7 @@ class RowMessages(ABC):
 
         It opens only their files, so tasks can use it.
         """
-        files = rooted(self.uri, self.storage_options)
+        files = self.lake.files(self.uri)
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
         fragments = [
             layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group])

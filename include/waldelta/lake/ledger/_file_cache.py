@@ -6,17 +6,19 @@ Delta's files never change, and a run reads the same ones repeatedly.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from threading import Lock
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as pa_fs
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSystem, PyFileSystem
 
+from waldelta.lake.lake import DeltaTarget
 from waldelta.lake.storage import files_of
 
 # Larger files come from compaction, and are few.
@@ -30,16 +32,17 @@ _lock = Lock()
 
 
 def read_sorted(
+    place: DeltaTarget,
     table: DeltaTable,
     columns: Sequence[str] | None = None,
     since: datetime | None = None,
     chosen: pc.Expression | None = None,
-    storage_options: Mapping[str, str] | None = None,
     *,
     kept: bool = True,
 ) -> pa.Table:
     """Return columns (None: all) of the rows from ``since`` on that a filter selects, oldest first.
 
+    ``table`` is the version to read of the table at ``place``.
     Columns that a file lacks, because it is older than the column, are null; the same is true for
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
     and columns are read. Small files are read whole and cached, unless ``kept`` is False.
@@ -54,7 +57,7 @@ def read_sorted(
             actions = actions.filter(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
             )
-    reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
+    reader = _Reader(place, schema)
     wanted = schema.names if columns is None else (*columns, "at")
     held = [name for name in dict.fromkeys(wanted) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()
@@ -66,12 +69,11 @@ def read_sorted(
 
 
 class _Reader:
-    def __init__(self, uri: str, schema: pa.Schema, options: dict[str, str]) -> None:
-        self.uri, self.schema, self.options = uri, schema, options
+    def __init__(self, place: DeltaTarget, schema: pa.Schema) -> None:
+        self.place, self.schema = place, schema
         # Columns, and fields of structs, are added over time; every file is read with the table's
         # current schema.
         self._columns = str(schema)
-        self._files: pa_fs.FileSystem | None = None
 
     def read(
         self,
@@ -90,7 +92,7 @@ class _Reader:
 
     def _small(self, path: str) -> pa.Table:
         """Return all rows of a file, from the cache if they are in it."""
-        key = (self.uri, path, self._columns)
+        key = (self.place.uri, path, self._columns)
         with _lock:
             if (rows := _cached.get(key)) is not None:
                 _cached.move_to_end(key)
@@ -102,7 +104,11 @@ class _Reader:
                 _cached.popitem(last=False)
         return rows
 
+    @cached_property
+    def _files(self) -> FileSystem:
+        # Errors of this file system name the whole path, which those of a folder's own don't.
+        options = self.place.lake.storage_options
+        return PyFileSystem(DeltaStorageHandler(self.place.uri, options))
+
     def _open(self, path: str) -> ds.Dataset:
-        if self._files is None:
-            self._files = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
         return ds.dataset([path], schema=self.schema, filesystem=self._files, format="parquet")

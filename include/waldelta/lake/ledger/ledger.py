@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waldelta.errors import LateWriter
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow, R
 from waldelta.lake.ledger.records import (
     SYNCED,
@@ -53,18 +54,12 @@ class Ledger:
     Rows of one table are in the order in which they were appended, not in that of any clock.
     """
 
-    def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
-        self.root = root
-        self._options = storage_options
-
-    @property
-    def storage_options(self) -> dict[str, str] | None:
-        """The credentials of the object store, for other tables of the same lake."""
-        return self._options
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
 
     def table(self, kind: type[R]) -> LedgerTable[R]:
         """Return the table of one kind of rows."""
-        return LedgerTable(kind, self.root, self._options)
+        return LedgerTable(kind, self.lake)
 
     def append(self, row: LedgerRow) -> None:
         """Add one row to its table, creating the table with the first."""

@@ -31,7 +31,7 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.unread_message import ID_LETTERS
@@ -162,10 +162,9 @@ class Quarantine:
     returns.
     """
 
-    def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
-        self._table = LedgerTable(IncompleteRow, root, storage_options)
-        self.uri = self._table.uri
-        self._log = DeltaLog(self.uri, storage_options)
+    def __init__(self, lake: Lake) -> None:
+        self._table = LedgerTable(IncompleteRow, lake)
+        self.uri, self._log = self._table.uri, self._table.place.log
         self._outline: tuple[int, pa.Table] | None = None
 
     def rows(

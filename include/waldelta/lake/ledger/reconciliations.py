@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late, in_order, of_tables
 
@@ -86,8 +87,8 @@ class Reconciliation(LedgerRow):
 class Reconciliations:
     """Reads and writes the table of one lake; every write is durable when it returns."""
 
-    def __init__(self, root: str, storage_options: dict[str, str] | None = None) -> None:
-        self._table = LedgerTable(Reconciliation, root, storage_options)
+    def __init__(self, lake: Lake) -> None:
+        self._table = LedgerTable(Reconciliation, lake)
 
     def add(self, rows: Sequence[Reconciliation], since: datetime | None = None) -> None:
         """Add the results of one run, in one commit.

@@ -19,15 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
+from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
 from waldelta.lake.storage import (
     NO_HOOKS,
-    bookkeeping_uri,
     checkpoint,
     files_of,
     sync_commit,
@@ -108,12 +108,9 @@ class Newest:
 class LedgerTable(Generic[R]):
     """The rows of one kind: a small Delta table, written and read without a JVM."""
 
-    def __init__(
-        self, kind: type[R], root: str, storage_options: dict[str, str] | None = None
-    ) -> None:
-        self.uri, self.schema = bookkeeping_uri(root, kind.table), schema_of(kind)  # type: ignore[arg-type]
-        self._kind = kind
-        self._options = storage_options
+    def __init__(self, kind: type[R], lake: Lake) -> None:
+        self.place, self.schema = lake.bookkeeping(kind.table), schema_of(kind)  # type: ignore[arg-type]
+        self.uri, self._kind = self.place.uri, kind
         self._groups = WriterProperties(max_row_group_size=kind.rows_per_group)
 
     def append(self, row: R, after: Newest | None = None) -> R:
@@ -149,7 +146,7 @@ class LedgerTable(Generic[R]):
         after: Newest | None,
         check: Callable[[], object] | None,
     ) -> list[R]:
-        table = self._open()
+        table = self.place.find()
         if check is not None:
             check()
         if after is not None and self._last_at(table, after) != after.at:
@@ -202,11 +199,11 @@ class LedgerTable(Generic[R]):
         This reads little of a long history. It returns no rows when there is no table. A column
         that the table doesn't have yet is null. ``kept``: see read_sorted().
         """
-        table = self._open()
+        table = self.place.find()
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
-        rows = read_sorted(table, columns, since, chosen, self._options, kept=kept)
+        rows = read_sorted(self.place, table, columns, since, chosen, kept=kept)
         for field in fields:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
@@ -214,16 +211,16 @@ class LedgerTable(Generic[R]):
 
     def version(self) -> int:
         """Return the table's Delta version; -1 when there is no table."""
-        table = self._open()
+        table = self.place.find()
         return -1 if table is None else table.version()
 
     def newest(self) -> R | None:
         """Return the row that was appended last."""
-        table = self._open()
+        table = self.place.find()
         at = self._newest_at(table) if table is not None else None
         if table is None or at is None:
             return None
-        return rows_of(self._kind, read_sorted(table, since=at, storage_options=self._options))[-1]
+        return rows_of(self._kind, read_sorted(self.place, table, since=at))[-1]
 
     @_again_when_changed
     def replace(
@@ -239,7 +236,7 @@ class LedgerTable(Generic[R]):
         as in extend().
         """
         with self._named_errors():
-            table = self._open()
+            table = self.place.find()
             if check is not None:
                 check()
             if table is None:
@@ -261,10 +258,10 @@ class LedgerTable(Generic[R]):
 
         Returns how many didn't have the flag yet.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return 0
-        rows = read_sorted(table, storage_options=self._options)
+        rows = read_sorted(self.place, table)
         known = (
             rows[flag]
             if flag in rows.column_names
@@ -295,10 +292,10 @@ class LedgerTable(Generic[R]):
         When another run appends rows in the meantime, everything is done again, so that these are
         judged, too.
         """
-        table = self._open()
+        table = self.place.find()
         if table is None:
             return 0
-        rows = read_sorted(table, storage_options=self._options)
+        rows = read_sorted(self.place, table)
         kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
@@ -322,10 +319,14 @@ class LedgerTable(Generic[R]):
     def _create(self, data: pa.Table) -> None:
         try:
             write_deltalake(
-                self.uri, data, mode="error", storage_options=self._options, **_ONLY_IF_UNCHANGED
+                self.uri,
+                data,
+                mode="error",
+                storage_options=self.place.lake.storage_options,
+                **_ONLY_IF_UNCHANGED,
             )
         except DeltaError as err:
-            if self._open() is None:
+            if self.place.find() is None:
                 raise
             raise CommitFailedError("another run created the table") from err
         sync_commit(self.uri, 0)
@@ -365,7 +366,7 @@ class LedgerTable(Generic[R]):
     def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        rows = read_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)[
+        rows = read_sorted(self.place, table, ["at"], None, after.chosen, kept=after.kept)[
             "at"
         ].to_pylist()
         return rows[-1] if rows else None
@@ -389,9 +390,3 @@ class LedgerTable(Generic[R]):
             return None
         newest: datetime | None = pc.max(actions["max.at"]).as_py()
         return newest
-
-    def _open(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.uri, storage_options=self._options)
-        except TableNotFoundError:
-            return None

@@ -13,7 +13,7 @@ from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.external_commits import check_durably, expire_vacuumed
-from waldelta.pipeline.targets.watermarks import last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import last_cut
 
 log = logging.getLogger(__name__)
 
@@ -116,4 +116,4 @@ def _readable_version(job: Job, target: TargetCut) -> int | None:
 
 
 def _log(job: Job, target: TargetCut) -> DeltaLog:
-    return DeltaLog(uri_of(job, target.table_name), job.storage_options)
+    return job.lake.target(target.table_name).log

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from deltalake import DeltaTable
-
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog
@@ -29,7 +27,7 @@ from waldelta.lake.ledger.records import ExternalCommit, now
 from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
@@ -82,12 +80,12 @@ class Watch:
         LockHeld and LateWriter.
         """
         after = self.checked_upto(state)
-        table = DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options)
+        table = self.job.lake.target(state.table_name).log
         table.check_entry(version + 1)
         if after is not None and version < after:
             raise StateError(
-                f"{state.table_name}: its target {uri_of(self.job, state.table_name)} is another"
-                f" table than the one that was copied (it is at version {version}, and a run has"
+                f"{state.table_name}: its target {table.uri} is another table"
+                f" than the one that was copied (it is at version {version}, and a run has"
                 f" already seen version {after}): run the initial sync for it again"
             )
         if after is None or version == after:
@@ -165,9 +163,7 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     after = checked_upto(last_cut(job), state)
     if after is None or after >= version:
         return []
-    seen = check_durably(
-        DeltaLog(uri_of(job, state.table_name), job.storage_options), after, version
-    )
+    seen = check_durably(job.lake.target(state.table_name).log, after, version)
     vacuumed = expire_vacuumed(job, state.table_name, seen, only_new=False)
     if not seen.commits:
         return vacuumed
@@ -197,10 +193,8 @@ def check_target(job: Job, state: TableState, version: int | None = None) -> Non
     """Run check_readable() on a target as it is now; callers that know its newest version pass
     it.
     """
-    uri, options = uri_of(job, state.table_name), job.storage_options
-    if version is None:
-        version = DeltaTable(uri, storage_options=options).version()
-    check_readable(DeltaLog(uri, options), state, last_cut(job), version)
+    target = job.lake.target(state.table_name)
+    check_readable(target.log, state, last_cut(job), target.version if version is None else version)
 
 
 def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:

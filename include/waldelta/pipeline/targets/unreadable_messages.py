@@ -162,7 +162,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
         "incarnation": job.slot_identity().incarnation,
     }
     sent = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
-    Quarantine(job.pipeline.target.root, job.storage_options).add(
+    Quarantine(job.lake).add(
         [
             # Batch 0, so that a run which applies the message's batch again doesn't replace the
             # row.
@@ -221,7 +221,7 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     A table lacks a message's change until it is copied again, or a repair has compared all of it.
     Where the table isn't known, that lasts until the next slot incarnation.
     """
-    rows = Quarantine(ledger.root, ledger.storage_options).messages()
+    rows = Quarantine(ledger.lake).messages()
     if not rows:
         return []
     generations = target_generations(ledger)
@@ -255,7 +255,7 @@ def _details(row: IncompleteRow) -> dict[str, Any]:
 
 def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
     """Return the messages that landing must not read, by position and id."""
-    rows = Quarantine(job.pipeline.target.root, job.storage_options).messages()
+    rows = Quarantine(job.lake).messages()
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 
 
@@ -320,7 +320,7 @@ def _decide(
     job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
 ) -> None:
     if rows := decided(job, messages, status, by, reason):
-        Quarantine(job.pipeline.target.root, job.storage_options).add(rows)
+        Quarantine(job.lake).add(rows)
 
 
 def decided(

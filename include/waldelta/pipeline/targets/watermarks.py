@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake import bookkeeping_uri, target_uri
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import MESSAGES
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.postgres import TableId
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
     """Delta's txnAppId of the changes applied to one generation of a target."""
     return f"{identity.app_id}:apply:{state.table_name}:{state.generation}"
-
-
-def uri_of(job: Job, table_name: str) -> str:
-    """The location of a target."""
-    table = TableId.parse(table_name)
-    return target_uri(job.pipeline.target.root, table.schema, table.name)
 
 
 def synced_states(job: Job) -> list[TableState]:
@@ -66,19 +57,20 @@ class Watermarks:
 
         Raises StateError when the target is gone or can't be read.
         """
-        uri = uri_of(self._job, state.table_name)
+        place = self._job.lake.target(state.table_name)
         try:
-            table = DeltaTable(uri, storage_options=self._job.storage_options)
+            table = place.open()
             committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
         except TableNotFoundError as err:
             raise StateError(
-                f"{state.table_name}: its target {uri} is gone: run the initial sync for it again"
+                f"{state.table_name}: its target {place.uri} is gone: run the initial sync for"
+                " it again"
             ) from err
         except DeltaError as err:
             raise StateError(
-                f"{state.table_name}: its target {uri} can't be read ({str(err).splitlines()[0]}):"
-                " restore the missing files of its _delta_log, or remove the folder and run the"
-                " initial sync for it again"
+                f"{state.table_name}: its target {place.uri} can't be read"
+                f" ({str(err).splitlines()[0]}): restore the missing files of its _delta_log, or"
+                " remove the folder and run the initial sync for it again"
             ) from err
         self.versions[state.table_name] = table.version()
         applied = max(committed, self._in_cut(state), self.floor)
@@ -118,16 +110,9 @@ def messages_app_id(identity: SlotIdentity) -> str:
     return f"{identity.app_id}:messages"
 
 
-def messages_uri(job: Job) -> str:
-    """The location of the table of logical messages."""
-    return bookkeeping_uri(job.pipeline.target.root, MESSAGES)
-
-
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
     """Return the last batch whose logical messages are in their table."""
     floor = job.first_batch()
-    try:
-        table = DeltaTable(messages_uri(job), storage_options=job.storage_options)
-    except TableNotFoundError:
-        return floor
-    return max(floor, table.transaction_version(messages_app_id(identity)) or 0)
+    table = job.lake.bookkeeping(MESSAGES).find()
+    landed = table.transaction_version(messages_app_id(identity)) if table is not None else None
+    return max(floor, landed or 0)

@@ -35,7 +35,7 @@ from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import record_removed
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, last_cut
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
@@ -217,7 +217,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
 
@@ -354,7 +354,7 @@ def _apply_target(
 
 
 def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> TargetCut:
-    job, state, batches, target = run.job, plan.state, plan.batches, run.job.pipeline.target
+    job, state, batches = run.job, plan.state, plan.batches
     looked = run.watch.checked_upto(state)
     tag = CommitTag(
         apply_app_id(run.held.identity, state),
@@ -363,7 +363,7 @@ def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> Target
         plan.truncated,
         looked=looked,
     )
-    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
+    staged = staging_folder(job.lake, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         with staged_in(run.spark, staged):
             tag = _bring(run, plan, tag, staged, check)
@@ -407,7 +407,7 @@ def _bring(
         changes = judged(changes).staged
     if plan.decode.unfolding is not None:
         changes = complete_states(
-            run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled"
+            run.spark, job.lake.target(state.table_name).uri, plan, changes, f"{staged}/filled"
         )
     fault_point("apply.staged")
     check()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.message_search import find_unreadable_logical
@@ -23,14 +22,14 @@ from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import commits, place_columns
-from waldelta.lake.storage import sync_commit
+from waldelta.lake.storage import MESSAGES, sync_commit
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
 from waldelta.pipeline import Job
 from waldelta.pipeline.advisory_locks import messages_lock
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied, messages_uri
+from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied
 from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
@@ -93,7 +92,7 @@ def _append(
     identity = job.slot_identity()
     job.landed_sizes(identity, done, last)  # raises SlotGap
     segments = change_log.stream(done, last).segments
-    uri, tag = messages_uri(job), CommitTag(messages_app_id(identity), last)
+    place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
     writer = (
         plainly_typed(_messages(spark, change_log, segments))
         .write.format("delta")
@@ -105,7 +104,7 @@ def _append(
     check()
     fault_point("messages.writing")
     try:
-        writer.save(uri)
+        writer.save(place.uri)
     except Exception as err:
         if is_conflict(err):
             raise LateWriter("another run is writing logical messages: run again") from err
@@ -117,7 +116,7 @@ def _append(
             named = record_unreadable(job, unread, named)
         raise named or ApplyError(f"messages not written: {err}") from err
     fault_point("messages.written")
-    sync_commit(uri, DeltaTable(uri, storage_options=job.storage_options).version())
+    sync_commit(place.uri, place.version)
     return last
 
 

@@ -120,7 +120,7 @@ def _about(run: CheckRun, target: CheckedTarget, plan: SuitePlan) -> dict[str, s
         "table": plan.table,
         "Airflow run": run.run_id,
         "Delta version": str(target.version),
-        "location": target.uri,
+        "location": target.table.uri,
     }
     if told := [*plan.omitted, *([str(plan.refused)] if plan.refused is not None else [])]:
         about["not checked"] = "; ".join(told)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.passed_suites import PassedSuite
 from waldelta.metadata_columns import LSN
@@ -78,7 +77,7 @@ def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: Sui
     if any(depends_on(planned) == "anything" for planned in plan.expectations):
         return False
     first, last = sorted((found.version, target.version))
-    return first == last or DeltaLog(target.uri, target.storage_options).same_rows_as(first) >= last
+    return first == last or target.table.log.same_rows_as(first) >= last
 
 
 def changed_since(
@@ -100,7 +99,7 @@ def changed_since(
     ):
         return None
     seen = found.version
-    for commit in DeltaLog(target.uri, target.storage_options).behind(found.version):
+    for commit in target.table.log.behind(found.version):
         if commit.version > target.version:
             break
         # The verb comes first because a large commit has a line for each file.

@@ -92,7 +92,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
 
     Returns None when Great Expectations must evaluate the suite.
     """
-    rules, table = affordable(run.rules_of(target), target.storage_options), target.open()
+    rules, table = affordable(run.rules_of(target)), target.open()
     columns = _columns(table)
     suite = run.suite_of(target, columns, rules)
     profiled = quick_profile(table, suite)
@@ -103,7 +103,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
     met = met_at(run.known, target, suite)
 
     def in_driver() -> bool:
-        return is_met_in_driver(table, plan, rules.references, target.storage_options)
+        return is_met_in_driver(table, plan, rules.references)
 
     def by_spark() -> bool:
         conditions = row_conditions(plan)
@@ -147,7 +147,7 @@ def _columns(table: DeltaTable) -> list[str]:
     return [field.name for field in table.schema().fields]
 
 
-def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
+def affordable(rules: SourceRules) -> SourceRules:
     """Returns the rules without the foreign keys that are too expensive to judge after few changes.
 
     A full check judges the omitted ones.
@@ -156,7 +156,7 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     for reference in rules.references:
         try:
             sides = reference.referring, reference.referenced
-            counts = [row_count(files_of(side.open(storage_options))) for side in sides]
+            counts = [row_count(files_of(side.open())) for side in sides]
         except (DeltaError, OSError, pa.ArrowException, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
@@ -260,7 +260,6 @@ def is_met_in_driver(
     table: DeltaTable,
     plan: SuitePlan,
     references: Sequence[Reference] = (),
-    storage_options: Mapping[str, str] | None = None,
 ) -> bool:
     """Returns whether a small target certainly meets the plan, by Arrow.
 
@@ -278,7 +277,7 @@ def is_met_in_driver(
             return False
         dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
         rows = dataset.to_table(columns=sorted(columns))
-        if any(rows_without_parent_in_driver(one, storage_options) != 0 for one in references):
+        if any(rows_without_parent_in_driver(one) != 0 for one in references):
             return False
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)

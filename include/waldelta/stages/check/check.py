@@ -14,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.config import PipelineFile, split_table_name
+from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog, target_uri
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
 from waldelta.lake.ledger.passed_suites import latest_suites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, latest_profiles
@@ -160,8 +159,7 @@ def _rules(
 
     A target has no rules when the source could not be queried.
     """
-    quarantine = Quarantine(ledger.root, ledger.storage_options)
-    unknown = quarantine.unknown_counts({s.table_name: s.generation for s in states})
+    unknown = Quarantine(ledger.lake).unknown_counts({s.table_name: s.generation for s in states})
     return {
         state.table_name: replace(
             outcome.rules.get(state.table_name, SourceRules()),
@@ -182,13 +180,13 @@ def _open_targets(
     """
 
     def open_one(state: TableState) -> CheckedTarget | TableVerdict:
-        uri = target_uri(ledger.root, *split_table_name(state.table_name))
+        target = ledger.lake.target(state.table_name)
         try:
             version = run.outcome.versions.get(state.table_name)
             if version is None:
-                version = _current_version(ledger, state.table_name, uri)
-            check_readable(DeltaLog(uri, ledger.storage_options), state, run.known.cut, version)
-            return CheckedTarget(state, version, uri, ledger.storage_options)
+                version = _current_version(state.table_name, target)
+            check_readable(target.log, state, run.known.cut, version)
+            return CheckedTarget(state, version, target)
         except Exception as err:
             return failed(state.table_name, None, err)
 
@@ -214,12 +212,12 @@ def _without_references(
     }
 
 
-def _current_version(ledger: Ledger, table: str, uri: str) -> int:
+def _current_version(table: str, target: DeltaTarget) -> int:
     try:
-        return DeltaTable(uri, storage_options=ledger.storage_options).version()
+        return target.version
     except TableNotFoundError as err:
         raise StateError(
-            f"the target of {table} isn't at {uri}: run the initial sync again"
+            f"the target of {table} isn't at {target.uri}: run the initial sync again"
         ) from err
 
 

@@ -7,15 +7,14 @@ They get a report page only when an expectation fails (``_quick_check``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from waldelta.lake import files_of
-from waldelta.lake.storage import open_version, row_count
+from waldelta.lake import DeltaTarget, files_of
+from waldelta.lake.storage import row_count
 from waldelta.pipeline import Job, RunResult
-from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +36,19 @@ def quick_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[st
         for name, of in did.items()
         if is_little(
             of.inserted + of.updated + of.deleted,
-            uri_of(job, name),
+            job.lake.target(name),
             of.version,
-            job.storage_options,
         )
     ]
 
 
-def is_little(
-    changes: int, uri: str, version: int | None, storage_options: Mapping[str, str] | None = None
-) -> bool:
+def is_little(changes: int, target: DeltaTarget, version: int | None) -> bool:
     """Returns whether this number of changes leaves a target's version mostly as it was."""
     if changes <= _FEW:
         return True
     try:
-        rows = row_count(files_of(open_version(uri, version, storage_options)))
+        rows = row_count(files_of(target.open(version)))
     except (DeltaError, OSError, pa.ArrowException) as err:
-        log.info("%s gets a full check, since its rows can't be counted: %s", uri, err)
+        log.info("%s gets a full check, since its rows can't be counted: %s", target.uri, err)
         return False
     return rows is not None and changes <= rows * _SHARE

@@ -33,7 +33,7 @@ from waldelta.pipeline import Job, RunResult, StageResult, target_lock
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import copies_under_way
-from waldelta.pipeline.targets.watermarks import messages_applied, synced_states, uri_of
+from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
 from waldelta.quantities import counted
 from waldelta.slot.durable_position import durable_position
 from waldelta.spark_sql import path
@@ -59,9 +59,10 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
 
     Raises LockHeld when another run has the lock.
     """
-    uri, hours = uri_of(job, name), job.pipeline.maintenance.keep_versions_hours
+    target, hours = job.lake.target(name), job.pipeline.maintenance.keep_versions_hours
+    uri = target.uri
     with target_lock(job, name):
-        table = DeltaTable(uri, storage_options=job.storage_options)
+        table = target.open()
         version = table.version()
         if (state := job.table_state(name)) is not None:
             check_target(job, state, version)
@@ -140,10 +141,9 @@ def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResul
 
     A Spark server may continue for a while after a run was killed.
     """
-    root = job.pipeline.target.root
     known = {state.table_name for state in job.ledger.table_rows()}
-    quarantine, removed = Quarantine(root, job.storage_options), 0
-    for leftover in find_leftovers(root, known, now() - _STAGED_FOR):
+    quarantine, removed = Quarantine(job.lake), 0
+    for leftover in find_leftovers(job.lake, known, now() - _STAGED_FOR):
         try:
             with ExitStack() as locks:
                 for table in leftover.tables:

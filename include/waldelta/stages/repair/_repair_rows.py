@@ -29,7 +29,6 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.moving_rows import moving_rows
 from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, within_leaves
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
@@ -345,7 +344,7 @@ def stage_net(
     if rows.leaves is not None:
         held = (
             spark.read.format("delta")
-            .load(uri_of(job, drifted.state.table_name))
+            .load(job.lake.target(drifted.state.table_name).uri)
             .where(rows.leaves)
         )
         columns = [

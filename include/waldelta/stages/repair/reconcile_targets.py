@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, StateError, WaldeltaError
-from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import Reconciliation, TableState
 from waldelta.lake.ledger.reconciliations import (
     COMPARISON_FAILED,
@@ -29,7 +28,7 @@ from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.targets.watermarks import last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import last_cut
 from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres import describe
 from waldelta.postgres.connection import named_loss
@@ -264,7 +263,7 @@ def _readable(
     for state in states:
         name = state.table_name
         try:
-            table = DeltaLog(uri_of(job, name), job.storage_options)
+            table = job.lake.target(name).log
             check_readable(table, state, cut, versions[name])
             found.append(state)
         except StateError as err:

@@ -61,7 +61,7 @@ from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut
 from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import to_texts, was_interrupted
@@ -217,7 +217,7 @@ def _repair(
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = next_generation(job.ledger.table_rows(name))
     check()
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
 
     def applied() -> int:
         check()
@@ -230,7 +230,7 @@ def _repair(
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         settled = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
-    staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
+    staged = staging_folder(job.lake, name, generation, 0, job.run_id)
     with staged_in(spark, staged):
         with SnapshotHolder(
             job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
@@ -571,7 +571,7 @@ def _merge(
         check()
         merge_rows(
             spark,
-            uri_of(job, begun.table_name),
+            job.lake.target(begun.table_name).uri,
             rows.copy,
             [column for column, _ in rows.key],
             folder,

@@ -95,9 +95,7 @@ def _read_again(
             " quarantine"
         )
     as_copied = source_as_copied(job.pipeline, state, catalog, target)
-    before = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(
-        {name: state.generation}
-    )
+    before = Quarantine(job.lake).open_counts({name: state.generation})
     try:
         done = repair_rows(spark, job, as_copied, again)
     except NeedsSync as err:

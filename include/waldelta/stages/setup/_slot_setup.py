@@ -288,7 +288,7 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
     # Batches of an earlier incarnation stay in the change log, and the new one begins after them. A
     # run of the earlier one that is about to commit has taken at most the number after the highest,
     # and finds out at its next step.
-    log_holds = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
+    log_holds = ChangeLog(job.lake, "").highest_batch()
     moves = job.ledger.slot_moves()
     # The change log may have been lost.
     highest = max([log_holds, *(move.batch or 0 for move in moves)])

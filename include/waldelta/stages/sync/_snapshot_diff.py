@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.merge import CommitTag, read_commit
-from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
+from waldelta.changes.merge.commits import check_alone, commit_equal
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
 from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.states import count_actions
@@ -26,13 +26,11 @@ from waldelta.changes.merge.target_table import target_write_error
 from waldelta.changes.stage import staged_in
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import quote
 
@@ -119,9 +117,9 @@ def mend_target(
     Returns the reason instead when only a whole copy is exact. ``state`` is the generation that it
     begins. Raises LateWriter, SnapshotLost, or the error that a task named.
     """
-    uri = uri_of(job, state.table_name)
-    compared = read_untouched(job, state).version
-    DeltaLog(uri, job.storage_options).check_entry(compared + 1)
+    target = job.lake.target(state.table_name)
+    uri, compared = target.uri, target.version
+    target.log.check_entry(compared + 1)
     if former.state is not None:
         try:
             check_target(job, former.state, compared)
@@ -169,7 +167,7 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
     """
     copy, table = copied.copy, state.table_name
     found = differences(copy, copied.rows.toDF(*staged_names(copy)), target)
-    folder = staging_folder(job.pipeline.target.root, table, state.generation, attempt, job.run_id)
+    folder = staging_folder(job.lake, table, state.generation, attempt, job.run_id)
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         counts = count_actions(spark, folder)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from waldelta.changes.merge.commits import take_over_for_copy
 from waldelta.changes.merge.target_table import (
@@ -24,7 +23,6 @@ from waldelta.changes.merge.target_table import (
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy
 from waldelta.spark import run_tasks
@@ -80,17 +78,18 @@ def write_copy(
     The number of raw rows is None where it is unknown.
     """
     table_id, target = rows.target, job.pipeline.target
-    uri, mode = uri_of(job, str(table_id)), target.mode_of(str(table_id))
+    place, mode = job.lake.target(str(table_id)), target.mode_of(str(table_id))
+    uri = place.uri
     marks = target.deletion_vectors_of(str(table_id))
     is_plain = not (mode.keeps_rows or marks) and former is None
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(spark, job, str(table_id), generation)
-    here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
+    here = open_target(place, rows.columns) if is_plain else None
     if here is not None:
         copied = _copy_in_tasks(spark, here, rows)
         return copied.written, copied.raw_rows, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
-    marked = writes_deletion_vectors(DeltaTable(uri, storage_options=job.storage_options))
+    marked = writes_deletion_vectors(place.open())
     if marks and not marked:
         set_deletion_vectors(spark, uri, wanted=True)
     read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(
@@ -126,7 +125,7 @@ def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Co
     commit to.
     """
     take_over_for_copy(spark, job, name, generation)
-    version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
+    version = job.lake.target(name).version
     return CommitResult(version, 0, 0)
 
 

@@ -30,10 +30,10 @@ from waldelta.changes.merge.target_table import (
     target_write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake import DeltaLog, files_of
+from waldelta.lake import DeltaTarget, files_of
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.lake.delta_log import Commit
-from waldelta.lake.storage import checkpoint, only_if_unchanged, rooted, sync_commit
+from waldelta.lake.storage import checkpoint, only_if_unchanged, sync_commit
 from waldelta.lake.write_errors import target_not_writable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
@@ -78,14 +78,11 @@ class CopyTarget:
     ``table``.
     """
 
-    uri: str
-    storage_options: dict[str, str] | None
+    place: DeltaTarget
     table: DeltaTable
 
 
-def open_target(
-    uri: str, columns: Sequence[TargetColumn], storage_options: dict[str, str] | None
-) -> CopyTarget | None:
+def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> CopyTarget | None:
     """Returns the target with these columns, created if missing; None when Spark must write it.
 
     Spark must write tables with column mapping, variants, deletion vectors or other features,
@@ -95,26 +92,26 @@ def open_target(
         return None
     wanted = Schema.from_arrow(pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns]))
     try:
-        table = _opened(uri, wanted, storage_options)
-        return CopyTarget(uri, storage_options, table) if _fits(table, wanted) else None
+        table = _opened(place, wanted)
+        return CopyTarget(place, table) if _fits(table, wanted) else None
     except (DeltaError, OSError) as err:
-        log.info("Spark writes %s, since the driver can't: %s", uri, first_line(err))
+        log.info("Spark writes %s, since the driver can't: %s", place.uri, first_line(err))
         return None
 
 
-def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) -> DeltaTable:
+def _opened(place: DeltaTarget, wanted: Schema) -> DeltaTable:
     """Returns the table, created if missing; raises OSError for a folder with other files in it."""
     try:
-        return DeltaTable(uri, storage_options=storage_options)
+        return place.open()
     except TableNotFoundError:
         if _NTZ in wanted.to_json():
             raise DeltaError(
                 f"Spark can't read a table with {_NTZ} columns that delta-rs created"
             ) from None
-        if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
-            raise FileExistsError(f"{uri} has files and no Delta log") from None
+        if place.files.get_file_info(FileSelector("", allow_not_found=True)):
+            raise FileExistsError(f"{place.uri} has files and no Delta log") from None
         with private_files():
-            return DeltaTable.create(uri, wanted, storage_options=storage_options)
+            return DeltaTable.create(place.uri, wanted, storage_options=place.lake.storage_options)
 
 
 def _fits(table: DeltaTable, wanted: Schema) -> bool:
@@ -148,18 +145,16 @@ def copy_files(
     ``run`` runs the tasks (tasks.run_tasks). Raises the error a task named, LateWriter when another
     waldelta run committed in between, TargetNotWritable.
     """
-    uri, options, schema = target.uri, target.storage_options, arrow_schema(target.table)
+    place, schema = target.place, arrow_schema(target.table)
     prefix = new_prefix()
     try:
-        told = run(
-            tasks, _WRITTEN, lambda number: _write(uri, options, schema, prefix, reader(number))
-        )
+        told = run(tasks, _WRITTEN, lambda number: _write(place, schema, prefix, reader(number)))
     except WaldeltaError:
-        discard(uri, options, prefix)
+        discard(place, prefix)
         raise
     except Exception as err:
-        discard(uri, options, prefix)
-        raise target_write_error(uri, err) from None
+        discard(place, prefix)
+        raise target_write_error(place.uri, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with private_files():
@@ -168,10 +163,10 @@ def copy_files(
             )
     except LateWriter:
         # After any other error the commit may exist: its response was lost, or a later step failed.
-        discard(uri, options, prefix)
+        discard(place, prefix)
         raise
     except (DeltaError, OSError) as err:
-        raise target_not_writable(uri, err) from None
+        raise target_not_writable(place.uri, err) from None
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
     )
@@ -179,15 +174,14 @@ def copy_files(
 
 
 def _write(
-    uri: str,
-    storage_options: dict[str, str] | None,
+    place: DeltaTarget,
     schema: pa.Schema,
     prefix: str,
     parts: Iterable[pa.RecordBatch],
 ) -> pa.Table:
     """Run one task: write what it reads as files, and return a row for each."""
-    files, told = rooted(uri, storage_options), []
-    with _named(uri):
+    files, told = place.files, []
+    with _named(place.uri):
         groups = _row_groups(parts)
         group = next(groups, None)
         while group is not None:
@@ -242,7 +236,7 @@ def _commit(
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
-    table, own = target.table, DeltaLog(target.uri, target.storage_options)
+    place, table, own = target.place, target.table, target.place.log
     for _ in range(_ATTEMPTS):
         if (table.transaction_version(txn[0]) or 0) >= txn[1]:
             break
@@ -257,20 +251,20 @@ def _commit(
         except CommitFailedError as err:
             found = _among(commits := list(own.behind(table.version())), metadata)
             if not commits:
-                raise target_not_writable(target.uri, err) from None
+                raise target_not_writable(place.uri, err) from None
             if found is None:
                 # The copy replaces external rows like all others, as if they had come before it.
-                later = DeltaTable(target.uri, storage_options=target.storage_options)
+                later = place.open()
                 if not _fits(later, table.schema()):
-                    raise LateWriter(_LATE.format(uri=target.uri)) from err
+                    raise LateWriter(_LATE.format(uri=place.uri)) from err
                 table = later
                 continue
             version = found
-        sync_commit(target.uri, version)
+        sync_commit(place.uri, version)
         table.update_incremental()
         checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
         return version
-    raise LateWriter(_LATE.format(uri=target.uri))
+    raise LateWriter(_LATE.format(uri=place.uri))
 
 
 def _among(commits: Iterable[Commit], metadata: str) -> int | None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
@@ -40,7 +39,6 @@ from waldelta.lake.ledger import TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, path, quote
 from waldelta.stages.sync._snapshot_diff import CopiedRows, merge_differences
@@ -78,7 +76,7 @@ def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     mode = job.pipeline.target.mode_of(table)
     mode.check_key(table, key)
     held = job.ledger.complete_states(table)
-    if not held or not DeltaTable.is_deltatable(uri_of(job, table), job.storage_options):
+    if not held or not job.lake.target(table).exists:
         return False
     held[-1].kept_as.check_change(table, mode)
     return held[-1].kept_as.keeps_rows
@@ -91,7 +89,7 @@ def prepare_states(
 
     Where a TRUNCATE is a row, key columns are nullable, because it has no key.
     """
-    mode, uri = job.pipeline.target.mode_of(table), uri_of(job, table)
+    mode, uri = job.pipeline.target.mode_of(table), job.lake.target(table).uri
     types = {column.name: column.spark_type for column in columns}
     added = mode.columns({name: types[name] for name in key})
     is_log = mode.fold is Fold.CHANGES
@@ -109,7 +107,7 @@ def copy_states(
     spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
 ) -> CommitResult:
     """Bring a target to the state of a snapshot, in one commit."""
-    mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
+    mode, uri = job.pipeline.target.mode_of(begun.table_name), job.lake.target(begun.table_name).uri
     if not rows.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
         frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
@@ -139,7 +137,7 @@ def _add(
     rows: CopyRows,
 ) -> CommitResult:
     mode = job.pipeline.target.mode_of(begun.table_name)
-    copy, table, uri = copied.copy, begun.table_name, uri_of(job, begun.table_name)
+    copy, table, uri = copied.copy, begun.table_name, job.lake.target(begun.table_name).uri
     compared = read_untouched(job, begun).version
     if complete := job.ledger.complete_states(table):
         check_target(job, complete[-1], compared)

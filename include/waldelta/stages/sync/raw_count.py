@@ -8,7 +8,6 @@ from pyspark.sql import functions as F
 
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.watermarks import uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,5 +20,7 @@ def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> i
     """
     if not job.pipeline.target.metadata_columns:
         return 0
-    frame = spark.read.format("delta").option("versionAsOf", version).load(uri_of(job, table))
+    frame = (
+        spark.read.format("delta").option("versionAsOf", version).load(job.lake.target(table).uri)
+    )
     return frame.where(F.col(RAW).isNotNull()).count()

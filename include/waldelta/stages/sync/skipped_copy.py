@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltalake import DeltaTable
-
 from waldelta.errors import ConfigError
 from waldelta.lake import files_of
 from waldelta.lake.ledger import TableState
@@ -20,7 +18,6 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import ReplicatedTarget
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import SnapshotHolder
 
 # Transaction ids begin at 3, so this snapshot sees none, and apply takes every landed change.
@@ -78,8 +75,9 @@ def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
         if job.ledger.table_rows(name) or is_empty(job, name):
             return
         raise ConfigError(
-            f"{name} has copy: false, but its target {uri_of(job, name)} has rows that no sync of"
-            " this lake wrote: move the folder away, or write copy: true, which replaces them"
+            f"{name} has copy: false, but its target {job.lake.target(name).uri} has rows that"
+            " no sync of this lake wrote: move the folder away, or write copy: true, which"
+            " replaces them"
         )
     if not _is_same_table(former, target):
         raise ConfigError(
@@ -106,9 +104,7 @@ def is_empty(job: Job, name: str) -> bool:
     """Returns whether a target has no row, or doesn't exist."""
     if not _is_there(job, name):
         return True
-    return (
-        row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) == 0
-    )
+    return row_count(files_of(job.lake.target(name).open())) == 0
 
 
 def _remedy(name: str) -> str:
@@ -134,4 +130,4 @@ def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
 
 
 def _is_there(job: Job, name: str) -> bool:
-    return DeltaTable.is_deltatable(uri_of(job, name), job.storage_options)
+    return job.lake.target(name).exists

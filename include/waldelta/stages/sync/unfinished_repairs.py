@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
-
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import committed_verb
 from waldelta.changes.merge.statements import tagged, void_statement
@@ -38,7 +36,6 @@ from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.slot_identity import identity_of, incarnation_of
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_lifecycles
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 
 if TYPE_CHECKING:
@@ -66,7 +63,7 @@ def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> No
     They are the rows that the target continues to lack, and accepted rows, whose decision is
     recorded with the repair.
     """
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
     if rows or quarantine.outlines(begun.table_name, begun.generation):
         quarantine.replace(begun.table_name, begun.generation, -1, rows)
 
@@ -85,7 +82,7 @@ def record_repaired(
     done = job.ledger.append_state(done, begun)
     fault_point("repair.recorded")
     # These records are for readers: rows of an earlier generation have no effect any more.
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
     carried = latest_rows(quarantine.rows(begun.table_name, begun.generation))
     reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (
         f": {begun.reason}" if begun.reason else ""
@@ -116,11 +113,10 @@ def record_repaired(
 
 def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
     """Returns the target's row count, from its log where possible."""
-    table = DeltaTable(uri_of(job, name), storage_options=job.storage_options)
+    target = job.lake.target(name)
+    table = target.open()
     counted = None if has_deletion_vectors(table) else row_count(files_of(table))
-    return (
-        spark.read.format("delta").load(uri_of(job, name)).count() if counted is None else counted
-    )
+    return spark.read.format("delta").load(target.uri).count() if counted is None else counted
 
 
 def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | None:
@@ -207,7 +203,7 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
 
 
 def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> None:
-    statement = void_statement(uri_of(job, begun.table_name), begun.key_columns[0])
+    statement = void_statement(job.lake.target(begun.table_name).uri, begun.key_columns[0])
     try:
         with tagged(spark, replace(tag, verb=_VOID)):
             spark.sql(statement).collect()

@@ -29,6 +29,7 @@ from tests.unit.changes.decode.test_decode import (
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode
 from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.errors import DecodeError
+from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.lake.ledger import IncompleteRow, Quarantine
@@ -95,7 +96,7 @@ def write(folder, batches, skipped=(), whole=None):
                 "moves", pa.repeat(False, len(found))
             )
         )
-    log = ChangeLog(folder.as_uri(), "slot")
+    log = ChangeLog(Lake(folder.as_uri()), "slot")
     write_deltalake(log.uri, pa.concat_tables(parts), partition_by=["batch"])
     return log
 
@@ -177,7 +178,7 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, number):
         lsn=message.lsn,
         messages=sent,
     )
-    quarantine = Quarantine(tmp_path.as_uri())
+    quarantine = Quarantine(Lake(tmp_path.as_uri()))
     quarantine.add([row_of])
     assert keys(log) == ALL_KEYS
     quarantine.add(
@@ -187,7 +188,7 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, number):
         ]
     )
     quarantine.prune(now())
-    log = ChangeLog(tmp_path.as_uri(), "slot")
+    log = ChangeLog(Lake(tmp_path.as_uri()), "slot")
     assert (
         log.landed(1).transactions
         == write(tmp_path / "whole", [FIRST, SECOND]).landed(1).transactions
@@ -279,7 +280,7 @@ def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
         keys(log, upto=1)
     message = unread(messages, 1)
     sent = [SentMessage(1, 1, message.lsn, message.xid, message.raw)]
-    Quarantine(tmp_path.as_uri()).add(
+    Quarantine(Lake(tmp_path.as_uri())).add(
         [
             IncompleteRow(
                 now(),
@@ -294,7 +295,7 @@ def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
             )
         ]
     )
-    assert keys(ChangeLog(tmp_path.as_uri(), "slot")) == [11, 12]
+    assert keys(ChangeLog(Lake(tmp_path.as_uri()), "slot")) == [11, 12]
 
 
 def test_a_message_has_one_id_wherever_it_is_met():

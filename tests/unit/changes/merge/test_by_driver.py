@@ -23,6 +23,7 @@ from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.errors import LockHeld
+from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
@@ -45,7 +46,7 @@ SCHEMA = pa.schema(
 def job(tmp_path):
     """A job, as far as the merge asks, whose target s.t is empty."""
     target = SimpleNamespace(root=tmp_path.as_uri(), metadata_columns=True)
-    made = SimpleNamespace(pipeline=SimpleNamespace(target=target), storage_options=None)
+    made = SimpleNamespace(pipeline=SimpleNamespace(target=target), lake=Lake(target.root))
     write(made, SCHEMA.empty_table())
     return made
 
@@ -206,7 +207,7 @@ def test_statistics_are_kept_of_integers_alone(job):
 
 def _partitioned(job):
     root = job.pipeline.target.root
-    job.pipeline.target.root = f"{root}/other"
+    job.pipeline.target.root, job.lake = f"{root}/other", Lake(f"{root}/other")
     write_deltalake(f"{root}/other/s/t", SCHEMA.empty_table(), partition_by=["the `v`"])
 
 
@@ -273,14 +274,14 @@ def test_whoever_may_not_write_any_more_does_not(job):
 
 def test_somebody_elses_commit_is_not_overwritten(job, monkeypatch):
     """Whoever was first stands; what is merged here is left to Spark, which merges into that."""
-    opened = module.DeltaTable
+    opened = DeltaTarget.open
 
-    def late(*args, **options):
-        found = opened(*args, **options)
+    def late(target):
+        found = opened(target)
         write(job, rows((5, "theirs", "x")))
         return found
 
-    monkeypatch.setattr(module, "DeltaTable", late)
+    monkeypatch.setattr(DeltaTarget, "open", late)
     assert merged(job, [("I", None, 4, "d", "D")]) is None
     assert held(job) == {5: ("theirs", "x")}
 

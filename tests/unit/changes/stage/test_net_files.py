@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, PyFileSystem
 
-from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import NetFiles, at_places
-from waldelta.lake.storage import rooted
+from waldelta.lake import Lake
 
 ROWS = pa.Table.from_batches(
     [pa.record_batch({"n": [k], "text": ["x" * 1_000_000]}) for k in range(40)]
@@ -62,8 +61,9 @@ def test_a_folder_with_a_marker_object(tmp_path, monkeypatch, kind):
     ):
         pq.write_table(pa.table({"n": list(range(rows))}), tmp_path / name)
     marker = FileInfo("", kind, size=0)
+    files = Lake.files
     monkeypatch.setattr(
-        net_files, "rooted", lambda uri, options: PyFileSystem(Marked(rooted(uri, options), marker))
+        Lake, "files", lambda lake, uri: PyFileSystem(Marked(files(lake, uri), marker))
     )
-    found = NetFiles.of(tmp_path.as_uri(), None)
+    found = NetFiles.of(tmp_path.as_uri(), Lake(tmp_path.as_uri()))
     assert (found.paths, found.rows) == (["part-0.parquet", "part-1.parquet"], [3, 2])

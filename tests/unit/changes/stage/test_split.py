@@ -16,6 +16,7 @@ from tests.support.seeds import chosen_seed
 from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.changes.stage import split
+from waldelta.lake import Lake
 from waldelta.lake.changelog import BatchRanges, Snapshot
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.row_messages import row_messages
@@ -152,7 +153,9 @@ def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, mon
 
 def lake_job(folder):
     return SimpleNamespace(
-        pipeline=SimpleNamespace(target=SimpleNamespace(root=folder.as_uri())), run_id="r"
+        pipeline=SimpleNamespace(target=SimpleNamespace(root=folder.as_uri())),
+        run_id="r",
+        lake=Lake(folder.as_uri()),
     )
 
 

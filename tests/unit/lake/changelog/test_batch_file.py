@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
+from tests.support.bookkeeping import table_at
 from waldelta.errors import LateWriter, PeekTimeout, TargetNotWritable
+from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.changelog import ChangeLog, batch_file
 
 SCHEMA = pa.schema(
@@ -30,7 +32,7 @@ SCHEMA = pa.schema(
 @pytest.fixture
 def log(tmp_path):
     """An empty change log."""
-    made = ChangeLog(tmp_path.as_uri(), "slot")
+    made = ChangeLog(Lake(tmp_path.as_uri()), "slot")
     made.create(SCHEMA)
     return made
 
@@ -64,14 +66,14 @@ def test_a_log_is_made_where_there_is_nothing(log, tmp_path):
         log.create(SCHEMA)
     (tmp_path / "file").touch()
     with pytest.raises(TargetNotWritable, match="nothing was consumed"):
-        ChangeLog((tmp_path / "file").as_uri(), "slot").create(SCHEMA)
+        ChangeLog(Lake((tmp_path / "file").as_uri()), "slot").create(SCHEMA)
 
 
 def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
     """A row group is as large as what is held of it; a column without values has no bounds."""
     monkeypatch.setattr(batch_file, "BATCH_ROW_GROUP_BYTES", 60)
     land(log, 1, part((0, 7, 500, 90), (1, 8, None, 80)), part(), part((2, 7, 499, 100)))
-    (file,) = pa.table(log._open().get_add_actions(flatten=True)).to_pylist()
+    (file,) = pa.table(log.place.find().get_add_actions(flatten=True)).to_pylist()
     told = {
         name: file[name]
         for name in file
@@ -144,7 +146,7 @@ def test_the_making_of_a_log_is_made_up_for(tmp_path, monkeypatch):
     unfinished = tmp_path / "killed/_delta_log/00000000000000000000.json#1"
     unfinished.parent.mkdir(parents=True)
     unfinished.write_text("{}")
-    batch_file.create_log(uri, SCHEMA)
+    batch_file.create_log(table_at(uri), SCHEMA)
     assert DeltaTable(uri).version() == 0
     uri = tmp_path.as_uri() + "/both"
     asked, real = [], DeltaTable.is_deltatable
@@ -156,7 +158,7 @@ def test_the_making_of_a_log_is_made_up_for(tmp_path, monkeypatch):
         return real(uri, options)
 
     monkeypatch.setattr(DeltaTable, "is_deltatable", staticmethod(others_make_it))
-    batch_file.create_log(uri, SCHEMA)
+    batch_file.create_log(table_at(uri), SCHEMA)
     assert (len(asked), DeltaTable(uri).version()) == (1, 0)
 
 
@@ -171,23 +173,23 @@ def test_a_batch_is_landed_once(log):
 
 def test_somebody_elses_commit_comes_between(log, monkeypatch):
     """It is tried again behind that one, with the same file; not when that was the batch itself."""
-    opened, others = log._must_open, ["maintenance", "the batch"]
+    opened, others = DeltaTarget.open, ["maintenance", "the batch"]
 
-    def late():
-        table = opened()
+    def late(place):
+        table = opened(place)
         if others and others.pop(0) == "maintenance":
             DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
         elif not table.transaction_version("slot"):
             batch_file._commit(DeltaTable(log.uri), "slot", 1, None, "theirs")
         return table
 
-    monkeypatch.setattr(log, "_must_open", late)
+    monkeypatch.setattr(DeltaTarget, "open", late)
     with pytest.raises(LateWriter):
         land(log, 1, part((0, 7, 500, 90)))
     assert [
         json.loads(json.dumps(entry.get("userMetadata"))) for entry in DeltaTable(log.uri).history()
     ][:1] == ["theirs"]
-    monkeypatch.setattr(log, "_must_open", opened)
+    monkeypatch.setattr(DeltaTarget, "open", opened)
     land(log, 2, part((0, 7, 500, 90)))
     assert log.last_batch() == 2
 

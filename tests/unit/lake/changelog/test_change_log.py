@@ -14,6 +14,7 @@ from tests.support import pgoutput_encoder as enc
 from tests.unit.changes.decode.test_decode import plain
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.errors import SlotGap
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import local_path
 
@@ -88,7 +89,7 @@ def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):
     go, and the empty folders of old batches.
     """
     log = written(tmp_path, ROWS, ROWS, ROWS)
-    stale, open_log = log._must_open(), log._must_open
+    stale, open_log = log.place.open(), log.place.open
     folder = local_path(log.uri)
     old = time.time() - 8 * 24 * 3600
     for name, at in (("batch=2/killed.parquet", old), ("batch=4/landing.parquet", time.time())):
@@ -100,7 +101,7 @@ def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):
     rows = stale.to_pyarrow_table().drop_columns("batch").slice(0, 3)
     log.add(4, log.write(4, rows.to_batches(), rows.schema), "{}")
     with monkeypatch.context() as late:
-        late.setattr(type(log), "_must_open", lambda _: stale)
+        late.setattr(DeltaTarget, "open", lambda _: stale)
         log.prune(2, 168)
     assert log.sizes(0, 9) == {3: 3, 4: 3}
     assert (log.last_batch(), open_log().version()) == (

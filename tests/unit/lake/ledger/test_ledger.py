@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.support.bookkeeping import write_earlier
+from tests.support.bookkeeping import table_at, write_earlier
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
-from waldelta.lake import bookkeeping_uri
+from waldelta.lake import Lake, bookkeeping_uri
 from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
 from waldelta.lake.ledger import _file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
@@ -82,12 +82,12 @@ def gap(status: str, incarnation: str, at: datetime = NOON) -> Gap:
 
 
 def files(ledger: Ledger, kind) -> int:
-    return len(DeltaTable(bookkeeping_uri(ledger.root, kind.table)).file_uris())
+    return len(DeltaTable(bookkeeping_uri(ledger.lake.root, kind.table)).file_uris())
 
 
 @pytest.fixture
 def ledger(lake):
-    return Ledger(lake)
+    return Ledger(Lake(lake))
 
 
 def test_an_empty_ledger_has_nothing(ledger):
@@ -126,7 +126,7 @@ def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
 
     def append(writer: int) -> None:
         for number in range(8):
-            Ledger(ledger.root).append(run(f"{writer}-{number}", NOON))
+            Ledger(ledger.lake).append(run(f"{writer}-{number}", NOON))
 
     writers = [threading.Thread(target=append, args=(writer,)) for writer in range(4)]
     for writer in writers:
@@ -238,7 +238,7 @@ def test_a_table_never_has_many_files(ledger, monkeypatch):
 
 def test_a_table_of_an_earlier_version_is_read_and_goes_on(ledger):
     """A column that was added since has its default in old rows."""
-    write_earlier(ledger.root, [state("t", 1, "synced")], ["incarnation"])
+    write_earlier(ledger.lake.root, [state("t", 1, "synced")], ["incarnation"])
     assert ledger.table_states()["t"].incarnation is None
     ledger.append(state("u", 1, "synced", incarnation="0/1"))
     assert {name: s.incarnation for name, s in ledger.table_states().items()} == {
@@ -369,7 +369,7 @@ UNCOMPARED = {
 @pytest.mark.parametrize("rows, uncompared", UNCOMPARED.values(), ids=UNCOMPARED)
 def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
     """Rows of an earlier version, too, say nothing of it, and are no reason to warn."""
-    write_earlier(ledger.root, [move("created", 10)], ["compared_after"])
+    write_earlier(ledger.lake.root, [move("created", 10)], ["compared_after"])
     for row in rows:
         ledger.append(row)
     found = ledger.uncompared("s", "0/1")
@@ -401,7 +401,7 @@ def test_batches_that_were_consumed(ledger):
         replace(landed(25, 2), messages=4),
         replace(BY_GET, incarnation="0/2"),
     ]
-    write_earlier(ledger.root, [move("created", 5)], ["messages"])
+    write_earlier(ledger.lake.root, [move("created", 5)], ["messages"])
     assert ledger.consumed_batches("s", "0/1") == {}
     for row in rows:
         ledger.append(row)
@@ -445,7 +445,7 @@ def test_the_latest_state_and_copy_of_each_target_are_kept():
 
 def test_cuts_expire_but_for_the_newest(ledger):
     """Marked in rows that an earlier version wrote too; repeated, it writes nothing."""
-    write_earlier(ledger.root, [cut(1, OLD)], ["expired"])
+    write_earlier(ledger.lake.root, [cut(1, OLD)], ["expired"])
     ledger.append(cut(2, OLD + DAY))
     assert [row.expired for row in ledger.batches()] == [False, False]
     assert [ledger.expire_cuts(before) for before in (OLD, NOON, NOON)] == [0, 1, 0]
@@ -490,7 +490,7 @@ def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
         bookkeeping_uri(lake, BatchCut.table),
         table.set_column(table.schema.get_field_index("targets"), "targets", targets),
     )
-    ledger = Ledger(lake)
+    ledger = Ledger(Lake(lake))
     assert ledger.last_cut().targets == first.targets
     later = replace(cut(2), targets=[replace(first.targets[0], quarantined=7)])
     ledger.append(later)
@@ -504,7 +504,7 @@ def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
     storage = StorageState(
         [FileState(1, 2)], [AttributeState(1, 700, has_missing=True)], [LabelState(1, 5, "sad")]
     )
-    ledger = Ledger(lake)
+    ledger = Ledger(Lake(lake))
     ledger.append(TableState(now(), "r", "public.t", 1, "synced", storage=storage))
     assert ledger.table_states()["public.t"].storage == storage
     earlier = asdict(TableState(now(), "r", "public.u", 1, "synced", storage=storage))
@@ -565,8 +565,8 @@ def test_each_file_is_opened_once(lake, monkeypatch):
         ledger_files.ds, "dataset", lambda paths, **how: opened.extend(paths) or real(paths, **how)
     )
     for number in range(3):
-        Ledger(lake).append(TableState(now(), "r", f"public.t{number}", 1, "synced"))
-        assert len(Ledger(lake).table_states()) == number + 1
+        Ledger(Lake(lake)).append(TableState(now(), "r", f"public.t{number}", 1, "synced"))
+        assert len(Ledger(Lake(lake)).table_states()) == number + 1
     assert len(opened) == len(set(opened)) == 3
 
 
@@ -619,13 +619,14 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
     checkpoint is on the disk.
     """
     monkeypatch.setattr(ledger_table, "LEDGER_CHECKPOINT_INTERVAL", 3)
-    disk, ledger, rows = Disk(monkeypatch), Ledger(lake), []
+    disk, ledger, rows = Disk(monkeypatch), Ledger(Lake(lake)), []
     table = local_path(bookkeeping_uri(lake, SlotMove.table))
 
     def cut():
         if (table / "_delta_log/_last_checkpoint").exists():
             left = disk.after_a_cut(table, tmp_path / f"cut{len(rows)}")
-            rows.append(len(read_sorted(DeltaTable(left.as_uri()))))
+            place = table_at(left.as_uri())
+            rows.append(len(read_sorted(place, place.open())))
 
     ledger.append(move("intent", 0))
     # delta-rs goes by the table itself, Spark too.
@@ -649,7 +650,7 @@ def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
     """
     for number in range(3):
         ledger.append(move("intent", number))
-    log = local_path(bookkeeping_uri(ledger.root, SlotMove.table)) / "_delta_log"
+    log = local_path(bookkeeping_uri(ledger.lake.root, SlotMove.table)) / "_delta_log"
     (log / f"{2:020d}.json").write_bytes(b"")
     assert [m.lsn for m in ledger.slot_moves()] == [0, 1]
     ledger.append(move("intent", 9))
@@ -661,7 +662,7 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger_table, "LEDGER_CHECKPOINT_INTERVAL", 2)
     root = f"file://{tmp_path}/données"
     for number in range(3):
-        Ledger(root).append(move("intent", number))
+        Ledger(Lake(root)).append(move("intent", number))
     assert list(
         local_path(bookkeeping_uri(root, SlotMove.table)).glob("_delta_log/*2.checkpoint.parquet")
     )
@@ -696,7 +697,7 @@ def test_whether_a_cut_is_told(tmp_path, runs, told):
     """By whatever run; that maintenance publishes it again changes nothing, nor does a cut of the
     same number in an earlier life.
     """
-    ledger = Ledger(tmp_path.as_uri())
+    ledger = Ledger(Lake(tmp_path.as_uri()))
     ledger.append(replace(cut(7, NOON - DAY), end_lsn=3))
     made = replace(cut(7), targets=[TargetCut("t", 1, 7, inserted=1), TargetCut("u", 1, 3)])
     ledger.append_cut(made, ledger.last_cut())

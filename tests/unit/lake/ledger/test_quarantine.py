@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.bookkeeping import write_earlier
 from waldelta.errors import LateWriter
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
     COMPLETED,
@@ -38,7 +39,7 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
     """What a killed run wrote for batches it never applied goes; other tables, copies and older
     batches stay.
     """
-    quarantine = Quarantine(lake)
+    quarantine = Quarantine(Lake(lake))
     assert told(quarantine) == []
     quarantine.replace(NAME, 1, 0, [row(QUARANTINED, "a", 3), row(COMPLETED, "b", 3)])
     quarantine.replace("public.t", 1, 0, [row(QUARANTINED, "x", 5, table="public.t")])
@@ -79,7 +80,7 @@ MEANWHILE = {
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_run_that_slept_since_it_asked_writes_nothing(lake, write, meanwhile, is_first):
     """The next one has told the batches, and more: its rows would go, or be open again."""
-    quarantine, holders = Quarantine(lake), ["sleeper"]
+    quarantine, holders = Quarantine(Lake(lake)), ["sleeper"]
     if not is_first:
         quarantine.add([row(QUARANTINED, "a", 2)])
 
@@ -97,7 +98,7 @@ def test_a_run_that_slept_since_it_asked_writes_nothing(lake, write, meanwhile, 
 
 def test_rows_that_replace_others_come_last_though_a_clock_was_set_back(lake):
     """On a machine whose clock is behind, a row that is resolved would go on being open."""
-    quarantine = Quarantine(lake)
+    quarantine = Quarantine(Lake(lake))
     quarantine.add([replace(row(QUARANTINED, "a", 3), at=now() + timedelta(days=1))])
     quarantine.replace(
         NAME, 1, 3, [row(QUARANTINED, "b", 4), row(RESOLVED, "b", 4), row(RESOLVED, "a", 4)]
@@ -146,7 +147,7 @@ LACKING = {
 @pytest.mark.parametrize("rows, expected", LACKING.values(), ids=LACKING)
 def test_what_a_copy_is_known_to_lack(lake, rows, expected):
     """As of its batch: what somebody discarded is lacking until a row stands there again."""
-    quarantine = Quarantine(lake)
+    quarantine = Quarantine(Lake(lake))
     quarantine.add(rows)
     assert quarantine.lacking(NAME, 1, 3).keys() == expected
 
@@ -155,7 +156,7 @@ def test_rows_that_came_without_a_value_are_counted(lake):
     """Of the copy that is there; not those that a gate keeps out, nor what somebody has
     decided on.
     """
-    quarantine = Quarantine(lake)
+    quarantine = Quarantine(Lake(lake))
     assert quarantine.unknown_counts({NAME: 1}) == {}
     whole = replace(row(QUARANTINED, "gate", 1), columns=[], reason=f"{FAILS}positive")
     unsent = replace(row(QUARANTINED, "update", 1), columns=["v"], reason=f"{FAILS}positive")
@@ -171,7 +172,7 @@ def test_rows_that_came_without_a_value_are_counted(lake):
 
 def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, monkeypatch):
     """And again when another run, or a person, has written since."""
-    quarantine, asked, scan = Quarantine(lake), [], LedgerTable.scan
+    quarantine, asked, scan = Quarantine(Lake(lake)), [], LedgerTable.scan
 
     def noted(table, columns, *of, **options):
         asked.append(list(columns))
@@ -181,7 +182,7 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
     assert quarantine.outlines(NAME, 1) == quarantine.outlines("public.t", 1) == []
     message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
     told = [replace(row(QUARANTINED, key, 3), messages=[message]) for key in "ab"]
-    Quarantine(lake).add(
+    Quarantine(Lake(lake)).add(
         [*told, row(COMPLETED, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)]
     )
     assert quarantine.outlines(NAME, 1) == [
@@ -191,7 +192,7 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
     assert quarantine.outlines("public.t", 1) == [Outline("x", COMPLETED, 3)]
     assert len(asked) == 2
     assert all("messages" not in columns for columns in asked)
-    Quarantine(lake).add([row(DISCARDED, "a", 4)])
+    Quarantine(Lake(lake)).add([row(DISCARDED, "a", 4)])
     assert watched_rows(quarantine.outlines(NAME, 1)).keys() == {"b"}
     (found,) = quarantine.rows(NAME, 1, ["b"])
     assert (found.key, found.messages) == ("b", [message])
@@ -199,7 +200,7 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
 
 def test_pruning_keeps_what_is_open_and_what_is_young(lake):
     """However old: an open or discarded row is the only trace of what the target lacks."""
-    quarantine = Quarantine(lake)
+    quarantine = Quarantine(Lake(lake))
     assert quarantine.prune(now()) == 0
     old = [
         row(QUARANTINED, "a", 1),
@@ -227,7 +228,7 @@ def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
     the same id.
     """
     write_earlier(lake, [row(QUARANTINED, "a", 3)], ["messages", "by"])
-    quarantine = Quarantine(lake)
+    quarantine = Quarantine(Lake(lake))
     (held,) = quarantine.rows(NAME, 1)
     assert (held.messages, held.by) == (None, None)
     message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")

@@ -8,6 +8,7 @@ import pytest
 import tenacity
 
 from waldelta.errors import LateWriter
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.ledger.reconciliations import (
     ColumnDifference,
@@ -39,7 +40,7 @@ def latest(kept):
 
 def test_the_latest_answer_of_each_table_counts(tmp_path):
     """Of a run that was tried again the last; earlier ones stay for as long as promised."""
-    kept = Reconciliations(tmp_path.as_uri())
+    kept = Reconciliations(Lake(tmp_path.as_uri()))
     assert latest(kept) == {}
     odd = RowDifference("different", '{"id": "1"}', 1, [ColumnDifference("v", None, "x")], 9)
     kept.add([row("r1", at=now() - timedelta(days=40)), row("r1", "public.u", "failed")])
@@ -85,7 +86,7 @@ def test_an_answer_of_before_what_another_run_has_entered_is_not_the_last_word(
     tmp_path, monkeypatch, status, version, found, held, expected, late
 ):
     """A run over many tables enters at its end what it found of the first."""
-    kept, began = Reconciliations(tmp_path.as_uri()), now()
+    kept, began = Reconciliations(Lake(tmp_path.as_uri())), now()
     table, status = ("public.u", "equal") if status == "other" else ("public.t", status)
     read, others = Reconciliations.history, [row("other", table, status, version=version)]
     if not late:
@@ -105,7 +106,7 @@ def test_an_answer_of_before_what_another_run_has_entered_is_not_the_last_word(
 
 def test_whoever_is_always_too_late_gives_up(tmp_path, monkeypatch):
     """Others enter what they found behind each look: nothing is entered by what was looked at."""
-    kept, began, read = Reconciliations(tmp_path.as_uri()), now(), Reconciliations.history
+    kept, began, read = Reconciliations(Lake(tmp_path.as_uri())), now(), Reconciliations.history
 
     def history(self, since=None):
         rows = read(self, since)
@@ -123,7 +124,7 @@ def test_the_last_answer_of_each_table_is_kept(tmp_path):
     """However old it is, as are the last attempt since and the last answer of all columns; a table
     that nobody compares any more differs still.
     """
-    kept = Reconciliations(tmp_path.as_uri())
+    kept = Reconciliations(Lake(tmp_path.as_uri()))
     long_ago = [
         ("public.t", "different"),
         ("public.t", "failed"),
@@ -153,7 +154,7 @@ def test_the_last_answer_of_each_table_is_kept(tmp_path):
 
 def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
     """The table was locked, or its source away: what differed differs still."""
-    kept = Reconciliations(tmp_path.as_uri())
+    kept = Reconciliations(Lake(tmp_path.as_uri()))
     odd = RowDifference("missing", '{"id": "1"}')
     kept.add([row("r1", status="different", missing=1, differences=[odd]), row("r1", "public.u")])
     kept.add([row("r2", status="not compared", reason="locked"), row("r2", "public.v", "failed")])

@@ -15,11 +15,12 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import PyFileSystem
 
+from tests.support.bookkeeping import table_at
 from waldelta.errors import StateError
-from waldelta.lake import DeltaLog
+from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut
 from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import rooted, sync_commits
+from waldelta.lake.storage import sync_commits
 from waldelta.pipeline.targets.external_commits import check_log, check_readable, checked_upto
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
@@ -76,7 +77,7 @@ CASES = {
 @pytest.mark.parametrize("act, told", CASES.values(), ids=CASES)
 def test_commits_of_others_that_change_data_are_found(uri, act, told):
     act(uri)
-    seen = check_log(DeltaLog(uri), 1, DeltaTable(uri).version())
+    seen = check_log(table_at(uri).log, 1, DeltaTable(uri).version())
     assert [commit.operation for commit in seen.commits] == told
     assert all(
         "delta-rs" in commit.by and now() - commit.at < timedelta(minutes=1)
@@ -90,7 +91,7 @@ def test_our_own_commits_say_how_far_was_looked(uri):
     write_deltalake(uri, ROWS, mode="append")
     ours = '{"waldelta": {"verb": "apply", "looked": 2}}'
     write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours(ours))
-    assert [commit.version for commit in check_log(DeltaLog(uri), 1, 4).commits] == [3]
+    assert [commit.version for commit in check_log(table_at(uri).log, 1, 4).commits] == [3]
 
 
 def commit_of(uri, folder, path):
@@ -167,12 +168,12 @@ def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong)
     syncing.join(20)
     assert done == [None]
     if wrong is None:
-        assert [commit.version for commit in check_log(DeltaLog(uri), 1, 2).commits] == [2]
+        assert [commit.version for commit in check_log(table_at(uri).log, 1, 2).commits] == [2]
     else:
         with pytest.raises(
             StateError, match=f"version 2 .WRITE by x.* {wrong}: .* run the initial sync"
         ) as refused:
-            check_log(DeltaLog(uri), 1, 2)
+            check_log(table_at(uri).log, 1, 2)
         assert "secret" not in str(refused.value)
 
 
@@ -180,7 +181,7 @@ def test_a_lake_may_lie_behind_a_link(uri, tmp_path):
     """The files of its tables are still within them."""
     (tmp_path / "linked").symlink_to(tmp_path / "lake")
     write_deltalake(uri, ROWS, mode="append")
-    log = DeltaLog((tmp_path / "linked/t").as_uri())
+    log = table_at((tmp_path / "linked/t").as_uri()).log
     assert [commit.version for commit in check_log(log, 1, 2).commits] == [2]
 
 
@@ -194,7 +195,7 @@ ENTRIES = {
 @pytest.mark.parametrize("make", ENTRIES.values(), ids=ENTRIES)
 def test_an_entry_of_the_log_that_is_no_regular_file_is_refused(uri, tmp_path, make):
     """delta-rs overlooks a FIFO there, and to read one waits without end."""
-    log, state = DeltaLog(uri), TableState(now(), "r", "t", 1, "synced", version=1)
+    log, state = table_at(uri).log, TableState(now(), "r", "t", 1, "synced", version=1)
     make(tmp_path / "lake/t/_delta_log" / f"{2:020d}.json")
     for read in (
         lambda: log.read(2),
@@ -208,7 +209,7 @@ def test_an_entry_of_the_log_that_is_no_regular_file_is_refused(uri, tmp_path, m
 def test_a_target_is_checked_before_it_is_read(uri, tmp_path):
     """As far as no run has: from the newest cut, or the copy, on."""
     commit_of(uri, tmp_path / "lake/t", "/etc/passwd")
-    log = DeltaLog(uri)
+    log = table_at(uri).log
     states = {at: TableState(now(), "r", "t", 1, "synced", version=at) for at in (1, 2, None)}
     for at in (2, None):
         check_readable(log, states[at], None, 2)
@@ -221,14 +222,14 @@ def test_a_log_that_does_not_reach_back_is_told(uri, tmp_path):
     for _ in range(3):
         write_deltalake(uri, ROWS, mode="append")
     (tmp_path / "lake/t/_delta_log" / f"{3:020d}.json").unlink()
-    seen = check_log(DeltaLog(uri), 1, 4)
+    seen = check_log(table_at(uri).log, 1, 4)
     assert ([commit.version for commit in seen.commits], seen.lacks) == ([4], 3)
 
 
 def test_a_vacuum_says_what_it_kept(uri):
     DeltaTable(uri).optimize.compact()
     vacuum(uri)
-    kept = now() - check_log(DeltaLog(uri), 1, DeltaTable(uri).version()).vacuumed
+    kept = now() - check_log(table_at(uri).log, 1, DeltaTable(uri).version()).vacuumed
     assert timedelta(0) <= kept < timedelta(minutes=1)
 
 
@@ -245,12 +246,12 @@ def test_what_was_looked_through(lake):
 
 
 @pytest.mark.parametrize(
-    "files", [rooted, lambda uri, options: PyFileSystem(DeltaStorageHandler(uri, options))]
+    "files", [Lake.files, lambda _, uri: PyFileSystem(DeltaStorageHandler(uri))]
 )
 def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, monkeypatch, files):
     """On a disk, and as an object store's files are asked for."""
-    monkeypatch.setattr("waldelta.lake.delta_log.rooted", files)
-    log = DeltaLog(uri)
+    monkeypatch.setattr(Lake, "files", files)
+    log = table_at(uri).log
     write_deltalake(uri, ROWS, mode="append")  # 2
     assert all(log.can_be_read_at(version) for version in (0, 1, 2))
     assert not log.can_be_read_at(3)
@@ -268,4 +269,4 @@ def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, mon
 
 
 def test_a_table_that_is_gone_cannot_be_read(lake):
-    assert not DeltaLog(f"{lake}/nothing").can_be_read_at(0)
+    assert not table_at(f"{lake}/nothing").log.can_be_read_at(0)

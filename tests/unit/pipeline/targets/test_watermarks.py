@@ -15,7 +15,6 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.watermarks import uri_of
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)
 STATE = TableState(now(), "r", "public.t", 1, "synced")
@@ -55,7 +54,7 @@ def test_a_damaged_target_is_named(lake, damage):
     """
     job = Job(pipeline_file(lake, "s"), "", "run")
     job.ledger.append(LIFE)
-    uri = uri_of(job, STATE.table_name)
+    uri = job.lake.target(STATE.table_name).uri
     for value in (1, 2):
         write_deltalake(uri, pa.table({"a": [value]}), mode="append")
     watermarks = Watermarks(job, SlotIdentity("s", "1", 1, "0/1"))

@@ -19,6 +19,7 @@ from tests.unit.changes.decode.test_decode import (
     plan_of,
     row,
 )
+from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.stages.apply._sent_messages import keep_bytes, sent_messages
@@ -60,7 +61,7 @@ def test_the_messages_of_each_row(lake):
         ],
         [*plain(10, described(), changed(1, "z"), changed(5, "y"))],
     )
-    logged = ChangeLog(lake, "slot")
+    logged = ChangeLog(Lake(lake), "slot")
     write_deltalake(logged.uri, log, partition_by=["batch"])
     data = {(at["batch"], at["seq"]): at for at in log.to_pylist()}
     plan = SimpleNamespace(decode=plan_of(log), state=SimpleNamespace(relation_ids=[T]))

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
+from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut
 from waldelta.lake.ledger.passed_suites import PassedSuite, keep_suites, latest_suites
 from waldelta.lake.ledger.records import now
@@ -79,7 +81,7 @@ def test_changed_since(tmp_path, verbs, row, expected):
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
     for verb in ["sync", *verbs]:
         commit(uri, verb)
-    at = CheckedTarget(target, len(verbs), uri)
+    at = CheckedTarget(target, len(verbs), table_at(uri))
     before = Known() if row is None else known(target, **row)
     assert changed_since(before, at, PLAN, COLUMNS) == expected
     assert changed_since(before, at, PLAN, ["id"]) is None
@@ -101,8 +103,8 @@ MET = [
 def test_met_at(row, expected):
     """The version behind which keys may be in two rows."""
     target = state([("id", "bigint", "bigint", True)])
-    assert met_at(known(target, **row), CheckedTarget(target, 2, ""), PLAN) == expected
-    assert met_at(Known(), CheckedTarget(target, 2, ""), PLAN) is None
+    assert met_at(known(target, **row), CheckedTarget(target, 2, table_at("")), PLAN) == expected
+    assert met_at(Known(), CheckedTarget(target, 2, table_at("")), PLAN) is None
 
 
 def test_settled(tmp_path):
@@ -114,7 +116,7 @@ def test_settled(tmp_path):
 
     def settled(at, plan=PLAN, **row):
         return is_unchanged_since_full_check(
-            known(target, whole=True, **row), CheckedTarget(target, at, uri), plan
+            known(target, whole=True, **row), CheckedTarget(target, at, table_at(uri)), plan
         )
 
     assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (
@@ -125,7 +127,7 @@ def test_settled(tmp_path):
     assert (settled(2, version=0), settled(0, version=1)) == (False, False)
     assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
     assert not is_unchanged_since_full_check(
-        known(target, version=1), CheckedTarget(target, 1, uri), PLAN
+        known(target, version=1), CheckedTarget(target, 1, table_at(uri)), PLAN
     )
 
 
@@ -136,7 +138,7 @@ def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
     for verb in ["sync", "apply", "apply", "apply"]:
         commit(uri, verb)
     found = [
-        changed_since(known(target), CheckedTarget(target, version, uri), PLAN, COLUMNS)
+        changed_since(known(target), CheckedTarget(target, version, table_at(uri)), PLAN, COLUMNS)
         for version in (2, 3)
     ]
     assert found == [7, None]
@@ -178,7 +180,7 @@ def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind,
     plan = SuitePlan("public.t", (PlannedExpectation(kind, kwargs, "critical", "own", "m"),))
     assert (
         is_unchanged_since_full_check(
-            known(target, plan=plan, whole=True), CheckedTarget(target, 0, uri), plan
+            known(target, plan=plan, whole=True), CheckedTarget(target, 0, table_at(uri)), plan
         )
         is expected
     )
@@ -199,7 +201,7 @@ def test_the_position_is_of_the_newest_cut_alone(tmp_path):
 
 def test_kept_rows(tmp_path):
     """The latest of each table, and the latest of a whole target, outlive maintenance."""
-    ledger = Ledger(tmp_path.as_uri())
+    ledger = Ledger(Lake(tmp_path.as_uri()))
     assert latest_suites(ledger, ["t"]) == {}
     for version, whole in enumerate([True, True, False, False]):
         ledger.append_all(

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.stages.check._quick_check import (
@@ -158,5 +159,5 @@ def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, e
     uri = str(tmp_path)
     write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
     write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
-    assert is_little(changes, uri, 0) is expected
-    assert not is_little(10_001, uri, 9)
+    assert is_little(changes, table_at(uri), 0) is expected
+    assert not is_little(10_001, table_at(uri), 9)

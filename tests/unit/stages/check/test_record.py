@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
+from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -51,7 +52,7 @@ def test_a_verdict_on_an_older_version_is_not_the_last_word(
     lake, monkeypatch, version, expected, late
 ):
     """A run has judged a later one while maintenance was looking."""
-    ledger, began = Ledger(lake), now() - timedelta(seconds=9)
+    ledger, began = Ledger(Lake(lake)), now() - timedelta(seconds=9)
     runs = [report("run", 4, success=False)]
     if not late:
         keep_report(ledger, runs.pop(), Known(), {})
@@ -68,7 +69,7 @@ def test_a_verdict_on_an_older_version_is_not_the_last_word(
 
 
 def test_what_was_not_checked_is_said_once(lake):
-    keep_report(Ledger(lake), report("run", 4, success=True), Known(), {})
+    keep_report(Ledger(Lake(lake)), report("run", 4, success=True), Known(), {})
     assert [row.not_checked for row in read_expectation_results(lake)] == [["c: not checked"], None]
 
 
@@ -98,12 +99,12 @@ def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
 ):
     """Who discarded them has told that before the check enters what it had counted."""
     state = TableState(now(), "s", "public.t", 1, "synced", key_columns=["id"])
-    ledger = Ledger(lake)
+    ledger = Ledger(Lake(lake))
     ledger.append(state)
     ledger.append(
         replace(state, at=now(), generation=2, status="copying")
     )  # which leaves the target as it was
-    Quarantine(lake).add(
+    Quarantine(Lake(lake)).add(
         [
             *(lacking(str(n)) for n in range(3)),
             *(lacking(str(n), DISCARDED) for n in range(left, 3)),
@@ -119,13 +120,13 @@ def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
 
 def test_who_tells_between_anothers_count_and_its_entry_has_the_last_word(lake, monkeypatch):
     """A repair tells once it has let the target go: rows may be discarded at that moment."""
-    ledger, append = Ledger(lake), Ledger.append_all
+    ledger, append = Ledger(Lake(lake)), Ledger.append_all
     ledger.append(TableState(now(), "s", "public.t", 1, "synced"))
-    Quarantine(lake).add([lacking("1"), lacking("2")])
+    Quarantine(Lake(lake)).add([lacking("1"), lacking("2")])
 
     def late(*entry):
         monkeypatch.setattr(Ledger, "append_all", append)
-        Quarantine(lake).add([lacking("1", DISCARDED)])
+        Quarantine(Lake(lake)).add([lacking("1", DISCARDED)])
         quarantined.record_unknown(ledger, "discard", {"public.t": None})
         append(*entry)
 

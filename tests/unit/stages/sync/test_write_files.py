@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.changes.merge.test_by_file import one_by_one
 from waldelta.changes.merge.target_table import TargetColumn
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
@@ -41,7 +42,7 @@ def part(*ids, raw=None) -> pa.RecordBatch:
 
 def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
     """A copy whose tasks read these parts; each is done twice, as Spark may."""
-    target = target or open_target(uri, COLUMNS, None)
+    target = target or open_target(table_at(uri), COLUMNS)
 
     def run(count, schema, task):
         told = one_by_one(count, schema, task)
@@ -90,7 +91,7 @@ def test_a_new_target_has_the_columns_that_spark_would_give_it(uri):
         TargetColumn("a", "array<int>", pa.list_(pa.int32()), True),
         *(TargetColumn(name, "", kind, True) for name, kind in METADATA_COLUMNS.items()),
     ]
-    table = open_target(uri, columns, None).table
+    table = open_target(table_at(uri), columns).table
     told = [
         (f["name"], f["type"], f["nullable"])
         for f in json.loads(table.schema().to_json())["fields"]
@@ -134,7 +135,7 @@ def test_files_and_row_groups_have_bounds(uri, monkeypatch):
 
 def test_who_was_overtaken_by_waldelta_is_late(uri):
     """And leaves no file behind that its commit would have named."""
-    target = open_target(uri, COLUMNS, None)
+    target = open_target(table_at(uri), COLUMNS)
     with pytest.raises(LateWriter):
         copied(uri, [part(1)], target=target, meanwhile=lambda: copied(uri, [part(7)], attempt=2))
     with pytest.raises(LateWriter):
@@ -169,7 +170,7 @@ def test_what_others_commit_meanwhile_is_replaced_as_what_they_did_before(uri):
 
 
 def test_a_commit_whose_answer_was_lost_counts(uri, monkeypatch):
-    target = open_target(uri, COLUMNS, None)
+    target = open_target(table_at(uri), COLUMNS)
     real = DeltaTable.create_write_transaction
 
     def lose(self, *given, **options):
@@ -189,7 +190,7 @@ def test_the_error_that_a_task_names_is_raised(uri):
         yield part(1)
         raise SnapshotLost("gone")
 
-    target = open_target(uri, COLUMNS, None)
+    target = open_target(table_at(uri), COLUMNS)
     with pytest.raises(SnapshotLost):
         copy_files(one_by_one, target, 1, lambda _: lost(), ("app", 1), {})
     assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
@@ -211,13 +212,13 @@ def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
 
     with pytest.raises((SnapshotLost, TargetNotWritable)):
         copy_files(
-            run, open_target(uri, COLUMNS, None), 2, lambda n: iter([part(n)]), ("app", 2), {}
+            run, open_target(table_at(uri), COLUMNS), 2, lambda n: iter([part(n)]), ("app", 2), {}
         )
     assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
 
 
 def test_a_disk_that_takes_nothing_is_told(uri):
-    target = open_target(uri, COLUMNS, None)
+    target = open_target(table_at(uri), COLUMNS)
 
     def full():
         yield part(1)
@@ -253,7 +254,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_is_left_to_spark(uri, case):
-    assert open_target(uri, UNKNOWN[case](uri), None) is None
+    assert open_target(table_at(uri), UNKNOWN[case](uri)) is None
 
 
 def test_a_target_may_have_lost_its_not_null(uri):
@@ -282,5 +283,5 @@ def test_a_new_target_with_timestamps_without_a_zone_is_made_by_spark(uri):
     refuses to read it.
     """
     columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
-    assert open_target(uri, columns, None) is None
+    assert open_target(table_at(uri), columns) is None
     assert not DeltaTable.is_deltatable(uri)

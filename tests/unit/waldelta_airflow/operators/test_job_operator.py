@@ -31,6 +31,7 @@ from tests.support.waiting import wait_until
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
+from waldelta.lake import Lake
 from waldelta.spark.settings import driver_settings
 from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators.job_operator import (
@@ -71,7 +72,7 @@ def ledger_says(pipeline, run_id: str, result: dict) -> None:
     from waldelta.lake.ledger import Ledger
     from waldelta.lake.ledger.records import Run, now
 
-    Ledger(pipeline.target.root).append(
+    Ledger(Lake(pipeline.target.root)).append(
         Run(now(), run_id, "consume", result["status"], result=json.dumps(result))
     )
 

@@ -22,6 +22,7 @@ from tests.support.bookkeeping import run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
 from waldelta.config import load_pipeline_file
+from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     IncompleteRow,
     Ledger,
@@ -108,7 +109,7 @@ def shop(write_pipeline, schedules, filled):
 
 def fill(pipeline, run_id=RUN_ID, said="fine"):
     root, at = pipeline.target.root, now()
-    ledger = Ledger(root)
+    ledger = Ledger(Lake(root))
     for table, status in (("public.orders", "synced"), (f"public.{said}", "failed")):
         ledger.append(
             TableState(at - timedelta(hours=9), "manual__1", table, 1, status, reason=said)
@@ -145,7 +146,7 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
     found = ExpectationResult(
         at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said]
     )
-    Ledger(root).append_all([found])
+    Ledger(Lake(root)).append_all([found])
     row = IncompleteRow(
         at,
         run_id,
@@ -160,13 +161,13 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         messages=[SentMessage(1, 2, 1 << 20, 77, said.encode()), SentMessage(1, 3, None, 77)],
     )
     gone = replace(row, status="discarded", key=json.dumps({"id": f"{said} 2"}), by=said)
-    Quarantine(root).add([row, gone])
+    Quarantine(Lake(root)).add([row, gone])
     ledger.append(Release(at, run_id, "public.orders", 1, "1", 1, 1 << 20, said, said))
     odd = RowDifference(
         "different", json.dumps({"id": said}), 1, [ColumnDifference(said, said, None)]
     )
     gone = RowDifference("missing", json.dumps({"id": "2"}))
-    Reconciliations(root).add(
+    Reconciliations(Lake(root)).add(
         [
             Reconciliation(
                 at,
@@ -285,7 +286,7 @@ def test_a_tables_page_says_how_to_read_it(shop, open_pages):
 
 
 def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
-    Ledger(shop.target.root).append(
+    Ledger(Lake(shop.target.root)).append(
         TableState(now(), "s", "public.orders", 9, "synced", copy_skipped=True)
     )
     client = open_pages("viewer")
@@ -305,14 +306,14 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     folder = pipelines_folder()
     reason = f"fails a plane has seats ({folder.parent}/expectations/shop/public.orders.yml)"
     row = replace(quarantined(8, reason=reason), run_id="told")
-    Quarantine(shop.target.root).add([row])
+    Quarantine(Lake(shop.target.root)).add([row])
     (folder / "broken.yml").write_text("pipeline: broken")
     result = {"warnings": [f"{folder.parent}/expectations/shop/x.yml fits no table"]}
     result["error"] = {
         "class": "ConfigError",
         "message": f"pipeline file {folder}/shop.yml is refused\nreport: /srv/docs/a b.html",
     }
-    Ledger(shop.target.root).append(run("told", now(), "failed", result=json.dumps(result)))
+    Ledger(Lake(shop.target.root)).append(run("told", now(), "failed", result=json.dumps(result)))
     client = open_pages("admin")
     set_aside = ("/p/shop/quarantine", f"/p/shop/quarantine/row/{row.id}")
     for page in ("/", "/p/shop", *set_aside, "/p/shop/run/consume/told"):
@@ -705,7 +706,7 @@ def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
     later = ExpectationResult(
         now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3
     )
-    Ledger(shop.target.root).append_all([later])
+    Ledger(Lake(shop.target.root)).append_all([later])
     client = open_pages("viewer")
     assert "public.orders: critical expectations failed" in client.get("/").text
     text = client.get("/p/shop/expectations").text
@@ -737,12 +738,12 @@ def test_nothing_is_fine_that_was_not_compared(
     root = load_pipeline_file(write_pipeline("shop")).target.root
     names = ["public.a", "public.b"]
     for name in names:
-        Ledger(root).append(TableState(now(), "s", name, 1, "synced"))
+        Ledger(Lake(root)).append(TableState(now(), "s", name, 1, "synced"))
     at = now() - timedelta(hours=7, minutes=1)
     rows = [
         Reconciliation(at, "r", name, status) for name, status in zip(names, found, strict=False)
     ]
-    Reconciliations(root).add(rows)
+    Reconciliations(Lake(root)).add(rows)
     client = open_pages("viewer")
     pages = [client.get(path).text for path in ("/", "/p/shop", "/p/shop/reconciliation")]
     assert all(told in text for text in (pages if found else pages[:2]))
@@ -759,7 +760,7 @@ def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(
     locked = Reconciliation(
         now(), "later", "public.orders", "not compared", "it is locked just now"
     )
-    Reconciliations(shop.target.root).add([locked])
+    Reconciliations(Lake(shop.target.root)).add([locked])
     client = open_pages("op")
     text = client.get("/p/shop/reconciliation").text
     for part in (
@@ -893,7 +894,7 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
         now(), "r", "unreadable", "public.orders", 1, 0, message_key(ROW), sent=sent, lsn=1 << 20,
         messages=[SentMessage(None, None, 1 << 20, 77, b"I<b>")],
     )  # fmt: skip
-    quarantine, client = Quarantine(shop.target.root), open_pages("op")
+    quarantine, client = Quarantine(Lake(shop.target.root)), open_pages("op")
     quarantine.add([row])
     page = client.get("/p/shop/quarantine").text
     for part in ("Insert", "length at byte 0", "49 3c 62 3e", "I&lt;b&gt;", 'value="skip"', ROW):
@@ -922,9 +923,9 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     """
     pipeline = load_pipeline_file(write_pipeline("shop"))
     for table in ("public.a", "public.b & c"):
-        Ledger(pipeline.target.root).append(TableState(now(), "s", table, 1, "synced"))
+        Ledger(Lake(pipeline.target.root)).append(TableState(now(), "s", table, 1, "synced"))
     rows = [quarantined(n, "public.a", "gone" if n else None) for n in range(130)]
-    Quarantine(pipeline.target.root).add([*rows, quarantined(1, "public.b & c", "gone")])
+    Quarantine(Lake(pipeline.target.root)).add([*rows, quarantined(1, "public.b & c", "gone")])
     client = open_pages("op")
     page = client.get("/p/shop/quarantine")
     links = {link for link in Links(page.text).links if "?" in link}
@@ -959,7 +960,7 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     raw = b"U\x00\xff<b>" + b"x" * 5000
     row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
     row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
-    Quarantine(shop.target.root).add([row])
+    Quarantine(Lake(shop.target.root)).add([row])
     client, page = open_pages("viewer"), f"/p/shop/quarantine/row/{row.id}"
     text = client.get("/p/shop/quarantine").text
     for part in (
@@ -984,7 +985,7 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     assert "000ff0 " in text
     assert "001000 " not in text
     assert "target has" in text
-    Quarantine(shop.target.root).add(
+    Quarantine(Lake(shop.target.root)).add(
         [replace(row, status="discarded", at=now(), by="ann", reason="noise")]
     )
     text = client.get(page).text
@@ -1011,9 +1012,11 @@ OTHER_COPIES = {
 def test_a_row_is_lacking_until_another_copy_has_ended(shop, open_pages, rows, is_past):
     """Until then the target is what it was."""
     row = quarantined(8)
-    Quarantine(shop.target.root).add([row])
+    Quarantine(Lake(shop.target.root)).add([row])
     for generation, status in rows:
-        Ledger(shop.target.root).append(TableState(now(), "s", "public.orders", generation, status))
+        Ledger(Lake(shop.target.root)).append(
+            TableState(now(), "s", "public.orders", generation, status)
+        )
     client = open_pages("viewer")
     page = client.get(f"/p/shop/quarantine/row/{row.id}").text
     assert ("past" in page, "target had" in page) == (is_past, is_past)
@@ -1030,24 +1033,26 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
     that is no other decision.
     """
     rows = [quarantined(n) for n in range(3)]
-    Quarantine(shop.target.root).add(rows)
+    Quarantine(Lake(shop.target.root)).add(rows)
     again = [
         replace(row, status="resolved", by="ben", run_id="retry__1", reason="read again")
         for row in rows
     ]
-    Quarantine(shop.target.root).add([replace(row, at=now()) for row in again])
-    Quarantine(shop.target.root).add(
+    Quarantine(Lake(shop.target.root)).add([replace(row, at=now()) for row in again])
+    Quarantine(Lake(shop.target.root)).add(
         [replace(quarantined(9), status="resolved", reason="a later change")]
     )
     dropped = [
         replace(quarantined(n), status="discarded", by="cid", run_id="discard__1") for n in (20, 21)
     ]
-    Quarantine(shop.target.root).add(dropped)
+    Quarantine(Lake(shop.target.root)).add(dropped)
     later = now() + timedelta(days=2)
     for generation in (2, 3):
-        Quarantine(shop.target.root).add([replace(dropped[0], at=later, generation=generation)])
+        Quarantine(Lake(shop.target.root)).add(
+            [replace(dropped[0], at=later, generation=generation)]
+        )
     elsewhere = replace(quarantined(22), status="discarded", reason="discarded at another key")
-    Quarantine(shop.target.root).add([replace(elsewhere, at=later)])
+    Quarantine(Lake(shop.target.root)).add([replace(elsewhere, at=later)])
     text = open_pages("viewer").get("/p/shop/quarantine").text
     decided = text[text.index("Decisions") :]
     assert "at another key" not in decided
@@ -1237,7 +1242,7 @@ def test_values_of_rows_can_need_more_than_reading(
         load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
     )
     row = quarantined(5)
-    Quarantine(pipeline.target.root).add([row])
+    Quarantine(Lake(pipeline.target.root)).add([row])
     paths = ("quarantine", f"quarantine/row/{row.id}", "reconciliation", f"run/consume/{RUN_ID}")
     for role, shown in (("op", True), ("viewer", sees)):
         client = open_pages(role)
@@ -1261,7 +1266,7 @@ def test_a_message_that_cant_be_read_is_no_row_of_its_run(write_pipeline, schedu
         status="unreadable",
         key=message_key("ab" * 8),
     )
-    Quarantine(pipeline.target.root).add([message])
+    Quarantine(Lake(pipeline.target.root)).add([message])
     text = open_pages("op").get(f"/p/shop/run/consume/{RUN_ID}").text
     assert "Rows in quarantine" in text
     assert "ab" * 8 not in text

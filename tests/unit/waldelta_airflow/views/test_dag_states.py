@@ -22,6 +22,7 @@ from sqlalchemy.pool import StaticPool
 
 from tests.support.bookkeeping import NOON, run
 from waldelta.config import load_pipeline_file
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import now
 from waldelta_airflow.views._dag_states import (
@@ -186,7 +187,7 @@ def shop(write_pipeline, monkeypatch):
     asked of Airflow.
     """
     loaded = load_pipeline_file(write_pipeline("shop"))
-    Ledger(loaded.target.root).append(run("manual__9", now()))
+    Ledger(Lake(loaded.target.root)).append(run("manual__9", now()))
     states = (
         DagState("cdc", "shop_cdc", True, "manual__9", "success", now()),
         DagState("reconcile", "shop_reconcile", False, "night", "running", now()),

@@ -90,8 +90,7 @@ def discard_quarantined(
             for row in chosen
         ]
         if settled or discarded:
-            quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-            quarantine.add([*settled, *discarded], check)
+            Quarantine(job.lake).add([*settled, *discarded], check)
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
@@ -147,7 +146,7 @@ def rows_to_accept(
     Raises ConfigError for any other id.
     """
     quarantine, states = (
-        Quarantine(job.pipeline.target.root, job.storage_options),
+        Quarantine(job.lake),
         _states(job, tables),
     )
     done = quarantine.ids_decided(job.run_id, ACCEPTED)
@@ -175,7 +174,7 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
     this count and its entry.
     """
     recorded = dict(recorded)
-    quarantine = Quarantine(ledger.root, ledger.storage_options)
+    quarantine = Quarantine(ledger.lake)
     while recorded:
         held = target_generations(ledger)
         counts = quarantine.unknown_counts({name: held[name] for name in recorded if name in held})
@@ -226,7 +225,7 @@ def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
     generations = {
         name: held for name, held in target_generations(job.ledger).items() if name in tables
     }
-    return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
+    return Quarantine(job.lake).open_rows(generations)
 
 
 def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:

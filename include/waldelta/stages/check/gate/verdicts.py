@@ -79,7 +79,7 @@ def _keeping(
     asked = [row for row in unmet if row.meaning.startswith(QUARANTINE)]
     if not asked:
         return [], []
-    reasons = Quarantine(job.pipeline.target.root, job.storage_options).gate_reasons(
+    reasons = Quarantine(job.lake).gate_reasons(
         {row.table_name for row in asked}, target_generations(job.ledger)
     )
     once, still = [], []

@@ -8,7 +8,7 @@ Expectations; ``ExpectTargetKeyToBeUnique`` makes an expectation of the result.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -22,8 +22,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.lake import files_of
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, has_deletion_vectors, open_version
+from waldelta.lake import DeltaTarget, files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, has_deletion_vectors
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
@@ -80,36 +80,36 @@ class IntegerKey:
 
     def __init__(
         self,
+        target: DeltaTarget,
         table: DeltaTable,
         column: str,
         files: pa.Table,
-        storage_options: Mapping[str, str] | None = None,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self._table, self._column, self._files, self._ranges = table, column, files, ranges
-        self._storage_options = storage_options
+        self._target, self._table, self._column = target, table, column
+        self._files, self._ranges = files, ranges
         self._least, self._most, rows = (
             files[name].combine_chunks() for name in _statistics(column)
         )
         self._rows = int(pc.sum(rows).as_py() or 0)
 
     @classmethod
-    def open(
-        cls, uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None
-    ) -> IntegerKey | None:
+    def open(cls, target: DeltaTarget, version: int, column: str) -> IntegerKey | None:
         """Returns the key, or None when only Spark can compare it.
 
         That is the case for a key of another type, or when a file has no range statistics.
         """
         try:
-            table = open_version(uri, version, storage_options)
+            table = target.open(version)
             # Statistics use the files' own column names, and with a column mapping such a name may
             # belong to another column.
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
                 return None
             files = files_of(table)
         except Exception as err:
-            log.info("keys are grouped, since the statistics of %s can't be read: %s", uri, err)
+            log.info(
+                "keys are grouped, since the statistics of %s can't be read: %s", target.uri, err
+            )
             return None
         told = _statistics(column)
         if not files.num_rows or not set(told) <= set(files.column_names):
@@ -117,7 +117,7 @@ class IntegerKey:
         is_integer = pa.types.is_integer(files.schema.field(told[0]).type)
         if not is_integer or any(files[name].null_count for name in told):
             return None
-        return cls(table, column, files, storage_options)
+        return cls(target, table, column, files)
 
     def written_since(self, version: int) -> IntegerKey:
         """Returns the key restricted to rows that may share it with a row written since a version.
@@ -131,12 +131,12 @@ class IntegerKey:
         ):  # A RESTORE may remove deletion vectors from a file that existed before.
             return self
         try:
-            known = open_version(self._table.table_uri, version, self._storage_options)
+            known = self._target.open(version)
             held = files_of(known)["path"]
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info(
                 "all keys of %s are compared, since version %d can't be read: %s",
-                self._table.table_uri,
+                self._target.uri,
                 version,
                 err,
             )
@@ -161,7 +161,7 @@ class IntegerKey:
             for least, most in zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
         ]
         files = self._files.filter(pa.array(touched, pa.bool_()))
-        return IntegerKey(self._table, self._column, files, self._storage_options, ranges)
+        return IntegerKey(self._target, self._table, self._column, files, ranges)
 
     def rows_in_question(self, frame: DataFrame) -> DataFrame:
         """Returns the target's rows whose keys must be compared."""
@@ -201,7 +201,7 @@ class IntegerKey:
         except Exception as err:
             log.info(
                 "Spark looks for duplicate keys, since %s can't be read on the driver: %s",
-                self._table.table_uri,
+                self._target.uri,
                 err,
             )
             return False

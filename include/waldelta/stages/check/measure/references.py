@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from deltalake import DeltaTable
 
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
-from waldelta.lake.storage import open_version
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
@@ -49,7 +49,7 @@ class Side:
     """A target at one version, and the key's columns in it."""
 
     table: str
-    uri: str
+    target: DeltaTarget
     version: int
     columns: tuple[str, ...]
     mode: TargetMode = MIRROR
@@ -57,12 +57,12 @@ class Side:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns the target's live rows."""
-        kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+        kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.target.uri)
         return self.mode.live_rows(kept, self.key)
 
-    def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
+    def open(self) -> DeltaTable:
         """Opens the target's version without Spark."""
-        return open_version(self.uri, self.version, storage_options)
+        return self.target.open(self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class ChangedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Lake:
-    """What is known of the targets: table states, locations, and the newest consistent cut.
+class KnownTargets:
+    """What is known of the targets: table states, Delta tables, and the newest consistent cut.
 
     ``changed`` are the targets that the run changed and this check covers. ``lacking`` have rows in
     quarantine. Of ``read_again`` the run read rows from the source at a position after the cut.
@@ -122,7 +122,7 @@ class Lake:
     """
 
     states: Mapping[str, TableState]
-    uris: Mapping[str, str]
+    targets: Mapping[str, DeltaTarget]
     cut: BatchCut | None
     changed: Mapping[str, ChangedTarget]
     lacking: Collection[str] = ()
@@ -140,7 +140,7 @@ class PlannedReferences:
     omitted: dict[str, list[str]] = field(default_factory=dict)
 
 
-def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences:
+def plan_references(keys: Sequence[ForeignKey], known: KnownTargets) -> PlannedReferences:
     """Returns which foreign keys are judged in the checked targets; pure.
 
     A key between targets that aren't checked is left out, and so is one to a table that is not
@@ -149,16 +149,16 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences
     """
     planned = PlannedReferences()
     for key in keys:
-        for referring in _targets_of(lake.states, key.table_id):
-            complete, partial = _referenced(lake.states, key)
+        for referring in _targets_of(known.states, key.table_id):
+            complete, partial = _referenced(known.states, key)
             if not complete and not partial:
                 continue
             other = (complete or partial)[0]
-            told_of = _described(lake, referring.table_name, other.table_name)
+            told_of = _described(known, referring.table_name, other.table_name)
             if told_of is None:
                 continue
             obstacle = key.obstacle or (
-                _of_targets(key, referring, other, lake)
+                _of_targets(key, referring, other, known)
                 if complete
                 else _why_incomplete(key, partial)
             )
@@ -171,7 +171,7 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences
                 )
                 continue
             comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
-            sides = _side(lake, referring, key.referring), _side(lake, other, key.referenced)
+            sides = _side(known, referring, key.referring), _side(known, other, key.referenced)
             # NaN or infinity may be stored raw, and be null in its column.
             whole = key.is_full and not any(
                 _may_be_raw(referring, column) for column in key.referring
@@ -182,11 +182,11 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences
     return planned
 
 
-def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
+def touched(reference: Reference, since: int | None, known: KnownTargets) -> Reference:
     """Returns the reference restricted to rows changed since a position, where no others can
     fail.
     """
-    there = lake.changed.get(reference.referenced.table)
+    there = known.changed.get(reference.referenced.table)
     if (
         since is None
         or reference.referring.mode.keeps_rows
@@ -238,10 +238,10 @@ def _why_partial(state: TableState, key: ForeignKey) -> str | None:
     return None
 
 
-def _described(lake: Lake, referring: str, referenced: str) -> str | None:
-    if referring in lake.changed:
+def _described(known: KnownTargets, referring: str, referenced: str) -> str | None:
+    if referring in known.changed:
         return referring
-    there = lake.changed.get(referenced)
+    there = known.changed.get(referenced)
     return referenced if there is not None and there.lost_rows else None
 
 
@@ -254,14 +254,14 @@ def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
 
 
 def _of_targets(
-    key: ForeignKey, referring: TableState, other: TableState, lake: Lake
+    key: ForeignKey, referring: TableState, other: TableState, known: KnownTargets
 ) -> str | None:
     """Returns why a key isn't judged between two targets: a row without a parent could be
     correct.
     """
     return (
         _of_states(referring, other)
-        or _of_cut(lake, (referring, other))
+        or _of_cut(known, (referring, other))
         or _of_columns(key, referring, other)
     )
 
@@ -301,27 +301,27 @@ def _published(state: TableState) -> frozenset[str]:
     return found & frozenset(state.publishes) if state.publishes else found
 
 
-def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
+def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
     """Returns why two targets can't be compared at their current versions."""
     apart = "the two targets are at different positions"
-    if lake.cut is None:
+    if known.cut is None:
         return f"{apart}: no batch has been applied to all targets yet"
-    held = {(target.table_name, target.generation): target for target in lake.cut.targets}
+    held = {(target.table_name, target.generation): target for target in known.cut.targets}
     for state in states:
         target, changed = (
             held.get((state.table_name, state.generation)),
-            lake.changed.get(state.table_name),
+            known.changed.get(state.table_name),
         )
-        if target is None or state.snapshot_lsn > lake.cut.end_lsn:
+        if target is None or state.snapshot_lsn > known.cut.end_lsn:
             return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
         is_ahead = changed is not None and changed.version not in (None, target.version)
         if (
-            is_ahead or state.table_name in lake.beyond_cut
+            is_ahead or state.table_name in known.beyond_cut
         ):  # The cut's version would be taken for the current result.
             return f"{apart}: {state.table_name} has a batch that other targets lack"
-        if target.reread or state.table_name in lake.read_again:
+        if target.reread or state.table_name in known.read_again:
             return f"{apart}: rows of {state.table_name} were read from the source"
-        if state.table_name in lake.lacking:
+        if state.table_name in known.lacking:
             return f"{state.table_name} lacks rows that are, or were, in quarantine"
     return None
 
@@ -385,11 +385,11 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
     return found
 
 
-def _side(lake: Lake, state: TableState, columns: Sequence[KeyColumn]) -> Side:
-    cut = lake.cut
+def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) -> Side:
+    cut = known.cut
     (version,) = (
         t.version for t in (cut.targets if cut else ()) if t.table_name == state.table_name
     )
     names = tuple(column.name for column in columns)
     name = state.table_name
-    return Side(name, lake.uris[name], version, names, state.kept_as, tuple(state.key_columns))
+    return Side(name, known.targets[name], version, names, state.kept_as, tuple(state.key_columns))

@@ -5,7 +5,7 @@ or, for small targets, in the driver.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -83,16 +83,14 @@ def _or(left: Column, right: Column) -> Column:
     return left | right
 
 
-def count_rows_without_parent(
-    spark: SparkSession, reference: Reference, storage_options: Mapping[str, str] | None = None
-) -> DuplicateKeys:
+def count_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
     """Returns the rows without a parent row.
 
     If both targets are small and every row has a parent, the driver finds out by itself; otherwise
     Spark counts. In small targets all rows are judged, whatever has changed.
     """
     try:
-        found = rows_without_parent_in_driver(reference, storage_options)
+        found = rows_without_parent_in_driver(reference)
         if found == 0:
             return DuplicateKeys(0)
         reference = reference if found is None else replace(reference, since=None)
@@ -103,9 +101,7 @@ def count_rows_without_parent(
     return find_rows_without_parent(spark, reference)
 
 
-def rows_without_parent_in_driver(
-    reference: Reference, storage_options: Mapping[str, str] | None = None
-) -> int | None:
+def rows_without_parent_in_driver(reference: Reference) -> int | None:
     """Returns the number of rows without a parent in two small mirrors, by Arrow.
 
     Returns None when Spark is needed. Raises what delta-rs and Arrow raise.
@@ -113,7 +109,7 @@ def rows_without_parent_in_driver(
     sides = reference.referring, reference.referenced
     if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
         return None
-    tables = [side.open(storage_options) for side in sides]
+    tables = [side.open() for side in sides]
     if not all(is_small(files_of(table)) for table in tables):
         return None
     sought = zip(tables, sides, _padded(reference), strict=True)

@@ -18,7 +18,6 @@ from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult
 from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
 from waldelta.slot import slot_position
@@ -31,7 +30,12 @@ from waldelta.stages.check.constraints import (
     read_foreign_keys,
 )
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
-from waldelta.stages.check.measure.references import ChangedTarget, Lake, plan_references, touched
+from waldelta.stages.check.measure.references import (
+    ChangedTarget,
+    KnownTargets,
+    plan_references,
+    touched,
+)
 from waldelta.stages.check.suite._freshness import Lag, freshness_limits
 from waldelta.stages.check.suite.target_facts import SourceRules
 
@@ -202,8 +206,8 @@ def _with_references(
     quick: Collection[str],
 ) -> dict[str, SourceRules]:
     keys, states = found
-    uris = {name: uri_of(job, name) for name in states}
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    targets = {name: job.lake.target(name) for name in states}
+    quarantine = Quarantine(job.lake)
     oids = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
     related = [state for state in states.values() if oids & {*state.relation_ids, state.root_id}]
     lacking = [
@@ -215,17 +219,17 @@ def _with_references(
     cut = job.ledger.last_cut()
     # A run that applies changes knows its own targets' versions.
     ahead = _beyond_cut(job, related, cut) if result.verb in _CONCURRENT_JOBS else ()
-    lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
+    known = KnownTargets(states, targets, cut, _changed(result, rules), lacking, reread, ahead)
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
-    planned = plan_references(keys, lake)
+    planned = plan_references(keys, known)
     since = _since(job) if quick and job.pipeline.target.metadata_columns else None
     told = {}
     for name, of in rules.items():
         references = planned.references.get(name, [])
         if name in quick:
-            references = [touched(reference, since, lake) for reference in references]
+            references = [touched(reference, since, known) for reference in references]
         told[name] = replace(
             of, references=references, omitted=(*of.omitted, *planned.omitted.get(name, ()))
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import TableState
-from waldelta.lake.storage import open_version
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.suite._freshness import FreshnessLimit
@@ -25,13 +25,11 @@ class CheckedTarget:
 
     state: TableState
     version: int
-    uri: str
-    # They may have secrets.
-    storage_options: dict[str, str] | None = field(default=None, repr=False)
+    table: DeltaTarget
 
     def open(self) -> DeltaTable:
         """Opens the target's version without Spark."""
-        return open_version(self.uri, self.version, self.storage_options)
+        return self.table.open(self.version)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns the rows that the source has now, as a mirror would hold them."""
@@ -39,7 +37,7 @@ class CheckedTarget:
 
     def kept(self, spark: SparkSession) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
-        return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+        return spark.read.format("delta").option("versionAsOf", self.version).load(self.table.uri)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class KeyUnique(CountedKind):
 
         def count() -> DuplicateKeys:
             key = (
-                IntegerKey.open(target.uri, target.version, columns[0], target.storage_options)
+                IntegerKey.open(target.table, target.version, columns[0])
                 if is_single or since is not None
                 else None
             )
@@ -266,15 +266,12 @@ class ReferencesHold(CountedKind):
         *,
         background: ThreadPoolExecutor,
         spark: SparkSession,
-        target: CheckedTarget,
         references: Sequence[Reference],
         **_: Any,
     ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
         """Have rows counted that have no parent row."""
         return {
-            reference.lookup_key: background.submit(
-                count_rows_without_parent, spark, reference, target.storage_options
-            )
+            reference.lookup_key: background.submit(count_rows_without_parent, spark, reference)
             for reference in references
         }
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
@@ -21,10 +20,9 @@ from waldelta.arrow import storage
 from waldelta.changes.merge.by_driver import MOST_DRIVER_BYTES, is_known
 from waldelta.changes.merge.small_target import is_at_most
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import files_of
+from waldelta.lake import DeltaTarget, files_of
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_group_bytes
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline import Job
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile._checksum import (
@@ -176,20 +174,20 @@ class TargetSide:
         return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
 
 
-def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | None:
+def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | None:
     """Returns the rows of a small target's version (None: the newest) for the driver.
 
     Returns None where Spark must read them.
     """
     try:
-        table = DeltaTable(uri, version=version, storage_options=job.storage_options)
+        table = target.open(version)
         if not (is_known(table) and is_at_most(files_of(table), _MOST_ROWS, _MOST_FILE_BYTES)):
             return None
         dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
         # The driver reads one row group at a time.
         return dataset if max(row_group_bytes(dataset), default=0) <= MOST_DRIVER_BYTES else None
     except (DeltaError, OSError, pa.ArrowException) as err:
-        log.info("%s is read by Spark: %s", uri, err)
+        log.info("%s is read by Spark: %s", target.uri, err)
         return None
 
 

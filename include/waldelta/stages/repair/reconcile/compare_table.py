@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from waldelta.arrow import one_array
 from waldelta.changes.decode.decode import typed_key
@@ -50,7 +49,6 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.repair_plan import is_dear, within_leaves
 from waldelta.pipeline.targets.target_filter import read_target_filter
-from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import plan_chunks
@@ -127,7 +125,7 @@ _Keys = tuple[Hashes, list[ArrowArray]]
 
 def needs_spark(job: Job, table_name: str) -> bool:
     """Returns whether Spark must read the target in its current version."""
-    return read_small(job, uri_of(job, table_name)) is None
+    return read_small(job.lake.target(table_name)) is None
 
 
 def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
@@ -168,9 +166,9 @@ def compare(
         state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding
     )
     source = _source(job, holder, feeding, copy, plan)
-    uri = uri_of(job, state.table_name)
-    small = read_small(job, uri, feeding.version)
-    target = TargetSide(spark, uri, feeding.version, plan, tuple(source.shown), small)
+    place = job.lake.target(state.table_name)
+    small = read_small(place, feeding.version)
+    target = TargetSide(spark, place.uri, feeding.version, plan, tuple(source.shown), small)
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
@@ -241,7 +239,7 @@ def _estimated_rows(job: Job, state: TableState) -> int:
 
     Rows marked as deleted by deletion vectors are counted.
     """
-    table = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
+    table = job.lake.target(state.table_name).open()
     actions = files_of(table)
     return (
         int(pc.sum(actions["num_records"]).as_py() or 0)
@@ -334,9 +332,7 @@ def _touched(
     spark: SparkSession, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
 ) -> Iterator[_Keys]:
     """Yields the keys that these ranges of batches change."""
-    folder = staging_folder(
-        job.pipeline.target.root, "reconcile", 0, 0, f"{job.run_id} {state.table_name}"
-    )
+    folder = staging_folder(job.lake, "reconcile", 0, 0, f"{job.run_id} {state.table_name}")
     try:
         for number, (seen, batches) in enumerate(ranges):
             if stage_changed(spark, job, seen, batches, f"{folder}/{number}"):
@@ -355,7 +351,7 @@ def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Key
     """Returns the keys of rows known to be outdated, and known to be missing, when the batch was
     applied.
     """
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
     told = quarantine.lacking(feeding.state.table_name, feeding.state.generation, feeding.batch)
     outdated = {key for key, row in told.items() if row.outdated}
     return _hashed(outdated, plan), _hashed(told.keys() - outdated, plan)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
@@ -18,6 +17,7 @@ from waldelta.changes.merge.keyless import different_rows, rewritten_rows
 from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
+from waldelta.lake import DeltaTarget
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import TableState
@@ -52,7 +52,6 @@ def write_rows(
     job: Job,
     change_log: ChangeLog,
     replay: ReplayPlan,
-    target: str,
     folder: str,
 ) -> dict[str, int]:
     """Write the target's expected rows as Parquet into ``folder``; returns counts of differences.
@@ -60,29 +59,29 @@ def write_rows(
     Raises SchemaChanged when the copy's version is gone, or had other columns.
     """
     plan, kept = replay.target, job.pipeline.target.metadata_columns
-    columns = plan.decode.columns
+    columns, target = plan.decode.columns, job.lake.target(plan.state.table_name)
     staged = stage(spark, change_log, plan, f"{folder}-net")
     version = (
         "limit 0"
         if plan.is_truncated
-        else f"version as of {_version_of_copy(job, plan.state, target):d}"
+        else f"version as of {_version_of_copy(plan.state, target):d}"
     )
-    base, cut = f"{path(target)} {version}", plan.truncated_leaves
+    base, cut = f"{path(target.uri)} {version}", plan.truncated_leaves
     rows = spark.sql(
         rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut)
     )
     rows.write.mode("overwrite").parquet(folder)
-    statement = different_rows(target, parquet(folder), columns, metadata_columns=kept)
+    statement = different_rows(target.uri, parquet(folder), columns, metadata_columns=kept)
     ((lacking, many),) = spark.sql(statement).collect()
     found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
     return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}
 
 
-def _version_of_copy(job: Job, state: TableState, target: str) -> int:
+def _version_of_copy(state: TableState, target: DeltaTarget) -> int:
     """Returns the target's version that its sync committed, if it is readable with today's
     columns.
     """
-    table = DeltaTable(target, storage_options=job.storage_options)
+    table = target.open()
     present = [field.name for field in table.schema().fields]
     for entry in table.history():
         written = read_metadata(entry)

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
-from deltalake import DeltaTable
 
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
@@ -47,7 +46,7 @@ from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published
-from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, uri_of
+from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
@@ -142,7 +141,7 @@ def replay(
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
-    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    quarantine = Quarantine(job.lake)
     run = _Run(
         spark, job, span, Watermarks(job, identity), BatchRanges(change_log, sizes), quarantine
     )
@@ -288,7 +287,7 @@ def _replay_target(
         return None, 0
     app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
     name = state.table_name
-    folder = staging_folder(job.pipeline.target.root, name, state.generation, watermark, job.run_id)
+    folder = staging_folder(job.lake, name, state.generation, watermark, job.run_id)
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
         with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
@@ -303,7 +302,7 @@ def _replay_target(
             )
             # The version grows with every commit, so a late writer of this run is skipped after a
             # newer commit.
-            version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
+            version = job.lake.target(name).version
             mended = mend(run, plan, folder, lock_and_result)
             tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
             cut = _commit(run, plan, mended.statement, tag, lock)
@@ -332,7 +331,7 @@ def _mend_by_key(
         plan.target.decode,
         lock_and_result,
     )
-    uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
+    uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = derive_states(run.spark, change_log, plan, f"{folder}-states")
     but = _stage_discarded(run, plan.target, f"{folder}-discarded")
@@ -376,8 +375,8 @@ def _mend_whole(
 ) -> _Mended:
     """Stage all rows of a table without a key again; there are no keys to count."""
     job, state = run.job, plan.target.state
-    uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
-    counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
+    uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
+    counts = write_rows(run.spark, job, run.stretches.change_log, plan, folder)
     columns = plan.target.decode.columns
     statement = replace_statement(uri, parquet(folder), columns, metadata_columns=kept)
     return _Mended(counts, statement)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.findings import Finding, problem, warning
+from waldelta.lake import Lake
 from waldelta.postgres import CatalogRelation, TableColumn
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import PublicationTable
@@ -47,9 +48,7 @@ def _is_on_s3(target: Target) -> bool:
     return urlsplit(target.root).scheme in _OVERWRITTEN
 
 
-def check_store(
-    target: Target, read_log_store: Callable[[str], str], storage_options: Mapping[str, str] | None
-) -> None:
+def check_store(target: Target, read_log_store: Callable[[str], str], lake: Lake) -> None:
     """Raise PreflightFailed where Spark may overwrite a commit by delta-rs, unless that is
     accepted.
 
@@ -60,7 +59,7 @@ def check_store(
         return
     scheme = urlsplit(target.root).scheme
     store = read_log_store(scheme)
-    if is_conditional(store, storage_options or {}):
+    if is_conditional(store, lake.storage_options or {}):
         return
     text = (
         f"{target.root}: Spark commits by"

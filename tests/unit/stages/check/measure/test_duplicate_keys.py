@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.support.seeds import chosen_seed
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey
 
@@ -28,7 +29,7 @@ CASES = [
 
 
 def are_unique_here(uri: str, version: int, column: str) -> bool:
-    key = IntegerKey.open(uri, version, column)
+    key = IntegerKey.open(table_at(uri), version, column)
     return key is not None and key.is_unique()
 
 
@@ -72,7 +73,7 @@ def test_keys_written_since(tmp_path, before, written, unique):
     """Compared with those of files where they might be."""
     for keys in [*before, *written]:
         write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
-    key = IntegerKey.open(str(tmp_path), len(before) + len(written) - 1, "k")
+    key = IntegerKey.open(table_at(str(tmp_path)), len(before) + len(written) - 1, "k")
     assert key.written_since(len(before) - 1).is_unique() is unique
 
 
@@ -82,13 +83,13 @@ def test_files_without_any_key_in_question_arent_read(tmp_path):
     for keys in [*OLD, [11, 29]]:
         write_deltalake(uri, pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
     first, *_ = sorted(tmp_path.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
-    key = IntegerKey.open(uri, 3, "k")
+    key = IntegerKey.open(table_at(uri), 3, "k")
     first.unlink()
     assert not key.written_since(2).is_unique()  # 11
     assert key.written_since(3).is_unique()
     assert not key.written_since(9).is_unique()
     write_deltalake(uri, pa.table({"k": pa.array([12, 28], pa.int64())}), mode="append")
-    assert IntegerKey.open(uri, 4, "k").written_since(3).is_unique()
+    assert IntegerKey.open(table_at(uri), 4, "k").written_since(3).is_unique()
 
 
 def test_random_rewrites(tmp_path):
@@ -117,7 +118,9 @@ def test_random_rewrites(tmp_path):
                 write_deltalake(uri, pa.table({"k": keys}), mode="append")
         table = DeltaTable(uri)
         keys = table.to_pyarrow_table()["k"].to_pylist()
-        found = IntegerKey.open(uri, table.version(), "k").written_since(known).is_unique()
+        found = (
+            IntegerKey.open(table_at(uri), table.version(), "k").written_since(known).is_unique()
+        )
         # Few keys that lie apart are left to Spark.
         assert not found or len(set(keys)) == len(keys), number
         told += found

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from tests.support.bookkeeping import table_at
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState, TargetCut
 from waldelta.stages.check.constraints import ForeignKey
 from waldelta.stages.check.constraints.foreign_keys import KeyColumn
@@ -18,7 +19,7 @@ from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     ChangedTarget,
-    Lake,
+    KnownTargets,
     Side,
     plan_references,
     touched,
@@ -65,10 +66,10 @@ def lake(child=None, parent=None, cut=None, changed=None, **known):
         if cut is None
         else replace(BatchCut(AT, "r", 3, 100, None, cuts), **cut)
     )
-    uris = {CHILD: "c", PARENT: "p"}
-    return Lake(
+    targets = {CHILD: table_at("c"), PARENT: table_at("p")}
+    return KnownTargets(
         {CHILD: c, PARENT: p},
-        uris,
+        targets,
         newest,
         changed or {CHILD: ChangedTarget(4, lost_rows=False)},
         **known,
@@ -313,7 +314,7 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
     write_deltalake(str(tmp_path / "p"), there)
     own = pa.Table.from_pylist([dict(zip(small.names, row, strict=True)) for row in rows], small)
     write_deltalake(str(tmp_path / "c"), own)
-    sides = [Side(name, str(tmp_path / name), 0, ("x", "y", "z")) for name in "cp"]
+    sides = [Side(name, table_at(str(tmp_path / name)), 0, ("x", "y", "z")) for name in "cp"]
     assert (
         rows_without_parent_in_driver(Reference("fk", *sides, comparisons, "c", whole=whole))
         == orphans
@@ -324,5 +325,5 @@ def test_targets_that_are_not_small(tmp_path, monkeypatch):
     """Are Spark's."""
     write_deltalake(str(tmp_path), pa.table({"x": [1, 2]}))
     monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1)
-    side = Side("t", str(tmp_path), 0, ("x",))
+    side = Side("t", table_at(str(tmp_path)), 0, ("x",))
     assert rows_without_parent_in_driver(Reference("fk", side, side, ("same",), "t")) is None

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.lake.ledger.expectation_results import ON_OTHERS
 from waldelta.stages.check._background import in_background, measure_early
@@ -66,7 +67,7 @@ class FewRows(CountedKind):
     type = "expect_target_to_have_few_rows"
 
     def start_counts(self, *, background, target, **_):
-        return {(target.uri,): background.submit(DuplicateKeys, 3)}
+        return {(target.table.uri,): background.submit(DuplicateKeys, 3)}
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_new_kind_makes_another_suite(even_keys, monkeypatch):
 def test_a_new_kind_is_counted_with_the_others(monkeypatch):
     """In the background; its outcome has the number of rows."""
     monkeypatch.setitem(KINDS, FewRows.type, FewRows())
-    target = CheckedTarget(state([ID], keys=[]), 1, "here")
+    target = CheckedTarget(state([ID], keys=[]), 1, table_at("here"))
     with in_background() as background:
         counts = measure_early(background, None, target, [])
     assert counts.keys() == {("here",)}

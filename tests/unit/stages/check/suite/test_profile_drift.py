@@ -14,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile, keep_profiles, latest_profiles
 from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
@@ -209,7 +210,7 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
 
 def test_the_latest_profiles_of_each_table(tmp_path):
     """But those of a run that is checked again; maintenance keeps so many of each."""
-    ledger = Ledger(tmp_path.as_uri())
+    ledger = Ledger(Lake(tmp_path.as_uri()))
     assert latest_profiles(ledger, ["public.t"], 5) == {}
     for k in range(7):
         ledger.append_all(
@@ -226,7 +227,7 @@ def test_the_latest_profiles_of_each_table(tmp_path):
 def test_pruning_keeps_the_latest(tmp_path, monkeypatch):
     """Of each table, however long ago."""
     monkeypatch.setattr("waldelta.lake.ledger.profiles.KEPT_PER_TABLE", 2)
-    ledger = Ledger(tmp_path.as_uri())
+    ledger = Ledger(Lake(tmp_path.as_uri()))
     for k in range(4):
         ledger.append_all([profile(k)])
     ledger.append_all([Profile(AT, "r", "public.u", 1, 9)])

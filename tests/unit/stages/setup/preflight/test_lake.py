@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed
+from waldelta.lake import Lake
 from waldelta.stages.setup.preflight import check_store
 from waldelta.stages.setup.preflight.lake import is_conditional, judge_store
 
@@ -39,13 +40,13 @@ def test_which_log_stores_keep_the_commits_of_others(case):
     assert is_conditional(store, options) is expected
     target = pipeline_file("s3a://bucket/lake", "shop").target
     if expected:
-        check_store(target, lambda _: store, options)
+        check_store(target, lambda _: store, Lake(target.root, options))
         return
     with pytest.raises(
         PreflightFailed,
         match=r"spark\.delta\.logStore\.s3a\.impl.*target\.accept_unsafe_store: true",
     ) as refused:
-        check_store(target, lambda _: store, options)
+        check_store(target, lambda _: store, Lake(target.root, options))
     assert store in str(refused.value)
     assert list(judge_store(target)) == []
 
@@ -61,7 +62,7 @@ def test_which_log_stores_keep_the_commits_of_others(case):
 )
 def test_other_stores_are_not_asked(root):
     target = pipeline_file(root, "shop", target={"root": root, "accept_unsafe_store": True}).target
-    check_store(pipeline_file(root, "shop").target, lambda _: pytest.fail("asked"), None)
+    check_store(pipeline_file(root, "shop").target, lambda _: pytest.fail("asked"), Lake(root))
     assert list(judge_store(target)) == []
 
 
@@ -70,7 +71,7 @@ def test_a_store_that_is_accepted(scheme):
     """Nobody is asked, and setup warns."""
     root = f"{scheme}://bucket/lake"
     target = pipeline_file(root, "shop", target={"root": root, "accept_unsafe_store": True}).target
-    check_store(target, lambda _: pytest.fail("asked"), None)
+    check_store(target, lambda _: pytest.fail("asked"), Lake(target.root))
     (found,) = judge_store(target)
     assert found.severity == "warning"
     assert root in found.text
