@@ -287,7 +287,7 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
 
     By their bytes they are several; the rows of large values are staged a few at a time.
     """
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 1000)
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.BYTES_PER_COLLAPSE", 0)
     monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
     monkeypatch.setattr(stage_module, "BYTES_PER_COLLAPSE", 20_000)
@@ -349,7 +349,7 @@ def _doing_all_twice(*given):
 @pytest.mark.soak
 def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_BYTES", 100_000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_MESSAGE_BYTES", 100_000)
     staged = []
     real = stage_module._stage_in_tasks
     monkeypatch.setattr(

@@ -22,8 +22,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.small_target import is_small
 from waldelta.lake import files_of
+from waldelta.lake.driver_limits import is_small
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check._background import measure_early

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from waldelta.changes.decode.route import plan_routing
 from waldelta.changes.merge.target_table import CommitResult, target_columns
@@ -24,6 +25,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import StorageState
+from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
 from waldelta.pipeline.source_load import SourceBill, xmin_age
@@ -336,3 +338,16 @@ def _target_filter(job: Job, replicated: ReplicatedTarget) -> RowFilter | None:
         where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name))
     )
     return where
+
+
+def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> int:
+    """Returns the rows of a target's version with a value in ``_wd_raw``.
+
+    It reads only that column, which is nearly always null.
+    """
+    if not job.pipeline.target.metadata_columns:
+        return 0
+    frame = (
+        spark.read.format("delta").option("versionAsOf", version).load(job.lake.target(table).uri)
+    )
+    return frame.where(F.col(RAW).isNotNull()).count()

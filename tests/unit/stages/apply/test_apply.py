@@ -20,7 +20,7 @@ from waldelta.lake.ledger import BatchCut, TableState, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.stages.apply import Applied
 from waldelta.stages.apply._apply_batches import plan_apply_batches, reported_batches
-from waldelta.stages.apply._publish_cut import is_published
+from waldelta.stages.apply.apply import is_published
 from waldelta.stages.apply.outcome import isolated
 
 

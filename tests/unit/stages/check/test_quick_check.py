@@ -146,7 +146,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
 
 def test_a_table_that_is_not_small(tmp_path, monkeypatch):
     """It is read in tasks."""
-    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1)
+    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
     assert looked(tmp_path, FINE, LABELS) is None
 
 

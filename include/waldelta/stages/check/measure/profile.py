@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.small_target import is_small
 from waldelta.lake import files_of
+from waldelta.lake.driver_limits import is_small
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, has_deletion_vectors, row_count
