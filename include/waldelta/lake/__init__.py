@@ -6,11 +6,11 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.lake.delta_log import DeltaLog
-    from waldelta.lake.lake import DeltaTarget, Lake
+    from waldelta.lake.delta_target import DeltaTarget, Tag, TargetVersion
+    from waldelta.lake.lake import Lake
     from waldelta.lake.storage import (
         bookkeeping_uri,
         check_writable,
-        files_of,
         target_uri,
         write_parquet,
     )
@@ -19,15 +19,17 @@ __all__ = [
     "DeltaLog",
     "DeltaTarget",
     "Lake",
+    "Tag",
+    "TargetVersion",
     "bookkeeping_uri",
     "check_writable",
-    "files_of",
     "target_uri",
     "write_parquet",
 ]
 __getattr__ = lazy_exports(
     __name__,
     delta_log="DeltaLog",
-    lake="DeltaTarget Lake",
-    storage="bookkeeping_uri check_writable files_of target_uri write_parquet",
+    delta_target="DeltaTarget Tag TargetVersion",
+    lake="Lake",
+    storage="bookkeeping_uri check_writable target_uri write_parquet",
 )

@@ -4,9 +4,7 @@ commit.
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -14,11 +12,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileSystem
 
+from waldelta.lake.delta_target import DeltaTarget
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
-from waldelta.lake.lake import DeltaTarget
 
 _COMPRESSION, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
@@ -117,24 +114,6 @@ def discard(table: DeltaTarget, prefix: str) -> None:
             if found.base_name.startswith(prefix):
                 with suppress(OSError):
                     files.delete_file(found.path)
-
-
-def replacement(
-    removed: Iterable[tuple[str, int]], added: Iterable[tuple[str, int, str]]
-) -> list[AddAction | RemoveAction]:
-    """Return the Delta actions that replace files (path, bytes) with others (path, bytes,
-    statistics).
-
-    The table has no partitions.
-    """
-    at = int(time.time() * 1000)
-    return [
-        *(RemoveAction(path, True, at, size, {}) for path, size in removed),
-        *(
-            AddAction(path, size, {}, at, data_change=True, stats=stats)
-            for path, size, stats in added
-        ),
-    ]
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:

@@ -22,7 +22,7 @@ from waldelta.errors import StateError
 from waldelta.lake.storage import deletion_vector_path, is_within, local_path
 
 if TYPE_CHECKING:
-    from waldelta.lake.lake import DeltaTarget
+    from waldelta.lake.delta_target import DeltaTarget
 
 
 @dataclass(frozen=True)

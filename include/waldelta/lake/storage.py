@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import (
     FileSelector,
@@ -44,8 +43,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HINT = "_last_checkpoint"
 # Excludes a writer's temporary files: delta-rs ends their names in #1.
 _VERSIONED = re.compile(r"\d{20}\.[^#]*$")
-# By table: the version up to which this process has forced all commits to disk.
-_synced: dict[str, int] = {}
+# By table: the version up to which this process has forced all commits to disk, and the inode and
+# time of its log entry, since another table may take the place of this one.
+_synced: dict[str, tuple[int, int, int]] = {}
 # delta-rs's own checkpoints aren't durable, and it drops the log's old entries at the same time.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -81,10 +81,14 @@ def sync_commit(uri: str, version: int) -> None:
     folder = local_path(uri)
     if folder is None:
         return
+    entry = _entry(folder, version).stat()
+    forced = (version, entry.st_ino, entry.st_mtime_ns)
+    if _synced.get(uri) == forced:
+        return
     # Earlier commits that weren't forced are included: an external writer's, a killed run's, and
     # those that only changed properties or columns. A table can't be read when its log has a gap or
     # names a missing file.
-    known = _synced.get(uri, version)
+    known, *_ = _synced.get(uri, (version,))
     for earlier in range(known + 1 if known < version else max(0, version - _EARLIER), version):
         _sync_if_there(folder, earlier)
     _sync_files(folder, version, _fsync)
@@ -95,7 +99,7 @@ def sync_commit(uri: str, version: int) -> None:
         PermissionError
     ):  # The folder belongs to another user, who is responsible for it.
         _fsync(folder.parents[2])
-    _synced[uri] = version
+    _synced[uri] = forced
 
 
 def sync_commits(uri: str, versions: Iterable[int]) -> None:
@@ -151,33 +155,6 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
 
 def _entry(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
-
-
-def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]:
-    """Return the options of a delta-rs commit that is a compare-and-swap on the version that was
-    read.
-
-    The commit has Delta's transaction id, and ``metadata`` as its userMetadata. checkpoint() writes
-    the checkpoints, which makes them durable. Maintenance removes old logs.
-    """
-    transaction = Transaction(app_id, number, int(time.time() * 1000))
-    return {
-        "commit_properties": CommitProperties(
-            custom_metadata={"userMetadata": metadata},
-            max_commit_retries=0,
-            app_transactions=[transaction],
-        ),
-        "post_commithook_properties": NO_HOOKS,
-    }
-
-
-def checkpoint(table: DeltaTable, interval: int) -> None:
-    """Write a checkpoint at every multiple of ``interval`` versions.
-
-    A failure to write it undoes no commit, and a later version gets a checkpoint.
-    """
-    if table.version() % interval == 0:
-        write_checkpoint(table)
 
 
 def write_checkpoint(table: DeltaTable) -> bool:
@@ -401,11 +378,6 @@ def remove_empty_folders(uri: str, may_go: Callable[[str], bool]) -> None:
                 path.rmdir()
 
 
-def files_of(table: DeltaTable) -> pa.Table:
-    """Return a table's log entries of its files, one row for each file."""
-    return pa.table(table.get_add_actions(flatten=True))
-
-
 def row_count(files: pa.Table) -> int | None:
     """Return how many rows the files have, including deleted ones.
 
@@ -416,14 +388,6 @@ def row_count(files: pa.Table) -> int | None:
     if "num_records" not in files.column_names or files["num_records"].null_count:
         return None
     return int(pc.sum(files["num_records"]).as_py())
-
-
-def has_deletion_vectors(table: DeltaTable) -> bool:
-    """Return whether files of a table may have deleted rows.
-
-    The log's row counts of a file include those.
-    """
-    return "deletionVectors" in (table.protocol().reader_features or ())
 
 
 def remove_empty_log(uri: str) -> None:

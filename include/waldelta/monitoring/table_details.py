@@ -14,9 +14,8 @@ from deltalake import Schema
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from waldelta.lake import files_of
 from waldelta.lake.ledger import ColumnState, Ledger, TableState
-from waldelta.lake.storage import has_deletion_vectors, row_count
+from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
 
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
@@ -78,7 +77,7 @@ def read_table_details(
     filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
     try:
         table = target.open()
-        schema, files = table.schema(), files_of(table)
+        schema, files = table.table.schema(), table.files
     except (
         DeltaError,
         OSError,
@@ -99,8 +98,8 @@ def read_table_details(
         row_count(files),
         size,
         files.num_rows,
-        table.version(),
-        has_deletion_vectors(table),
+        table.version,
+        table.has_deletion_vectors,
         bool(state.copy_skipped),
     )
 

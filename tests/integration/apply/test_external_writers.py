@@ -25,6 +25,7 @@ from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
+from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import TargetCut
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
@@ -171,13 +172,13 @@ def names(cases):
 def by_tasks(monkeypatch, acts):
     """Between the reading of the target and the commit of what tasks merged."""
     monkeypatch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
-    real = waldelta.changes.merge.by_file._commit
+    real = TargetVersion.replace_files
 
     def commit(table, *given, **named):
-        acts(table.table_uri.rstrip("/").rpartition("/")[2])
+        acts(table.place.uri.rpartition("/")[2])
         return real(table, *given, **named)
 
-    monkeypatch.setattr("waldelta.changes.merge.by_file._commit", commit)
+    monkeypatch.setattr(TargetVersion, "replace_files", commit)
 
 
 def by_spark(monkeypatch, acts):

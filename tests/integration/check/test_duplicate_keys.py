@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.support.bookkeeping import table_at
 from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
@@ -135,7 +134,7 @@ def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
     assert [found(0, 1), found(2, 2)] == [2, 0]
     spark.sql(f"restore table {target} to version as of 1")
     assert found(2, 3) == 2
-    assert profile_in_driver(DeltaTable(uri), [("tag", False)]) is None
+    assert profile_in_driver(table_at(uri).open(), [("tag", False)]) is None
 
 
 def test_a_composite_key_is_compared_by_its_first_column(spark, tmp_path):

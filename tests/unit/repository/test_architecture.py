@@ -343,6 +343,18 @@ def _is_deltalake(path: Path, name: str) -> bool:
     return name == "DeltaTable" and "deltalake" in imported(path) and "delta" not in imported(path)
 
 
+def test_only_the_lake_opens_and_writes_delta_tables():
+    """Without Spark. Another table format, or store, stands behind one module."""
+    wrong = {
+        str(path.relative_to(ROOT))
+        for folder in ("include/waldelta", "include/waldelta_airflow", "spark_jobs")
+        for path in modules(folder)
+        if {"deltalake.DeltaTable", "deltalake.write_deltalake"} & set(imports(path))
+        and "include/waldelta/lake/" not in path.as_posix()
+    }
+    assert wrong == set()
+
+
 def test_only_byte_readers_read_integers_out_of_bytes():
     """Bounds are checked in one module."""
     users = {

@@ -104,7 +104,7 @@ def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -
 
     Raises NeedsSync when the columns have changed further since.
     """
-    for entry in target.history(50):
+    for entry in target.open().history(50):
         done = read_metadata(entry)
         if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
             if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):

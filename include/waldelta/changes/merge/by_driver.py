@@ -15,12 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import (
-    ColumnProperties,
-    DeltaTable,
-    WriterProperties,
-    write_deltalake,
-)
+from deltalake import ColumnProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode import TargetPlan
@@ -28,21 +23,15 @@ from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, Event
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import files_of
+from waldelta.lake import TargetVersion
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, row_group_bytes
+from waldelta.lake.storage import row_group_bytes
 from waldelta.pipeline import Job
 
 log = logging.getLogger(__name__)
 
 # New rows alone are appended as one more file, up to this many files.
 _MOST_FILES = 8
-# Spark writes checkpoints at the same interval.
-TARGET_CHECKPOINT_INTERVAL = 10
-# Delta writer features implemented by this module, by Delta's names. A table that requires any
-# other feature is merged by Spark.
-_LEGACY_WRITER = 2
-_KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")
 _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 
@@ -94,7 +83,7 @@ def commit_in_driver(
     These change rows with a key, or only add rows.
     """
     table = job.lake.target(table_name).open()
-    if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
+    if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         return _merge(table, changes, tag, check)
@@ -106,12 +95,12 @@ def commit_in_driver(
 
 
 def _merge(
-    table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+    table: TargetVersion, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
     net, written = changes.rows, changes.written
     if not has_columns(table, written):
         return None
-    held = arrow_schema(table).empty_table() if changes.is_truncated else _read(table)
+    held = table.schema.empty_table() if changes.is_truncated else _read(table)
     if held is None:
         return None
     of_row = match(held, net, written)
@@ -123,10 +112,10 @@ def _merge(
     adds_only = not (
         changes.is_truncated or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
-    appends = adds_only and len(table.file_uris()) < _MOST_FILES
+    appends = adds_only and len(table.files) < _MOST_FILES
     check()
-    _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
-    checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
+    rows = merge.new_rows() if appends else merge.rows()
+    table.write_rows(rows, tag.delta, _writer_properties(rows.schema), appends=appends)
     return tag
 
 
@@ -142,7 +131,7 @@ def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
-def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenColumns | None:
+def written_columns(job: Job, plan: TargetPlan, table: TargetVersion) -> WrittenColumns | None:
     """Return what is written to the table.
 
     None when it lacks one of the columns, or requires a writer feature that isn't implemented here.
@@ -153,39 +142,14 @@ def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenCol
     return written if has_columns(table, written) else None
 
 
-def has_columns(table: DeltaTable, written: WrittenColumns) -> bool:
+def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
     """Return whether the table has the written columns and requires only implemented features."""
-    return is_known(table) and set(arrow_schema(table).names).issuperset(written.sources)
+    return table.is_writable and set(table.schema.names).issuperset(written.sources)
 
 
-def is_known(table: DeltaTable) -> bool:
-    """Return whether all writer features that the table requires are implemented here."""
-    protocol, metadata = table.protocol(), table.metadata()
-    asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-    version_is_known = (
-        protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
-    )
-    is_append_only = metadata.configuration.get("delta.appendOnly", "false").lower() == "true"
-    return (
-        version_is_known
-        and asked <= _KNOWN
-        and not is_append_only
-        and not metadata.partition_columns
-    )
-
-
-def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Return the table's columns."""
-    return pa.schema(table.schema().to_arrow())
-
-
-def _read(table: DeltaTable) -> pa.Table | None:
+def _read(table: TargetVersion) -> pa.Table | None:
     """Return all rows of a small table; None for a larger one."""
-    if not is_small(files_of(table)):
-        return None
-    return read_within(
-        table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS), arrow_schema(table)
-    )
+    return read_within(table.dataset(), table.schema) if is_small(table.files) else None
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
@@ -202,19 +166,6 @@ def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
             return None
         parts.append(part)
     return pa.Table.from_batches(parts, schema)
-
-
-def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:
-    """Replace the table's rows, or append to them; raises DeltaError when its version changed
-    since.
-    """
-    write_deltalake(
-        table,
-        rows,
-        mode="append" if appends else "overwrite",
-        writer_properties=_writer_properties(rows.schema),
-        **only_if_unchanged(tag.app_id, tag.batch, tag.metadata),
-    )
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 
 from waldelta.arrow import Ints
@@ -30,8 +28,6 @@ from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import (
-    TARGET_CHECKPOINT_INTERVAL,
-    arrow_schema,
     is_for_arrow,
     written_columns,
 )
@@ -51,9 +47,10 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError
-from waldelta.lake import DeltaLog, DeltaTarget, files_of
-from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged
+from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake.data_file import DataFile, discard, new_prefix
+from waldelta.lake.delta_target import Overtaken
+from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask, shares
@@ -116,7 +113,7 @@ def merge_files(
     if not is_for_arrow(plan, tag):
         return None
     table = job.lake.target(plan.state.table_name).open()
-    if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
+    if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         merge = _begun(run, job, plan, folder, tag, table)
@@ -136,7 +133,7 @@ def merge_files(
 
 
 def _merged(
-    merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], object]
+    merge: _Merge, table: TargetVersion, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
     try:
         if not merge.rewrite():
@@ -149,33 +146,27 @@ def _merged(
         merge.discard()
         raise
     try:
-        _commit(table, merge, tag)
-    except CommitFailedError:
-        # When only the answer was lost, the commit exists. An external commit in its place proves
-        # that it doesn't.
-        other = merge.log.read(table.version() + 1)
-        if other is not None and other.info.get("userMetadata") != tag.metadata:
-            merge.discard()
+        table.replace_files(merge.removed, merge.added, tag.delta)
+    except Overtaken:  # After any other error, the commit may exist.
+        merge.discard()
         raise
-    table.update_incremental()
-    checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
     return tag
 
 
 def _begun(
-    run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable
+    run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: TargetVersion
 ) -> _Merge | None:
     """Return the merge, or None when Spark must merge this target or these net changes."""
     if (written := written_columns(job, plan, table)) is None:
         return None
     target = _Target(
-        job.lake.target(plan.state.table_name),
-        arrow_schema(table),
+        table.place,
+        table.schema,
         written,
         new_prefix(),
     )
     net = NetFiles.of(folder, job.lake)
-    files = files_of(table)
+    files = table.files
     is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path with a folder is of a partitioned table, or of a clone.
     if not is_whole or any("/" in path or "%" in path for path in files["path"].to_pylist()):
@@ -242,11 +233,6 @@ class _Merge:
             len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])
         ):
             self._add(row)
-
-    @property
-    def log(self) -> DeltaLog:
-        """The target's log."""
-        return self._target.table.log
 
     def discard(self) -> None:
         """Remove the files, which will never be read."""
@@ -353,16 +339,4 @@ def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
     layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
     return ds.FileSystemDataset(
         [layout.make_fragment(file.path, files)], target.schema, layout, files
-    )
-
-
-def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:
-    """Replace the old files by the new ones; raises DeltaError when the table's version changed
-    since.
-    """
-    table.create_write_transaction(
-        replacement(merge.removed, merge.added),
-        mode="append",
-        schema=table.schema(),
-        **only_if_unchanged(tag.app_id, tag.batch, tag.metadata),
     )

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from deltalake import DeltaTable
-
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -32,6 +30,7 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.target_table import set_generation, target_write_error
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
+from waldelta.lake import TargetVersion
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
@@ -49,7 +48,8 @@ _NEWEST = 50
 
 def read_untouched(job: Job, state: TableState) -> TargetCut:
     """Return the target's current version as a cut without changes."""
-    return TargetCut(state.table_name, state.generation, _open(job, state).version())
+    version = job.lake.target(state.table_name).version
+    return TargetCut(state.table_name, state.generation, version)
 
 
 def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> TargetCut:
@@ -141,12 +141,12 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
 
     Raises LateWriter when the commit isn't there.
     """
-    table = _open(job, state)
+    table = job.lake.target(state.table_name).open()
     for entry in table.history(_NEWEST):
         written = read_metadata(entry)
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             version = int(entry["version"])
-            sync_commit(job.lake.target(state.table_name).uri, version)
+            sync_commit(table.place.uri, version)
             # This reads the commit's own metadata, because a late writer's commit may have come
             # first.
             return _cut(
@@ -156,7 +156,7 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
         raise LateWriter(
             f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again"
         )
-    return TargetCut(state.table_name, state.generation, table.version())
+    return TargetCut(state.table_name, state.generation, table.version)
 
 
 def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
@@ -164,8 +164,8 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
 
     None when there is no such commit, "" when the history doesn't reach back that far.
     """
-    table = _open(job, state)
-    if (table.transaction_version(tag.app_id) or 0) < tag.batch:
+    table = job.lake.target(state.table_name).open()
+    if table.committed(tag.app_id) < tag.batch:
         return None
     for entry in table.history():
         written = read_metadata(entry)
@@ -187,6 +187,7 @@ def read_unreported(
     ones; None where there are none.
     """
     within = beyond = None
+    target = job.lake.target(state.table_name)
 
     @cache
     def copied_at() -> datetime:
@@ -194,7 +195,7 @@ def read_unreported(
             row.at for row in job.table_rows(state.table_name) if row.generation == state.generation
         )
 
-    for entry in _ours(_open(job, state), apply_app_id(identity, state)):
+    for entry in _ours(target.open(), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
         if run_id is None or reported.has(
@@ -203,7 +204,7 @@ def read_unreported(
             break
         counts = entry["waldelta"].get("counts") or {}
         # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
-        sync_commits(job.lake.target(state.table_name).uri, [version])
+        sync_commits(target.uri, [version])
         this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
         if in_cut is not None and version <= in_cut:
             within = this if within is None else within + this
@@ -231,11 +232,7 @@ def _cut(
     )
 
 
-def _open(job: Job, state: TableState) -> DeltaTable:
-    return job.lake.target(state.table_name).open()
-
-
-def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
+def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
     """Yield this writer's commits, newest first, read on demand.
 
     External commits may be in between, but the search ends at a commit of another copy of the

@@ -19,6 +19,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
+from waldelta.lake import Tag
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.spark.session import TXN_APP, TXN_VERSION, USER_METADATA
 from waldelta.spark_sql import insert_clause, path, quote, string
@@ -72,6 +73,11 @@ class CommitTag:
     def metadata(self) -> str:
         """The commit's userMetadata, by which cuts and replays find it."""
         return json.dumps({"waldelta": asdict(self)})
+
+    @property
+    def delta(self) -> Tag:
+        """The identity of a commit that Spark doesn't make."""
+        return Tag(self.app_id, self.batch, self.metadata)
 
 
 def merge_statement(

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
+from waldelta.lake import TargetVersion
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -141,11 +141,11 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         ) from None
 
 
-def writes_deletion_vectors(table: DeltaTable) -> bool:
+def writes_deletion_vectors(table: TargetVersion) -> bool:
     """Return whether commits mark rows as deleted instead of rewriting files; a new target's
     don't.
     """
-    return table.metadata().configuration.get(_DELETION_VECTORS, "false").lower() == "true"
+    return table.properties.get(_DELETION_VECTORS, "false").lower() == "true"
 
 
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
@@ -155,7 +155,7 @@ def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
     )
 
 
-def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
+def set_retention(spark: SparkSession, uri: str, table: TargetVersion, hours: int) -> None:
     """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
 
     A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
@@ -167,7 +167,7 @@ def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) 
         _FILE_RETENTION: f"interval {_FILE_HOURS} hours",
         _LOG_RETENTION: f"interval {_LOG_HOURS} hours",
     }
-    kept = usual | table.metadata().configuration
+    kept = usual | table.properties
     if any(kept[name] != value for name, value in wanted.items()):
         spark.sql(f"alter table {path(uri)} set{_tblproperties(wanted)}")
 

@@ -6,7 +6,6 @@ The process that reads the slot writes the file.
 from __future__ import annotations
 
 import errno
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,22 +14,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tenacity
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector
 
 from waldelta.errors import LateWriter
+from waldelta.lake.delta_target import DeltaTarget, Tag, TargetVersion
 from waldelta.lake.file_statistics import FileStatistics
-from waldelta.lake.lake import DeltaTarget
-from waldelta.lake.storage import (
-    checkpoint,
-    only_if_unchanged,
-    remove_empty_log,
-    sync_commit,
-)
+from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import target_not_writable
-from waldelta.permissions import private_files
 
 # The columns by which files are pruned, and from which the landed end is read.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
@@ -84,17 +76,14 @@ def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
         # Another run may have created the log in the meantime, which is just as good.
         if any(found.base_name != "_delta_log" for found in there) and not place.exists:
             raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
-        with private_files():
-            DeltaTable.create(
-                place.uri,
-                Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
-                mode="ignore",
-                partition_by=["batch"],
-                configuration=_PROPERTIES,
-                storage_options=place.lake.storage_options,
-                raise_if_key_not_exists=False,
-            )
-            sync_commit(place.uri, 0)
+        place.create(
+            Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
+            mode="ignore",
+            partition_by=["batch"],
+            configuration=_PROPERTIES,
+            raise_if_key_not_exists=False,
+        )
+        sync_commit(place.uri, 0)
     except (DeltaError, OSError) as err:
         raise target_not_writable(place.uri, err, besides=_KEPT) from None
 
@@ -177,16 +166,14 @@ class _Written:
             self._files.delete_file(self._path)
 
 
-def commit_batch(
-    place: DeltaTarget, app_id: str, batch: int, file: BatchFile | None, metadata: str
-) -> int:
-    """Commit a batch to the change log; returns its version.
+def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
+    """Commit a batch to the change log, durably.
 
     Without a file, only the batch's number is committed, and counts as landed. Each attempt is a
     compare-and-swap on a version without the batch. Raises LateWriter when the batch is there
     already.
     """
-    version = -1
+    added = [] if file is None else [(file.path, file.size, file.stats)]
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(CommitFailedError),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -195,51 +182,20 @@ def commit_batch(
     ):
         with attempt:
             table = place.open()
-            if (table.transaction_version(app_id) or 0) >= batch:
-                if (version := _version_of(table, metadata)) >= 0:
-                    break  # An earlier attempt committed it, but its answer was lost.
+            if table.committed(tag.app_id) < tag.number:
+                table.replace_files([], added, tag, {"batch": str(tag.number)})
+            elif (version := _version_of(table, tag)) is not None:
+                table.keep(version)  # Its answer was lost, or the run was killed before this.
+            else:
                 raise LateWriter(
-                    f"batch {batch} of the change log was landed by another run: run again"
+                    f"batch {tag.number} of the change log was landed by another run: run again"
                 )
-            _commit(table, app_id, batch, file, metadata)
-            version = (
-                table.version() + 1
-                # The commit is a compare-and-swap, so this is its version. Maintenance may have
-                # committed since.
-            )
-            table.update_incremental()
-            checkpoint(table, CHANGE_LOG_CHECKPOINT_INTERVAL)
-    return version
 
 
-def _version_of(table: DeltaTable, metadata: str) -> int:
-    """Return the version of the commit with this userMetadata; -1 when no recent commit has it."""
-    return next(
-        (int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1
-    )
-
-
-def _commit(
-    table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str
-) -> None:
-    added: list[AddAction | RemoveAction] = (
-        []
-        if file is None
-        else [
-            AddAction(
-                file.path,
-                file.size,
-                {"batch": str(batch)},
-                int(time.time() * 1000),
-                data_change=True,
-                stats=file.stats,
-            )
-        ]
-    )
-    table.create_write_transaction(
-        added,
-        mode="append",
-        schema=table.schema(),
-        partition_by=["batch"],
-        **only_if_unchanged(app_id, batch, metadata),
-    )
+def _version_of(table: TargetVersion, tag: Tag) -> int | None:
+    """Return the version of the commit with this userMetadata; None when no recent commit has
+    it.
+    """
+    entries = table.history(_NEWEST)
+    own = (e["version"] for e in entries if e.get("userMetadata") == tag.metadata)
+    return next(map(int, own), None)

@@ -15,16 +15,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, Transaction
 
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_file import BatchFile, commit_batch, create_log, write_batch
+from waldelta.lake.changelog.batch_file import (
+    CHANGE_LOG_CHECKPOINT_INTERVAL,
+    BatchFile,
+    commit_batch,
+    create_log,
+    write_batch,
+)
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.quarantine import SKIPPED
@@ -32,11 +39,8 @@ from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import (
     CHANGES,
     NO_HOOKS,
-    files_of,
     remove_empty_folders,
     sync_behind,
-    sync_commit,
-    write_checkpoint,
 )
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
@@ -109,7 +113,8 @@ class ChangeLog(RowMessages):
     """The change log of one lake; ``app_id`` is the slot incarnation that writes it."""
 
     def __init__(self, lake: Lake, app_id: str) -> None:
-        self.lake, self.place, self.app_id = lake, lake.bookkeeping(CHANGES), app_id
+        self.lake, self.app_id = lake, app_id
+        self.place = lake.bookkeeping(CHANGES, CHANGE_LOG_CHECKPOINT_INTERVAL)
         self.uri = self.place.uri
 
     def last_batch(self) -> int | None:
@@ -117,7 +122,7 @@ class ChangeLog(RowMessages):
         id.
         """
         table = self.place.find()
-        return table.transaction_version(self.app_id) if table is not None else None
+        return (table.committed(self.app_id) or None) if table is not None else None
 
     def highest_batch(self) -> int:
         """Return the highest batch number in the log, of any incarnation; 0 when the log is
@@ -136,7 +141,7 @@ class ChangeLog(RowMessages):
         return (
             []
             if table is None
-            else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
+            else [int(p["batch"]) for p in table.table.partitions() if p["batch"] is not None]
         )
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
@@ -153,7 +158,7 @@ class ChangeLog(RowMessages):
         past it. Batches that maintenance has dropped don't count as missing.
         """
         table = self.place.find()
-        pruned = (table.transaction_version(_PRUNED) or 0) if table is not None else 0
+        pruned = table.committed(_PRUNED) if table is not None else 0
         held = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {
             batch: of_batch.messages
@@ -191,33 +196,26 @@ class ChangeLog(RowMessages):
         dropped, so that it isn't mistaken for lost messages.
         """
         table = self.place.open()
-        version = table.version()
+        version = table.version
         if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
             properties = CommitProperties(
                 app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))]
             )
             # batch is the partition column, so whole files are removed, and none is read.
-            table.delete(
+            table.table.delete(
                 f"batch <= {upto_batch:d}",
                 commit_properties=properties,
                 post_commithook_properties=NO_HOOKS,
             )
         fault_point("maintain.forgotten")
         version = sync_behind(self.uri, version)
-        table.vacuum(
-            hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            post_commithook_properties=NO_HOOKS,
-            full=True,
-        )
+        table.vacuum(hours, full=True)
         sync_behind(self.uri, version)
         # A later batch's folder may be about to get its file.
         remove_empty_folders(
             self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch
         )
-        if write_checkpoint(table):  # The checkpoint replaces the log's old entries.
-            table.cleanup_metadata()
+        table.drop_old_entries()
 
     def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Return the bytes of each batch in a range, before compression, from the files'
@@ -239,7 +237,7 @@ class ChangeLog(RowMessages):
         table = self.place.find()
         if table is None:
             return after_batch
-        actions = files_of(table)
+        actions = table.files
         if "max.xid8" not in actions.column_names:
             return after_batch
         last: dict[int, int | None] = {}
@@ -259,7 +257,7 @@ class ChangeLog(RowMessages):
         """Return the end of a batch's last transaction, from file statistics alone; 0 for an empty
         batch.
         """
-        actions = files_of(self.place.open())
+        actions = self.place.open().files
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
@@ -295,7 +293,7 @@ class ChangeLog(RowMessages):
         table = self.place.find()
         if table is None:
             return Reach({})
-        actions = files_of(table)
+        actions = table.files
         names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
         ends: dict[int, int] = {}
         begins: dict[int, int] = {}
@@ -307,7 +305,7 @@ class ChangeLog(RowMessages):
             if batch > first_batch and most is not None:
                 ends[batch] = max(most, ends.get(batch, most))
                 begins[batch] = min(least, begins.get(batch, least))
-        landed = table.transaction_version(self.app_id) or 0
+        landed = table.committed(self.app_id)
         lowest = min(ends, default=max(landed, first_batch) + 1)
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
 
@@ -326,7 +324,7 @@ class ChangeLog(RowMessages):
 
     def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
         """Commit a batch durably; raises LateWriter when another run has committed it."""
-        sync_commit(self.uri, commit_batch(self.place, self.app_id, batch, file, metadata))
+        commit_batch(self.place, Tag(self.app_id, batch, metadata), file)
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""
@@ -450,7 +448,7 @@ class ChangeLog(RowMessages):
     def dataset(self) -> ds.Dataset | None:
         """Return all files of the log as a dataset; None before anything has landed."""
         table = self.place.find()
-        return None if table is None else table.to_pyarrow_dataset()
+        return None if table is None else table.table.to_pyarrow_dataset()
 
 
 def _batch_of(folder: str) -> int | None:
@@ -459,9 +457,9 @@ def _batch_of(folder: str) -> int | None:
     return int(number) if column == "batch" and number.isdecimal() else None
 
 
-def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, int]:
+def _sizes(table: TargetVersion, after_batch: int, upto_batch: int) -> dict[int, int]:
     found: dict[int, int] = {}
-    for file in files_of(table).select(["partition.batch", "num_records"]).to_pylist():
+    for file in table.files.select(["partition.batch", "num_records"]).to_pylist():
         batch = int(file["partition.batch"])
         if after_batch < batch <= upto_batch:
             found[batch] = found.get(batch, 0) + (file["num_records"] or 0)

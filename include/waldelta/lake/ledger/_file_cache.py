@@ -14,12 +14,10 @@ from threading import Lock
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
-from waldelta.lake.lake import DeltaTarget
-from waldelta.lake.storage import files_of
+from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 
 # Larger files come from compaction, and are few.
 _SMALL_ROWS = 2_000
@@ -32,8 +30,7 @@ _lock = Lock()
 
 
 def read_sorted(
-    place: DeltaTarget,
-    table: DeltaTable,
+    table: TargetVersion,
     columns: Sequence[str] | None = None,
     since: datetime | None = None,
     chosen: pc.Expression | None = None,
@@ -42,13 +39,11 @@ def read_sorted(
 ) -> pa.Table:
     """Return columns (None: all) of the rows from ``since`` on that a filter selects, oldest first.
 
-    ``table`` is the version to read of the table at ``place``.
     Columns that a file lacks, because it is older than the column, are null; the same is true for
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
     and columns are read. Small files are read whole and cached, unless ``kept`` is False.
     """
-    schema = pa.schema(table.schema().to_arrow())
-    actions = files_of(table)
+    schema, actions = table.schema, table.files
     if since is not None:
         recent = pc.field("at") >= since
         chosen = recent if chosen is None else recent & chosen
@@ -57,7 +52,7 @@ def read_sorted(
             actions = actions.filter(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
             )
-    reader = _Reader(place, schema)
+    reader = _Reader(table.place, schema)
     wanted = schema.names if columns is None else (*columns, "at")
     held = [name for name in dict.fromkeys(wanted) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()

@@ -18,20 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
-from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake import CommitProperties, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
+from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
 from waldelta.lake.storage import (
     NO_HOOKS,
-    checkpoint,
-    files_of,
     sync_commit,
-    write_checkpoint,
 )
 from waldelta.lake.write_errors import target_not_writable
 
@@ -109,7 +107,8 @@ class LedgerTable(Generic[R]):
     """The rows of one kind: a small Delta table, written and read without a JVM."""
 
     def __init__(self, kind: type[R], lake: Lake) -> None:
-        self.place, self.schema = lake.bookkeeping(kind.table), schema_of(kind)  # type: ignore[arg-type]
+        self.schema = schema_of(kind)  # type: ignore[arg-type]
+        self.place = lake.bookkeeping(kind.table, LEDGER_CHECKPOINT_INTERVAL)
         self.uri, self._kind = self.place.uri, kind
         self._groups = WriterProperties(max_row_group_size=kind.rows_per_group)
 
@@ -159,14 +158,14 @@ class LedgerTable(Generic[R]):
             return list(rows)
         rows = self._behind(table, rows)
         write_deltalake(
-            table,
+            table.table,
             self._stored(rows),
             mode="append",
             schema_mode=self._schema_mode(table),
             **_ONLY_IF_UNCHANGED,
         )
-        self._keep(table)
-        if len(table.file_uris()) > self._kind.most_files:
+        table.keep(table.version)
+        if len(table.table.file_uris()) > self._kind.most_files:
             self._compact(table)
         return rows
 
@@ -203,7 +202,7 @@ class LedgerTable(Generic[R]):
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
-        rows = read_sorted(self.place, table, columns, since, chosen, kept=kept)
+        rows = read_sorted(table, columns, since, chosen, kept=kept)
         for field in fields:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
@@ -212,7 +211,7 @@ class LedgerTable(Generic[R]):
     def version(self) -> int:
         """Return the table's Delta version; -1 when there is no table."""
         table = self.place.find()
-        return -1 if table is None else table.version()
+        return -1 if table is None else table.version
 
     def newest(self) -> R | None:
         """Return the row that was appended last."""
@@ -220,7 +219,7 @@ class LedgerTable(Generic[R]):
         at = self._newest_at(table) if table is not None else None
         if table is None or at is None:
             return None
-        return rows_of(self._kind, read_sorted(self.place, table, since=at))[-1]
+        return rows_of(self._kind, read_sorted(table, since=at))[-1]
 
     @_again_when_changed
     def replace(
@@ -243,14 +242,14 @@ class LedgerTable(Generic[R]):
                 self._create(self._stored(rows))
                 return
             write_deltalake(
-                table,
+                table.table,
                 self._stored(self._behind(table, rows)),
                 mode="overwrite",
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
                 **_ONLY_IF_UNCHANGED,
             )
-            self._keep(table)
+            table.keep(table.version)
 
     @_again_when_changed
     def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
@@ -261,7 +260,7 @@ class LedgerTable(Generic[R]):
         table = self.place.find()
         if table is None:
             return 0
-        rows = read_sorted(self.place, table)
+        rows = read_sorted(table)
         known = (
             rows[flag]
             if flag in rows.column_names
@@ -275,13 +274,13 @@ class LedgerTable(Generic[R]):
         }
         with self._named_errors():
             write_deltalake(
-                table,
+                table.table,
                 pa.table(columns),
                 mode="overwrite",
                 schema_mode="merge",
                 **_ONLY_IF_UNCHANGED,
             )
-            self._keep(table)
+            table.keep(table.version)
         return int(marked)
 
     @_again_when_changed
@@ -295,25 +294,23 @@ class LedgerTable(Generic[R]):
         table = self.place.find()
         if table is None:
             return 0
-        rows = read_sorted(self.place, table)
+        rows = read_sorted(table)
         kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
             write_deltalake(
-                table, kept, mode="overwrite", writer_properties=self._groups, **_ONLY_IF_UNCHANGED
+                table.table,
+                kept,
+                mode="overwrite",
+                writer_properties=self._groups,
+                **_ONLY_IF_UNCHANGED,
             )
             fault_point("maintain.pruned")
-            sync_commit(self.uri, table.version())
-        elif len(table.file_uris()) > 1:
+            sync_commit(self.uri, table.version)
+        elif len(table.table.file_uris()) > 1:
             self._compact(table)
-        table.vacuum(
-            _KEEP_FILES_HOURS,
-            dry_run=False,
-            enforce_retention_duration=False,
-            post_commithook_properties=NO_HOOKS,
-        )
-        if write_checkpoint(table):  # The checkpoint replaces the log's old entries.
-            table.cleanup_metadata()
+        table.vacuum(_KEEP_FILES_HOURS)
+        table.drop_old_entries()
         return dropped
 
     def _create(self, data: pa.Table) -> None:
@@ -340,38 +337,31 @@ class LedgerTable(Generic[R]):
         except (DeltaError, OSError) as err:
             raise target_not_writable(self.uri, err) from None
 
-    def _compact(self, table: DeltaTable) -> None:
+    def _compact(self, table: TargetVersion) -> None:
         try:
-            table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
+            table.table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
         except DeltaError as err:
             # Another run compacts or appends. A later append will compact, and no row depends on
             # it.
             log.info("%s not compacted: %s", self.uri, err)
             return
-        self._keep(table)
+        table.keep(table.version)
 
-    def _keep(self, table: DeltaTable) -> None:
-        """Make a commit durable, and write a checkpoint at regular intervals."""
-        sync_commit(self.uri, table.version())
-        checkpoint(table, LEDGER_CHECKPOINT_INTERVAL)
-
-    def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
+    def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Return the mode that adds columns, and fields of structs, which an earlier version's
         table lacks.
         """
-        held: pa.Schema = pa.schema(table.schema().to_arrow())
+        held: pa.Schema = table.schema
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         return None if known else "merge"
 
-    def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
+    def _last_at(self, table: TargetVersion | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        rows = read_sorted(self.place, table, ["at"], None, after.chosen, kept=after.kept)[
-            "at"
-        ].to_pylist()
+        rows = read_sorted(table, ["at"], None, after.chosen, kept=after.kept)["at"].to_pylist()
         return rows[-1] if rows else None
 
-    def _behind(self, table: DeltaTable, rows: Sequence[R]) -> list[R]:
+    def _behind(self, table: TargetVersion, rows: Sequence[R]) -> list[R]:
         """Return the rows, moved to times after the newest row where the clock is behind."""
         newest = self._newest_at(table)
         early = newest + STATISTIC - rows[0].at if rows and newest is not None else timedelta(0)
@@ -384,8 +374,8 @@ class LedgerTable(Generic[R]):
     def _stored(self, rows: Sequence[R]) -> pa.Table:
         return pa.Table.from_pylist([asdict(row) for row in rows], schema=self.schema)
 
-    def _newest_at(self, table: DeltaTable) -> datetime | None:
-        actions = files_of(table)
+    def _newest_at(self, table: TargetVersion) -> datetime | None:
+        actions = table.files
         if "max.at" not in actions.column_names:
             return None
         newest: datetime | None = pc.max(actions["max.at"]).as_py()

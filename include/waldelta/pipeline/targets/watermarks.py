@@ -60,7 +60,7 @@ class Watermarks:
         place = self._job.lake.target(state.table_name)
         try:
             table = place.open()
-            committed = table.transaction_version(apply_app_id(self.identity, state)) or 0
+            committed = table.committed(apply_app_id(self.identity, state))
         except TableNotFoundError as err:
             raise StateError(
                 f"{state.table_name}: its target {place.uri} is gone: run the initial sync for"
@@ -72,7 +72,7 @@ class Watermarks:
                 f" ({str(err).splitlines()[0]}): restore the missing files of its _delta_log, or"
                 " remove the folder and run the initial sync for it again"
             ) from err
-        self.versions[state.table_name] = table.version()
+        self.versions[state.table_name] = table.version
         applied = max(committed, self._in_cut(state), self.floor)
         if applied > self.floor or not state.snapshot:
             return applied
@@ -114,5 +114,4 @@ def messages_applied(job: Job, identity: SlotIdentity) -> int:
     """Return the last batch whose logical messages are in their table."""
     floor = job.first_batch()
     table = job.lake.bookkeeping(MESSAGES).find()
-    landed = table.transaction_version(messages_app_id(identity)) if table is not None else None
-    return max(floor, landed or 0)
+    return max(floor, table.committed(messages_app_id(identity)) if table is not None else 0)

@@ -17,14 +17,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from pyspark.sql import functions as F
 
-from waldelta.lake import files_of
+from waldelta.lake import TargetVersion
 from waldelta.lake.driver_limits import is_small
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_count
+from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check._background import measure_early
 from waldelta.stages.check._check_run import CheckRun, refused
@@ -93,7 +92,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
     Returns None when Great Expectations must evaluate the suite.
     """
     rules, table = affordable(run.rules_of(target)), target.open()
-    columns = _columns(table)
+    columns = table.schema.names
     suite = run.suite_of(target, columns, rules)
     profiled = quick_profile(table, suite)
     if profiled is None:
@@ -134,17 +133,13 @@ def _judge_rest(run: CheckRun, session: SparkSession, target: CheckedTarget) -> 
 
     Returns None when the target has changed since its last full check.
     """
-    suite = run.suite_of(target, _columns(target.open()))
+    suite = run.suite_of(target, target.open().schema.names)
     if not is_unchanged_since_full_check(run.known, target, suite):
         return None
     plan = rest_of(suite)
     references, types = run.rules_of(target).references, {p.type for p in plan.expectations}
     counts = measure_early(run.background, session, target, references, types=types)
     return TableVerdict(plan.table, target.version, rest_outcomes(plan, counts), plan.omitted)
-
-
-def _columns(table: DeltaTable) -> list[str]:
-    return [field.name for field in table.schema().fields]
 
 
 def affordable(rules: SourceRules) -> SourceRules:
@@ -156,7 +151,7 @@ def affordable(rules: SourceRules) -> SourceRules:
     for reference in rules.references:
         try:
             sides = reference.referring, reference.referenced
-            counts = [row_count(files_of(side.open())) for side in sides]
+            counts = [row_count(side.open().files) for side in sides]
         except (DeltaError, OSError, pa.ArrowException, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
@@ -170,7 +165,9 @@ def affordable(rules: SourceRules) -> SourceRules:
     return replace(rules, references=kept, omitted=omitted)
 
 
-def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
+def quick_profile(
+    table: TargetVersion, plan: SuitePlan
+) -> tuple[Measured | None, SuitePlan] | None:
     """Returns a mirror's profile measured without Spark, and the part of the plan still to judge.
 
     The profile is None when the plan has no profile expectation or the profile can't be measured.
@@ -193,14 +190,14 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
 
 
 def quick_outcomes(
-    table: DeltaTable, plan: SuitePlan, *are_met: Callable[[], bool]
+    table: TargetVersion, plan: SuitePlan, *are_met: Callable[[], bool]
 ) -> tuple[Outcome, ...] | None:
     """Returns the outcome of each expectation when all are met.
 
     ``are_met`` find out, in this order, until one returns True. Returns None when Great
     Expectations must run.
     """
-    columns = {listed(field.name): _spark_type(field.type) for field in table.schema().fields}
+    columns = {listed(field.name): _spark_type(field.type) for field in table.table.schema().fields}
     kinds = [(kind_of(planned.type), planned) for planned in plan.expectations]
     if not all(kind.fits(columns, planned.kwargs) for kind, planned in kinds):
         return None
@@ -257,7 +254,7 @@ def row_conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
 
 
 def is_met_in_driver(
-    table: DeltaTable,
+    table: TargetVersion,
     plan: SuitePlan,
     references: Sequence[Reference] = (),
 ) -> bool:
@@ -273,10 +270,9 @@ def is_met_in_driver(
         return False
     columns = {name for names in read for name in names or ()}
     try:
-        if not is_small(files_of(table)):
+        if not is_small(table.files):
             return False
-        dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-        rows = dataset.to_table(columns=sorted(columns))
+        rows = table.dataset().to_table(columns=sorted(columns))
         if any(rows_without_parent_in_driver(one) != 0 for one in references):
             return False
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:

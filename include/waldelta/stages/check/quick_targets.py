@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from waldelta.lake import DeltaTarget, files_of
+from waldelta.lake import DeltaTarget
 from waldelta.lake.storage import row_count
 from waldelta.pipeline import Job, RunResult
 
@@ -47,7 +47,7 @@ def is_little(changes: int, target: DeltaTarget, version: int | None) -> bool:
     if changes <= _FEW:
         return True
     try:
-        rows = row_count(files_of(target.open(version)))
+        rows = row_count(target.open(version).files)
     except (DeltaError, OSError, pa.ArrowException) as err:
         log.info("%s gets a full check, since its rows can't be counted: %s", target.uri, err)
         return False

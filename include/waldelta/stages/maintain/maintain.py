@@ -10,10 +10,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from waldelta.changes.merge.by_driver import is_known
 from waldelta.changes.merge.statements import session_settings
 from waldelta.changes.merge.target_table import (
     set_deletion_vectors,
@@ -22,12 +20,12 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import files_of
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import find_leftovers
-from waldelta.lake.storage import NO_HOOKS, has_deletion_vectors, remove_folder, sync_behind
+from waldelta.lake.storage import remove_folder, sync_behind
 from waldelta.pgoutput.transactions import Prepared
 from waldelta.pipeline import Job, RunResult, StageResult, target_lock
 from waldelta.pipeline.targets import Watermarks
@@ -63,46 +61,40 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     uri = target.uri
     with target_lock(job, name):
         table = target.open()
-        version = table.version()
+        version = table.version
         if (state := job.table_state(name)) is not None:
             check_target(job, state, version)
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
-        _compact(spark, uri, table)
+        _compact(spark, target)
         # Otherwise only the next commit would make the log durable, and a cut could name a version
         # that a power failure removes.
         version = sync_behind(uri, version)
     # The deleted files have been unused for a week at least, so no other run waits while the
     # table's folder is listed.
-    _vacuum(spark, uri, table, hours)
+    _vacuum(spark, target, hours)
     sync_behind(uri, version)
 
 
-def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
+def _vacuum(spark: SparkSession, target: DeltaTarget, hours: int) -> None:
     """Delete files that no version newer than ``hours`` needs, including those of killed writers.
 
     delta-rs does it where it knows all writer features of the table: Spark's VACUUM of a small
     table takes seconds of CPU.
     """
-    table.update_incremental()
-    if is_known(table):
+    table = target.open()
+    if table.is_writable:
         try:
-            table.vacuum(
-                hours,
-                dry_run=False,
-                enforce_retention_duration=False,
-                post_commithook_properties=NO_HOOKS,
-                full=True,
-            )
+            table.vacuum(hours, full=True)
         except (DeltaError, OSError) as err:  # The files may belong to another user, for example.
-            log.info("%s is vacuumed by Spark: %s", uri, err)
+            log.info("%s is vacuumed by Spark: %s", target.uri, err)
         else:
             return
-    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
+    spark.sql(f"vacuum {path(target.uri)} retain {int(hours)} hours").collect()
 
 
 def _keep_as_chosen(
-    spark: SparkSession, uri: str, table: DeltaTable, deletion_vectors: bool
+    spark: SparkSession, uri: str, table: TargetVersion, deletion_vectors: bool
 ) -> None:
     """Follow the pipeline file's choice of deletion vectors.
 
@@ -119,20 +111,18 @@ def _keep_as_chosen(
     set_deletion_vectors(spark, uri, deletion_vectors)
 
 
-def _compact(spark: SparkSession, uri: str, table: DeltaTable) -> None:
-    table.update_incremental()
-    if _has_work(table):
+def _compact(spark: SparkSession, target: DeltaTarget) -> None:
+    if _has_work(target.open()):
         with session_settings(spark, _FILE_SIZES):
-            spark.sql(f"optimize {path(uri)}").collect()
+            spark.sql(f"optimize {path(target.uri)}").collect()
     fault_point("maintain.compacted")
 
 
-def _has_work(table: DeltaTable) -> bool:
+def _has_work(table: TargetVersion) -> bool:
     """Returns whether OPTIMIZE may have work: Spark needs a second or more to find that out."""
-    asked = table.protocol().writer_features or ()
-    if has_deletion_vectors(table) or "clustering" in asked or table.metadata().partition_columns:
+    if table.has_deletion_vectors or table.has_optional_layout:
         return True
-    small = pc.sum(pc.less(files_of(table)["size_bytes"], _SMALL_FILE)).as_py() or 0
+    small = pc.sum(pc.less(table.files["size_bytes"], _SMALL_FILE)).as_py() or 0
     return bool(small > 1)
 
 

@@ -20,6 +20,7 @@ from waldelta.changes.merge.target_table import (
     target_schema,
     writes_deletion_vectors,
 )
+from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
@@ -32,7 +33,6 @@ from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, men
 from waldelta.stages.sync._write_files import (
     ChunkReader,
     CopiedFiles,
-    CopyTarget,
     copy_files,
     open_target,
 )
@@ -111,7 +111,7 @@ def write_copy(
     return written, None, diff
 
 
-def _copy_in_tasks(spark: SparkSession, target: CopyTarget, rows: CopyRows) -> CopiedFiles:
+def _copy_in_tasks(spark: SparkSession, target: TargetVersion, rows: CopyRows) -> CopiedFiles:
     def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
         done = run_tasks(spark, count, row_schema, task, stops=True)
         rows.all_read()  # Every task has returned its files.

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector
 
-from waldelta.changes.merge.by_driver import TARGET_CHECKPOINT_INTERVAL, arrow_schema, is_known
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -30,10 +29,9 @@ from waldelta.changes.merge.target_table import (
     target_write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake import DeltaTarget, files_of
-from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.lake.delta_log import Commit
-from waldelta.lake.storage import checkpoint, only_if_unchanged, sync_commit
+from waldelta.lake import DeltaTarget, Tag, TargetVersion
+from waldelta.lake.data_file import DataFile, discard, new_prefix
+from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.write_errors import target_not_writable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
@@ -58,7 +56,6 @@ _WRITTEN = pa.schema(
 _ATTEMPTS = 10
 # With this type, delta-rs lists a table's features without the one of a NOT NULL.
 _NTZ = "timestamp_ntz"
-_LATE = "{uri} was changed by another writer while it was replaced: run the sync again"
 
 # Reads the rows of the task with this number.
 ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
@@ -72,17 +69,7 @@ class CopiedFiles:
     raw_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class CopyTarget:
-    """A target whose files tasks may write, as before the copy; tasks get it without its
-    ``table``.
-    """
-
-    place: DeltaTarget
-    table: DeltaTable
-
-
-def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> CopyTarget | None:
+def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVersion | None:
     """Returns the target with these columns, created if missing; None when Spark must write it.
 
     Spark must write tables with column mapping, variants, deletion vectors or other features,
@@ -93,48 +80,44 @@ def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> CopyTarg
     wanted = Schema.from_arrow(pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns]))
     try:
         table = _opened(place, wanted)
-        return CopyTarget(place, table) if _fits(table, wanted) else None
+        return table if _fits(table, wanted) else None
     except (DeltaError, OSError) as err:
         log.info("Spark writes %s, since the driver can't: %s", place.uri, first_line(err))
         return None
 
 
-def _opened(place: DeltaTarget, wanted: Schema) -> DeltaTable:
+def _opened(place: DeltaTarget, wanted: Schema) -> TargetVersion:
     """Returns the table, created if missing; raises OSError for a folder with other files in it."""
-    try:
-        return place.open()
-    except TableNotFoundError:
-        if _NTZ in wanted.to_json():
-            raise DeltaError(
-                f"Spark can't read a table with {_NTZ} columns that delta-rs created"
-            ) from None
-        if place.files.get_file_info(FileSelector("", allow_not_found=True)):
-            raise FileExistsError(f"{place.uri} has files and no Delta log") from None
-        with private_files():
-            return DeltaTable.create(place.uri, wanted, storage_options=place.lake.storage_options)
+    if (table := place.find()) is not None:
+        return table
+    if _NTZ in wanted.to_json():
+        raise DeltaError(f"Spark can't read a table with {_NTZ} columns that delta-rs created")
+    if place.files.get_file_info(FileSelector("", allow_not_found=True)):
+        raise FileExistsError(f"{place.uri} has files and no Delta log")
+    return place.create(wanted)
 
 
-def _fits(table: DeltaTable, wanted: Schema) -> bool:
+def _fits(table: TargetVersion, wanted: Schema) -> bool:
     """Returns whether the table has the wanted columns, and no feature that requires Spark.
 
     It may have fewer NOT NULL constraints, not more.
     """
     held, asked = (
-        {field.name: field for field in schema.fields} for schema in (table.schema(), wanted)
+        {field.name: field for field in schema.fields} for schema in (table.table.schema(), wanted)
     )
-    if not is_known(table) or held.keys() != asked.keys():
+    if not table.is_writable or held.keys() != asked.keys():
         return False
     if any(held[name].type != field.type for name, field in asked.items()):
         return False
     if any(field.nullable and not held[name].nullable for name, field in asked.items()):
         return False
     # A path with more than a file name belongs to a clone, or to a table that was partitioned.
-    return not any(mark in path for path, _ in _files(table) for mark in "/%:")
+    return not any(mark in path for path, _ in table.sized_files for mark in "/%:")
 
 
 def copy_files(
     run: RunTask,
-    target: CopyTarget,
+    target: TargetVersion,
     tasks: int,
     reader: ChunkReader,
     txn: tuple[str, int],
@@ -145,7 +128,7 @@ def copy_files(
     ``run`` runs the tasks (tasks.run_tasks). Raises the error a task named, LateWriter when another
     waldelta run committed in between, TargetNotWritable.
     """
-    place, schema = target.place, arrow_schema(target.table)
+    place, schema = target.place, target.schema
     prefix = new_prefix()
     try:
         told = run(tasks, _WRITTEN, lambda number: _write(place, schema, prefix, reader(number)))
@@ -158,9 +141,8 @@ def copy_files(
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with private_files():
-            version = _commit(
-                target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
-            )
+            text = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
+            version = _commit(target, files, Tag(*txn, text))
     except LateWriter:
         # After any other error the commit may exist: its response was lost, or a later step failed.
         discard(place, prefix)
@@ -230,58 +212,26 @@ def _named(uri: str) -> Iterator[None]:
         raise target_not_writable(uri, err, "Spark's tasks") from None
 
 
-def _commit(
-    target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tuple[str, int], metadata: str
-) -> int:
+def _commit(table: TargetVersion, files: Sequence[tuple[str, int, str]], tag: Tag) -> int:
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
-    place, table, own = target.place, target.table, target.place.log
+    place, wanted = table.place, table.table.schema()
+    late = LateWriter(
+        f"{place.uri} was changed by another writer while it was replaced: run the sync again"
+    )
     for _ in range(_ATTEMPTS):
-        if (table.transaction_version(txn[0]) or 0) >= txn[1]:
+        if table.committed(tag.app_id) >= tag.number:
             break
         try:
-            table.create_write_transaction(
-                replacement(_files(table), files),
-                mode="append",
-                schema=table.schema(),
-                **only_if_unchanged(*txn, metadata),
-            )
-            version = table.version() + 1
-        except CommitFailedError as err:
-            found = _among(commits := list(own.behind(table.version())), metadata)
-            if not commits:
-                raise target_not_writable(place.uri, err) from None
-            if found is None:
-                # The copy replaces external rows like all others, as if they had come before it.
-                later = place.open()
-                if not _fits(later, table.schema()):
-                    raise LateWriter(_LATE.format(uri=place.uri)) from err
-                table = later
-                continue
-            version = found
-        sync_commit(place.uri, version)
-        table.update_incremental()
-        checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
-        return version
-    raise LateWriter(_LATE.format(uri=place.uri))
-
-
-def _among(commits: Iterable[Commit], metadata: str) -> int | None:
-    """Returns the version of our own commit, whose response was lost.
-
-    Raises LateWriter when another waldelta commit is among them.
-    """
-    for commit in commits:
-        if commit.info.get("userMetadata") == metadata:
-            return commit.version
-        if commit.metadata:
-            raise LateWriter(
-                f"version {commit.version} was committed by another run: run the sync again"
-            )
-    return None
-
-
-def _files(table: DeltaTable) -> list[tuple[str, int]]:
-    held = files_of(table)
-    return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
+            return table.replace_files(table.sized_files, files, tag)
+        except Overtaken as err:
+            if (ours := next((one for one in err.commits if one.metadata), None)) is not None:
+                raise LateWriter(
+                    f"version {ours.version} was committed by another run: run the sync again"
+                ) from None
+            # The copy replaces external rows like all others, as if they had come before it.
+            table = place.open()
+            if not _fits(table, wanted):
+                raise late from err
+    raise late

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from waldelta.errors import ConfigError
-from waldelta.lake import files_of
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import row_count
@@ -104,7 +103,7 @@ def is_empty(job: Job, name: str) -> bool:
     """Returns whether a target has no row, or doesn't exist."""
     if not _is_there(job, name):
         return True
-    return row_count(files_of(job.lake.target(name).open())) == 0
+    return row_count(job.lake.target(name).open().files) == 0
 
 
 def _remedy(name: str) -> str:

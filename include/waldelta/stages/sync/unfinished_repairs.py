@@ -26,11 +26,10 @@ from waldelta.errors import (
     StateError,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake import files_of
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, latest_rows, watched_rows
 from waldelta.lake.ledger.records import COPYING, SYNCED, now
-from waldelta.lake.storage import has_deletion_vectors, row_count
+from waldelta.lake.storage import row_count
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.slot_identity import identity_of, incarnation_of
@@ -115,7 +114,7 @@ def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
     """Returns the target's row count, from its log where possible."""
     target = job.lake.target(name)
     table = target.open()
-    counted = None if has_deletion_vectors(table) else row_count(files_of(table))
+    counted = None if table.has_deletion_vectors else row_count(table.files)
     return spark.read.format("delta").load(target.uri).count() if counted is None else counted
 
 

@@ -15,8 +15,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from tests.support.bookkeeping import table_at
 from waldelta.changes.merge._file_bounds import may_hold
-from waldelta.lake import files_of
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
 
 TEXT, DAY, MOMENT, LOCAL = pa.string(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
@@ -110,7 +110,7 @@ def told_of(folder, kinds, *stats) -> pa.Table:
         for n, text in enumerate(stats)
     ]
     table.create_write_transaction(adds, mode="append", schema=table.schema())
-    return files_of(DeltaTable(folder.as_uri())).sort_by("path")
+    return table_at(folder.as_uri()).open().files.sort_by("path")
 
 
 def statistics(**bounds) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from deltalake import DeltaTable, Schema
 
 from tests.support.bookkeeping import table_at
 from waldelta.errors import LateWriter, PeekTimeout, TargetNotWritable
-from waldelta.lake import DeltaTarget, Lake
+from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.changelog import ChangeLog, batch_file
 
 SCHEMA = pa.schema(
@@ -73,7 +74,7 @@ def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
     """A row group is as large as what is held of it; a column without values has no bounds."""
     monkeypatch.setattr(batch_file, "BATCH_ROW_GROUP_BYTES", 60)
     land(log, 1, part((0, 7, 500, 90), (1, 8, None, 80)), part(), part((2, 7, 499, 100)))
-    (file,) = pa.table(log.place.find().get_add_actions(flatten=True)).to_pylist()
+    (file,) = log.place.open().files.to_pylist()
     told = {
         name: file[name]
         for name in file
@@ -153,7 +154,7 @@ def test_the_making_of_a_log_is_made_up_for(tmp_path, monkeypatch):
 
     def others_make_it(uri, options=None):
         if not asked:
-            asked.append(batch_file.DeltaTable.create(uri, Schema.from_arrow(SCHEMA)))
+            asked.append(DeltaTable.create(uri, Schema.from_arrow(SCHEMA)))
             return False
         return real(uri, options)
 
@@ -179,8 +180,9 @@ def test_somebody_elses_commit_comes_between(log, monkeypatch):
         table = opened(place)
         if others and others.pop(0) == "maintenance":
             DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
-        elif not table.transaction_version("slot"):
-            batch_file._commit(DeltaTable(log.uri), "slot", 1, None, "theirs")
+        elif not table.committed("slot"):
+            theirs = Tag("slot", 1, "theirs")
+            opened(log.place).replace_files([], [], theirs, {"batch": "1"})
         return table
 
     monkeypatch.setattr(DeltaTarget, "open", late)
@@ -195,7 +197,7 @@ def test_somebody_elses_commit_comes_between(log, monkeypatch):
 
 
 def test_a_checkpoint_keeps_the_last_batch(log, monkeypatch):
-    monkeypatch.setattr(batch_file, "CHANGE_LOG_CHECKPOINT_INTERVAL", 2)
+    log.place = replace(log.place, interval=2)
     for batch in (1, 2, 3):
         land(log, batch, part((0, 7, 500, 90)))
     assert [

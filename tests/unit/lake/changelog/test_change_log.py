@@ -98,17 +98,17 @@ def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):
         os.utime(folder / name, (at, at))
     for number in (0, 4):
         (folder / f"batch={number}").mkdir(exist_ok=True)
-    rows = stale.to_pyarrow_table().drop_columns("batch").slice(0, 3)
+    rows = stale.dataset().to_table().drop_columns("batch").slice(0, 3)
     log.add(4, log.write(4, rows.to_batches(), rows.schema), "{}")
     with monkeypatch.context() as late:
         late.setattr(DeltaTarget, "open", lambda _: stale)
         log.prune(2, 168)
     assert log.sizes(0, 9) == {3: 3, 4: 3}
-    assert (log.last_batch(), open_log().version()) == (
+    assert (log.last_batch(), open_log().version) == (
         4,
         4,
     )  # the prune's commit, the beginning and the end of a VACUUM
-    assert open_log().transaction_version("waldelta:pruned") == 2
+    assert open_log().committed("waldelta:pruned") == 2
     left = sorted(str(path.relative_to(folder)) for path in folder.glob("batch=*/*"))
     assert [name for name in left if "part-" not in name] == ["batch=4/landing.parquet"]
     assert [name.partition("/")[0] for name in left] == [

@@ -625,8 +625,7 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
     def cut():
         if (table / "_delta_log/_last_checkpoint").exists():
             left = disk.after_a_cut(table, tmp_path / f"cut{len(rows)}")
-            place = table_at(left.as_uri())
-            rows.append(len(read_sorted(place, place.open())))
+            rows.append(len(read_sorted(table_at(left.as_uri()).open())))
 
     ledger.append(move("intent", 0))
     # delta-rs goes by the table itself, Spark too.

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, state
@@ -81,7 +81,7 @@ def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
         str(tmp_path),
         pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
     )
-    table, plan = DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules)
+    table, plan = table_at(str(tmp_path)).open(), plan_suite(state(columns), HELD, own, rules)
     return quick_outcomes(table, plan, lambda: is_met_in_driver(table, plan))
 
 
@@ -132,7 +132,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
     before = Before(10, {"rows": (2, 4)}, {})
     plan = plan_suite(state(columns), ["id", "n"], None, None, before)
-    found = quick_profile(DeltaTable(uri), plan)
+    found = quick_profile(table_at(uri).open(), plan)
     if rows == 5:
         assert found is None
         return

@@ -150,7 +150,7 @@ def test_files_of_a_commit_stay_whatever_fails_after_it(uri, monkeypatch):
     def full_disk(uri, version):
         raise TargetNotWritable(f"{uri} version {version}: no space left on device")
 
-    monkeypatch.setattr(module, "sync_commit", full_disk)
+    monkeypatch.setattr("waldelta.lake.delta_target.sync_commit", full_disk)
     with pytest.raises(TargetNotWritable):
         copied(uri, [part(2)], attempt=2)
     assert ids(uri) == [2]

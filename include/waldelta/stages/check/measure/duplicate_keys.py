@@ -18,13 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.lake import DeltaTarget, files_of
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, has_deletion_vectors
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
@@ -79,13 +77,12 @@ class IntegerKey:
 
     def __init__(
         self,
-        target: DeltaTarget,
-        table: DeltaTable,
+        table: TargetVersion,
         column: str,
         files: pa.Table,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self._target, self._table, self._column = target, table, column
+        self._table, self._column = table, column
         self._files, self._ranges = files, ranges
         self._least, self._most, rows = (
             files[name].combine_chunks() for name in _statistics(column)
@@ -102,9 +99,9 @@ class IntegerKey:
             table = target.open(version)
             # Statistics use the files' own column names, and with a column mapping such a name may
             # belong to another column.
-            if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            if table.properties.get("delta.columnMapping.mode", "none") != "none":
                 return None
-            files = files_of(table)
+            files = table.files
         except Exception as err:
             log.info(
                 "keys are grouped, since the statistics of %s can't be read: %s", target.uri, err
@@ -116,7 +113,7 @@ class IntegerKey:
         is_integer = pa.types.is_integer(files.schema.field(told[0]).type)
         if not is_integer or any(files[name].null_count for name in told):
             return None
-        return cls(target, table, column, files)
+        return cls(table, column, files)
 
     def written_since(self, version: int) -> IntegerKey:
         """Returns the key restricted to rows that may share it with a row written since a version.
@@ -125,17 +122,17 @@ class IntegerKey:
         so both are in key ranges of files written since. Where these are unknown, all rows are
         compared.
         """
-        if has_deletion_vectors(
-            self._table
+        if (
+            self._table.has_deletion_vectors
         ):  # A RESTORE may remove deletion vectors from a file that existed before.
             return self
         try:
-            known = self._target.open(version)
-            held = files_of(known)["path"]
+            known = self._table.place.open(version)
+            held = known.files["path"]
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info(
                 "all keys of %s are compared, since version %d can't be read: %s",
-                self._target.uri,
+                self._table.place.uri,
                 version,
                 err,
             )
@@ -160,7 +157,7 @@ class IntegerKey:
             for least, most in zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
         ]
         files = self._files.filter(pa.array(touched, pa.bool_()))
-        return IntegerKey(self._target, self._table, self._column, files, ranges)
+        return IntegerKey(self._table, self._column, files, ranges)
 
     def rows_in_question(self, frame: DataFrame) -> DataFrame:
         """Returns the target's rows whose keys must be compared."""
@@ -189,7 +186,7 @@ class IntegerKey:
         if high - low >= min(MOST_DRIVER_BYTES, self._rows * _BYTES_PER_KEY):
             return False
         try:
-            dataset = self._table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+            dataset = self._table.dataset()
             scanner = dataset.scanner(
                 [self._column],
                 filter=among,
@@ -201,7 +198,7 @@ class IntegerKey:
         except Exception as err:
             log.info(
                 "Spark looks for duplicate keys, since %s can't be read on the driver: %s",
-                self._target.uri,
+                self._table.place.uri,
                 err,
             )
             return False

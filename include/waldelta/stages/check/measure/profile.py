@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from waldelta.lake import files_of
+from waldelta.lake import TargetVersion
 from waldelta.lake.driver_limits import is_small
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.profiles import ColumnProfile
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, has_deletion_vectors, row_count
+from waldelta.lake.storage import by_row_group, row_count
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
@@ -45,14 +44,14 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
     return [(column.name, column.spark_type.lower().startswith(_NUMBERS)) for column in columns]
 
 
-def profile_in_driver(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
+def profile_in_driver(table: TargetVersion, columns: Sequence[tuple[str, bool]]) -> Measured | None:
     """Returns a mirror's profile without Spark; None where its log has no statistics.
 
     Raises what delta-rs and Arrow raise.
     """
-    if has_deletion_vectors(table):
+    if table.has_deletion_vectors:
         return None
-    files = files_of(table)
+    files = table.files
     rows = row_count(files)
     if rows is None:
         return None
@@ -61,13 +60,13 @@ def profile_in_driver(table: DeltaTable, columns: Sequence[tuple[str, bool]]) ->
     return rows, [_of_statistics(files, rows, name, is_number=number) for name, number in columns]
 
 
-def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Measured:
+def profile_by_values(table: TargetVersion, columns: Sequence[Sequence[Any]]) -> Measured:
     """Returns a mirror's profile from its values, with a few batches in memory at a time.
 
     Raises what delta-rs and Arrow raise.
     """
-    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-    files = files_of(table)
+    dataset = table.dataset()
+    files = table.files
     # Nulls are counted from the statistics where all files have them, without reading values.
     counts = {name: f"null_count.{name}" for name, is_number in columns if not is_number}
     told = {

@@ -11,9 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from deltalake import DeltaTable
-
-from waldelta.lake import DeltaTarget
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline.drift.drift import EVERYTHING
@@ -60,7 +58,7 @@ class Side:
         kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.target.uri)
         return self.mode.live_rows(kept, self.key)
 
-    def open(self) -> DeltaTable:
+    def open(self) -> TargetVersion:
         """Opens the target's version without Spark."""
         return self.target.open(self.version)
 

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
-from waldelta.lake import files_of
+from waldelta.lake import TargetVersion
 from waldelta.lake.driver_limits import is_small
-from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
@@ -110,7 +108,7 @@ def rows_without_parent_in_driver(reference: Reference) -> int | None:
     if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
         return None
     tables = [side.open() for side in sides]
-    if not all(is_small(files_of(table)) for table in tables):
+    if not all(is_small(table.files) for table in tables):
         return None
     sought = zip(tables, sides, _padded(reference), strict=True)
     own, there = (
@@ -131,9 +129,9 @@ def rows_without_parent_in_driver(reference: Reference) -> int | None:
 
 
 def _read(
-    table: DeltaTable, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]
+    table: TargetVersion, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]
 ) -> pa.Table:
-    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+    dataset = table.dataset()
     rows = dataset.to_table(columns=sorted(set(side.columns)))
     columns = []
     for name, comparison, is_padded in zip(side.columns, comparisons, padded, strict=True):

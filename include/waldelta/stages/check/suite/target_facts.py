@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
-
-from waldelta.lake import DeltaTarget
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import TableState
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.measure import Reference
@@ -27,7 +25,7 @@ class CheckedTarget:
     version: int
     table: DeltaTarget
 
-    def open(self) -> DeltaTable:
+    def open(self) -> TargetVersion:
         """Opens the target's version without Spark."""
         return self.table.open(self.version)
 

@@ -17,11 +17,10 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
-from waldelta.changes.merge.by_driver import is_known
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import DeltaTarget, files_of
+from waldelta.lake import DeltaTarget
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_at_most
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_group_bytes
+from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
@@ -181,9 +180,9 @@ def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | 
     """
     try:
         table = target.open(version)
-        if not (is_known(table) and is_at_most(files_of(table), _MOST_ROWS, _MOST_FILE_BYTES)):
+        if not (table.is_writable and is_at_most(table.files, _MOST_ROWS, _MOST_FILE_BYTES)):
             return None
-        dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+        dataset = table.dataset()
         # The driver reads one row group at a time.
         return dataset if max(row_group_bytes(dataset), default=0) <= MOST_DRIVER_BYTES else None
     except (DeltaError, OSError, pa.ArrowException) as err:

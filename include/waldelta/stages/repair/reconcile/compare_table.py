@@ -29,7 +29,6 @@ import pyarrow.compute as pc
 from waldelta.arrow import one_array
 from waldelta.changes.decode.decode import typed_key
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.lake import files_of
 from waldelta.lake.changelog import BatchRanges, Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.ledger import Quarantine, Reconciliation, TableState
@@ -239,8 +238,7 @@ def _estimated_rows(job: Job, state: TableState) -> int:
 
     Rows marked as deleted by deletion vectors are counted.
     """
-    table = job.lake.target(state.table_name).open()
-    actions = files_of(table)
+    actions = job.lake.target(state.table_name).open().files
     return (
         int(pc.sum(actions["num_records"]).as_py() or 0)
         if "num_records" in actions.column_names

@@ -82,16 +82,16 @@ def _version_of_copy(state: TableState, target: DeltaTarget) -> int:
     columns.
     """
     table = target.open()
-    present = [field.name for field in table.schema().fields]
+    present = table.schema.names
     for entry in table.history():
         written = read_metadata(entry)
         if (written.get("verb"), written.get("generation")) == ("sync", state.generation):
             try:
-                table.load_as_version(int(entry["version"]))
+                copied = target.open(int(entry["version"]))
             except DeltaError:
                 break
-            if [field.name for field in table.schema().fields] == present:
-                return int(entry["version"])
+            if copied.schema.names == present:
+                return copied.version
             raise SchemaChanged(
                 f"{state.table_name} has no key, and its columns changed since its copy"
             )

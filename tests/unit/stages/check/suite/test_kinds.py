@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
@@ -83,7 +83,7 @@ def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, is_met):
     plan = plan_suite(state([ID]), HELD)
     assert plan.expectations[-1].type == even_keys.type
     write_deltalake(str(tmp_path), pa.table({"id": rows}))
-    table = DeltaTable(str(tmp_path))
+    table = table_at(str(tmp_path)).open()
     found = quick_outcomes(table, plan, lambda: is_met_in_driver(table, plan))
     assert (found is not None) is is_met
     assert not found or found[-1].planned.type == even_keys.type

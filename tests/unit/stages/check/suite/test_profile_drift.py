@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
+from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
 from waldelta.lake import Lake
@@ -159,7 +160,7 @@ def test_many_values_are_measured_batch_by_batch(tmp_path, monkeypatch):
     )
     write_deltalake(str(tmp_path), held)
     columns = [("f", True), ("d", True), ("i", True), ("s", False)]
-    rows, (f, d, i, s) = profile_by_values(DeltaTable(str(tmp_path)), columns)
+    rows, (f, d, i, s) = profile_by_values(table_at(str(tmp_path)).open(), columns)
     assert (rows, f.nulls * rows, d.nulls * rows, s.nulls * rows) == pytest.approx((103, 1, 3, 2))
     for one in (f, d):
         assert (one.mean, one.least, one.most) == pytest.approx(
@@ -198,7 +199,7 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
         )
         write_deltalake(str(tmp_path), part, mode="append")
     rows, (n, f, s, none) = profile_in_driver(
-        DeltaTable(str(tmp_path)), [("n", True), ("f", True), ("s", False), ("none", True)]
+        table_at(str(tmp_path)).open(), [("n", True), ("f", True), ("s", False), ("none", True)]
     )
     assert rows == 3
     assert (n.nulls, n.least, n.most) == (0, 1, 6)

@@ -1,0 +1,281 @@
+"""A Delta table of the lake: where it is, its versions, and the protocol of every commit to it.
+
+Another table format, or another store, would be written here: no other module of a stage opens a
+Delta table, or commits to one without Spark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Schema,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from waldelta.lake.delta_log import Commit, DeltaLog
+from waldelta.lake.storage import NO_HOOKS, SPARKS_TIMESTAMPS, sync_commit, write_checkpoint
+from waldelta.permissions import private_files
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+    from waldelta.lake.lake import Lake
+
+# Delta writer features implemented without Spark, by Delta's names. A table that requires any other
+# feature is written by Spark.
+_LEGACY_WRITER = 2
+_KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
+
+
+class Overtaken(CommitFailedError):
+    """Other commits took the version that a commit was for: it doesn't exist, and never will."""
+
+    def __init__(self, commits: list[Commit]) -> None:
+        super().__init__(f"version {commits[0].version} was committed by another writer")
+        self.commits = commits
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """The identity of a commit: Delta's transaction id and number, and its userMetadata."""
+
+    app_id: str
+    number: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaTarget:
+    """One Delta table of the lake, at ``uri``; every call reads the table as it is then.
+
+    A checkpoint is written at every multiple of ``interval`` versions.
+    """
+
+    lake: Lake
+    uri: str
+    interval: int
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a Delta table."""
+        return DeltaTable.is_deltatable(self.uri, self.lake.storage_options)
+
+    @property
+    def files(self) -> FileSystem:
+        """The table's folder."""
+        return self.lake.files(self.uri)
+
+    @property
+    def log(self) -> DeltaLog:
+        """The table's log, commit by commit."""
+        return DeltaLog(self)
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self.open().version
+
+    def open(self, version: int | None = None) -> TargetVersion:
+        """Open the table at a version (None: the newest), without Spark.
+
+        Raises TableNotFoundError when there is no table, DeltaError when it can't be read.
+        """
+        options = self.lake.storage_options
+        return TargetVersion(self, DeltaTable(self.uri, version=version, storage_options=options))
+
+    def find(self) -> TargetVersion | None:
+        """Open the newest version; None when there is no table."""
+        try:
+            return self.open()
+        except TableNotFoundError:
+            return None
+
+    def create(self, schema: Schema, **options: Any) -> TargetVersion:
+        """Create the empty table with these columns; ``options`` as of delta-rs."""
+        with private_files():
+            storage = self.lake.storage_options
+            table = DeltaTable.create(self.uri, schema, storage_options=storage, **options)
+        return TargetVersion(self, table)
+
+
+@dataclass(slots=True)
+class TargetVersion:
+    """One version of a Delta table; ``table`` is delta-rs's, for modules of the lake.
+
+    A commit makes it the version that was committed.
+    """
+
+    place: DeltaTarget
+    table: DeltaTable
+
+    @property
+    def version(self) -> int:
+        """The number of the version."""
+        return self.table.version()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return pa.schema(self.table.schema().to_arrow())
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return self.table.metadata().configuration
+
+    @property
+    def files(self) -> pa.Table:
+        """The log's entries of the files, one row for each file."""
+        return pa.table(self.table.get_add_actions(flatten=True))
+
+    @property
+    def sized_files(self) -> list[tuple[str, int]]:
+        """The path and the bytes of each file."""
+        held = self.files
+        return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
+
+    @property
+    def has_deletion_vectors(self) -> bool:
+        """Whether files may have deleted rows, which the log's row counts of a file include."""
+        return "deletionVectors" in (self.table.protocol().reader_features or ())
+
+    @property
+    def has_optional_layout(self) -> bool:
+        """Whether rows are stored by partition or clustered."""
+        features = self.table.protocol().writer_features or ()
+        return "clustering" in features or bool(self.table.metadata().partition_columns)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether all writer features that the table requires are implemented without Spark."""
+        protocol = self.table.protocol()
+        required = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+        version_is_known = (
+            protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
+        )
+        is_append_only = self.properties.get("delta.appendOnly", "false").lower() == "true"
+        return (
+            version_is_known
+            and required <= _KNOWN
+            and not is_append_only
+            and not self.table.metadata().partition_columns
+        )
+
+    def dataset(self) -> ds.Dataset:
+        """Return the rows as a dataset; Spark's timestamps are read in microseconds."""
+        return self.table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+
+    def committed(self, app_id: str) -> int:
+        """Return the number of a transaction id's last commit; 0 without any."""
+        return self.table.transaction_version(app_id) or 0
+
+    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the table's commits, newest first, as delta-rs reads them from its log."""
+        return self.table.history(limit)
+
+    def replace_files(
+        self,
+        removed: Iterable[tuple[str, int]],
+        added: Iterable[tuple[str, int, str]],
+        tag: Tag,
+        partition: Mapping[str, str] | None = None,
+    ) -> int:
+        """Replace files (path, bytes) by others (path, bytes, statistics); returns the version.
+
+        The new files are of this ``partition``. Raises Overtaken, or CommitFailedError when it
+        isn't known whether the commit exists.
+        """
+        at, values = int(time.time() * 1000), dict(partition or {})
+        actions: list[AddAction | RemoveAction] = [
+            *(RemoveAction(path, True, at, size, {}) for path, size in removed),
+            *(
+                AddAction(path, size, values, at, data_change=True, stats=stats)
+                for path, size, stats in added
+            ),
+        ]
+        return self._commit(
+            tag,
+            lambda options: self.table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self.table.schema(),
+                partition_by=[*values] or None,
+                **options,
+            ),
+        )
+
+    def write_rows(
+        self, rows: pa.Table, tag: Tag, layout: WriterProperties, *, appends: bool
+    ) -> int:
+        """Replace the table's rows, or append to them, as replace_files() does files."""
+        given: dict[str, Any] = {"mode": "append" if appends else "overwrite"}
+        given |= {"writer_properties": layout}
+        return self._commit(
+            tag, lambda options: write_deltalake(self.table, rows, **given, **options)
+        )
+
+    def _commit(self, tag: Tag, write: Callable[[dict[str, Any]], object]) -> int:
+        """Commit what ``write`` writes, as a compare-and-swap on this version; durable on return.
+
+        When only the answer was lost, the commit is found by its userMetadata.
+        """
+        made = self.version + 1
+        transaction = Transaction(tag.app_id, tag.number, int(time.time() * 1000))
+        properties = CommitProperties(
+            custom_metadata={"userMetadata": tag.metadata},
+            max_commit_retries=0,
+            app_transactions=[transaction],
+        )
+        try:
+            write({"commit_properties": properties, "post_commithook_properties": NO_HOOKS})
+        except CommitFailedError as err:
+            later = list(self.place.log.behind(self.version))
+            own = [one.version for one in later if one.info.get("userMetadata") == tag.metadata]
+            if later and not own:
+                raise Overtaken(later) from err
+            if not own:
+                raise
+            made = own[0]
+        self.keep(made)
+        return made
+
+    def keep(self, version: int) -> None:
+        """Make a commit durable, and write a checkpoint at regular intervals.
+
+        A failure to write a checkpoint undoes no commit, and a later version gets one.
+        """
+        sync_commit(self.place.uri, version)
+        if self.version < version:
+            self.table.update_incremental()
+        if self.version % self.place.interval == 0:
+            write_checkpoint(self.table)
+
+    def vacuum(self, hours: int, *, full: bool = False) -> None:
+        """Delete the files that no version of the last ``hours`` needs.
+
+        With ``full``, this includes files that no commit ever named.
+        """
+        self.table.vacuum(
+            hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            post_commithook_properties=NO_HOOKS,
+            full=full,
+        )
+
+    def drop_old_entries(self) -> None:
+        """Write a checkpoint, and drop the log's old entries, which it replaces."""
+        if write_checkpoint(self.table):
+            self.table.cleanup_metadata()

@@ -1,0 +1,110 @@
+"""The protocol of commits to a Delta table: a compare-and-swap, its lost answer is found again."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+from waldelta.lake import Lake, Tag
+from waldelta.lake import delta_target as module
+from waldelta.lake.delta_target import Overtaken
+from waldelta.lake.storage import local_path
+
+ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
+TAG = Tag("app", 7, '{"waldelta": {"batch": 7}}')
+
+
+@pytest.fixture
+def target(lake):
+    """A target with two rows."""
+    found = Lake(lake).target("s.t")
+    write_deltalake(found.uri, ROWS)
+    return found
+
+
+def ids(target) -> list[int]:
+    return sorted(target.open().dataset().to_table()["id"].to_pylist())
+
+
+def rows(table, tag=TAG, *, appends=True) -> int:
+    return table.write_rows(ROWS, tag, WriterProperties(), appends=appends)
+
+
+def no_files(table, tag=TAG) -> int:
+    return table.replace_files(table.sized_files, [], tag)
+
+
+@pytest.mark.parametrize(("write", "left"), [(rows, [1, 1, 2, 2]), (no_files, [])])
+def test_a_commit_has_its_tag(target, write, left):
+    table = target.open()
+    assert (write(table), table.version, ids(target)) == (1, 1, left)
+    assert (table.committed("app"), table.committed("other")) == (7, 0)
+    assert target.log.read(1).info["userMetadata"] == TAG.metadata
+
+
+@pytest.mark.parametrize("write", [rows, no_files])
+def test_a_commit_of_another_writer_is_not_overwritten(target, write):
+    table = target.open()
+    write_deltalake(target.uri, ROWS, mode="append")
+    with pytest.raises(Overtaken) as overtaken:
+        write(table)
+    assert [commit.version for commit in overtaken.value.commits] == [1]
+    assert (ids(target), target.open().committed("app")) == ([1, 1, 2, 2], 0)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_behind_another(target):
+    """Its version may not be the newest any more."""
+    table, late = target.open(), target.open()
+    assert rows(table) == 1
+    write_deltalake(target.uri, ROWS, mode="append")
+    assert (rows(late), late.version) == (1, 2)
+    assert ids(target) == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_commit_that_may_exist_is_neither_found_nor_overtaken(target, monkeypatch):
+    def fail(*_, **__):
+        raise CommitFailedError("no answer")
+
+    monkeypatch.setattr(module, "write_deltalake", fail)
+    with pytest.raises(CommitFailedError, match="no answer") as failed:
+        rows(target.open())
+    assert not isinstance(failed.value, Overtaken)
+
+
+def test_a_commit_is_forced_to_disk_before_its_checkpoint(target, monkeypatch):
+    synced = []
+    monkeypatch.setattr("waldelta.lake.lake.TARGET_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(module, "sync_commit", lambda uri, version: synced.append(version))
+    monkeypatch.setattr(module, "write_checkpoint", lambda table: synced.append("checkpoint"))
+    table = target.lake.target("s.t").open()
+    for number in (7, 8):
+        rows(table, Tag("app", number, str(number)))
+    assert synced == [1, 2, "checkpoint"]
+
+
+def test_another_table_at_the_same_place_is_forced_to_disk(target, monkeypatch):
+    """Although it has the version that was forced last."""
+    forced = []
+    monkeypatch.setattr("waldelta.lake.storage._fsync", lambda path: forced.append(path.name))
+    rows(target.open())
+    assert forced
+    forced.clear()
+    target.open().keep(1)
+    assert forced == []
+    for path in local_path(target.uri).rglob("*.*"):
+        path.unlink()
+    write_deltalake(target.uri, ROWS)
+    DeltaTable(target.uri).delete()
+    target.open().keep(1)
+    assert f"{1:020d}.json" in forced
+
+
+def test_credentials_are_in_no_repr(lake, monkeypatch):
+    """Nor in that of a table; only an object store has any."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
+    there = Lake.of("s3a://bucket/lake")
+    assert there.storage_options["AWS_SECRET_ACCESS_KEY"] == "geheim"
+    assert "geheim" not in repr(there.target("s.t"))
+    assert Lake.of(lake).storage_options is None
