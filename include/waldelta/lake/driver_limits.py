@@ -17,7 +17,7 @@ MOST_DRIVER_BYTES = 64 << 20
 # Of a target's files, as stored.
 MOST_FILE_BYTES = 16 << 20
 # Of row messages, which are decoded in memory.
-MOST_MESSAGE_BYTES = 32 << 20
+MOST_DRIVER_MESSAGE_BYTES = 32 << 20
 
 
 def is_small(files: pa.Table) -> bool:

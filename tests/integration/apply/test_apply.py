@@ -349,7 +349,7 @@ def _doing_all_twice(*given):
 @pytest.mark.soak
 def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_MESSAGE_BYTES", 100_000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_MESSAGE_BYTES", 100_000)
     staged = []
     real = stage_module._stage_in_tasks
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.driver_limits import MOST_DRIVER_ROWS, MOST_MESSAGE_BYTES
+from waldelta.lake.driver_limits import MOST_DRIVER_MESSAGE_BYTES, MOST_DRIVER_ROWS
 from waldelta.lake.ledger import TableState
 
 # One task collapses about this many bytes of messages, and has them in memory three times. Above
@@ -55,7 +55,7 @@ class BatchRange:
         """All row messages; None when they are too many to be read in the driver."""
         if self._messages > MOST_DRIVER_ROWS:
             return None
-        return self.change_log.rows(self.stream, MOST_MESSAGE_BYTES)
+        return self.change_log.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES)
 
     def volume(self, state: TableState) -> Volume:
         """Return how much of the range waits for one target."""
@@ -104,7 +104,7 @@ class BatchRange:
         ):  # Cached, because the same target reads it several times in a row.
             rows = None
             if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= MOST_DRIVER_ROWS:
-                rows = self.split.rows(self.stream, MOST_MESSAGE_BYTES, ids)
+                rows = self.split.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES, ids)
             self._read = ids, rows
         return self._read[1]
 
