@@ -5,6 +5,7 @@ commit.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -27,14 +28,23 @@ class DataFile:
     """A file being written in the folder at which ``files`` is rooted; it doesn't exist without
     rows.
 
-    Unless it is closed, it is deleted again at the end of the ``with`` block. Its name begins with
-    ``prefix``.
+    Unless it is closed, it is deleted again at the end of the ``with`` block. Its path begins with
+    ``prefix``. ``layout`` are options of Arrow's writer, and ``bounded`` the columns with bounds in
+    the commit; without them, both follow from the values and the schema.
     """
 
-    def __init__(self, files: FileSystem, schema: pa.Schema, prefix: str = "part-") -> None:
-        self._files, self._schema = files, schema
-        self._path = f"{prefix}{uuid.uuid4()}.{_COMPRESSION}.parquet"
-        self._statistics = FileStatistics(bounded_columns(schema))
+    def __init__(
+        self,
+        files: FileSystem,
+        schema: pa.Schema,
+        prefix: str = "part-",
+        layout: Mapping[str, Any] | None = None,
+        bounded: Sequence[str] | None = None,
+    ) -> None:
+        self._files, self._schema, self._layout = files, schema, layout
+        compression = layout["compression"] if layout is not None else _COMPRESSION
+        self._path = f"{prefix}{uuid.uuid4()}.{compression}.parquet"
+        self._statistics = FileStatistics(bounded_columns(schema) if bounded is None else bounded)
         self._writer: pq.ParquetWriter | None = None
         self._is_closed = False
 
@@ -56,21 +66,22 @@ class DataFile:
         self._statistics.add(rows)
 
     def _opened(self, first: pa.Table) -> pq.ParquetWriter:
-        return pq.ParquetWriter(
-            self._path,
-            self._schema,
-            filesystem=self._files,
-            compression=_COMPRESSION,
-            compression_level=_LEVEL,
-            use_dictionary=recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
+        folder, _, _ = self._path.rpartition("/")
+        if folder:
+            self._files.create_dir(folder)
+        layout = self._layout or {
+            "compression": _COMPRESSION,
+            "compression_level": _LEVEL,
+            "use_dictionary": recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
             # Arrow leaves NaN out of a column's bounds. Spark, for which NaN is the greatest value,
             # would skip rows by them.
-            write_statistics=[
+            "write_statistics": [
                 f.name
                 for f in self._schema
                 if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))
             ],
-        )
+        }
+        return pq.ParquetWriter(self._path, self._schema, filesystem=self._files, **layout)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns its ``path``, ``size`` and ``stats``, or nothing when there is
@@ -92,7 +103,7 @@ class DataFile:
         if self._writer is not None and not self._is_closed:
             # A full disk has no room for the footer either. The exception that ended the file is
             # raised, not its consequence.
-            with suppress(OSError):
+            with suppress(OSError, pa.ArrowException):
                 self._writer.close()
             with suppress(OSError):
                 self._files.delete_file(self._path)

@@ -24,7 +24,7 @@ from deltalake import (
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from waldelta.lake.delta_log import Commit, DeltaLog
+from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
 from waldelta.lake.storage import NO_HOOKS, SPARKS_TIMESTAMPS, sync_commit, write_checkpoint
 from waldelta.permissions import private_files
 
@@ -182,8 +182,11 @@ class TargetVersion:
         return self.table.transaction_version(app_id) or 0
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the table's commits, newest first, as delta-rs reads them from its log."""
-        return self.table.history(limit)
+        """Return the commits, newest first, as delta-rs reads them from the table's log.
+
+        Under "waldelta", each has what waldelta wrote into it; empty for an external commit.
+        """
+        return [entry | {"waldelta": read_metadata(entry)} for entry in self.table.history(limit)]
 
     def replace_files(
         self,

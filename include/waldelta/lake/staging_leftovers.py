@@ -86,14 +86,14 @@ def staged_for(lake: Lake, table_name: str) -> list[str]:
     ]
 
 
-def take_over(lake: Lake, table_name: str, fence: Callable[[], None]) -> list[str]:
-    """Remove everything staged for a target before committing to it, and ``fence`` the runs that
-    staged it.
+def take_over(lake: Lake, table_name: str, shut_out: Callable[[], None]) -> list[str]:
+    """Remove everything staged for a target before committing to it, and ``shut_out`` the runs
+    that staged it.
 
     Returns the removed folders. The caller holds the target's lock and has staged nothing yet, so
     all folders are of runs that lost the lock or were killed. A statement of theirs that starts
-    late fails, since its source is gone. One that began before conflicts with the commit that the
-    fence makes to the target. So the fence comes last. Until it has returned, a folder of ours
+    late fails, since its source is gone. One that began before conflicts with the commit that
+    ``shut_out`` makes to the target. So it comes last. Until it has returned, a folder of ours
     represents the removed ones. A run that follows a kill in between finds it, and fences, too.
     Raises TargetNotWritable for a folder that can't be removed: as long as it exists, a late
     statement may still apply it.
@@ -118,7 +118,7 @@ def take_over(lake: Lake, table_name: str, fence: Callable[[], None]) -> list[st
             error.retryable = True  # Nothing was read for it yet, and a store may answer again.
             raise error
     fault_point("takeover.removed")
-    fence()
+    shut_out()
     remove_folder(mark)
     return found
 

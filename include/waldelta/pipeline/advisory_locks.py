@@ -69,9 +69,7 @@ def session_lock_name(session_key: str) -> LockName:
 
 @dataclass(slots=True)
 class AdvisoryLock:
-    """A lock that this process holds; call ``check()`` before an effect that only the holder may
-    have.
-    """
+    """A lock that this process holds: the fence of effects that only the holder may have."""
 
     name: LockName
     connection: Connection
@@ -81,7 +79,7 @@ class AdvisoryLock:
         """The backend that holds the lock."""
         return self.connection.info.backend_pid
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Raise LockHeld when the lock's connection was lost, because another run may hold the lock
         now.
         """
@@ -93,6 +91,15 @@ class AdvisoryLock:
             ) from err
         if holder is None or holder[0] != self.pid:
             raise LockHeld(f"lock {self.name.text!r} is no longer held by this run: run again")
+
+
+class HeldLocks(list[AdvisoryLock]):
+    """Several locks as one fence."""
+
+    def verify(self) -> None:
+        """Raise LockHeld when one of the locks was lost."""
+        for lock in self:
+            lock.verify()
 
 
 @contextmanager

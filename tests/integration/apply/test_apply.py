@@ -28,7 +28,6 @@ from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.table_list import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
-from waldelta.pipeline.targets.watermarks import last_cut
 from waldelta.spark import run_tasks
 from waldelta.stages.apply import _select_targets as fed
 from waldelta.stages.apply.apply import apply
@@ -126,9 +125,9 @@ def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
     assert target_rows(job) == source_rows(database)
     (step,) = applied.steps
     assert step.targets[0].truncated
-    version = last_cut(job).targets[0].version
+    version = job.ledger.last_cut().targets[0].version
     run(spark, job)
-    assert last_cut(job).targets[0].version == version
+    assert job.ledger.last_cut().targets[0].version == version
 
 
 def test_changes_before_the_copy_are_not_applied_twice(spark, database, job):
@@ -297,7 +296,7 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     database.execute("update t set v = 'y' where id % 3 = 0")
     database.execute("delete from t where id % 5 = 0")
     drain(spark, job)
-    before = last_cut(job)
+    before = job.ledger.last_cut()
     lake = local_path(job.pipeline.target.root)
     # Between the two rounds of tasks, and between the last one and the merge.
     for damage, files in (
@@ -310,7 +309,7 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
             failure = apply(spark, job).failures["public.t"]
         assert isinstance(failure, StagedLost), (damage, files)
         assert failure.retryable
-        assert (last_cut(job), target_rows(job)) == (before, [])
+        assert (job.ledger.last_cut(), target_rows(job)) == (before, [])
     with monkeypatch.context() as repeated:
         repeated.setattr(stage_module, "run_tasks", _doing_all_twice)
         run(spark, job)

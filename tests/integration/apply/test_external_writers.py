@@ -187,7 +187,7 @@ def by_spark(monkeypatch, acts):
     monkeypatch.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
     real = waldelta.changes.merge.merge._merge
 
-    def merge(spark, job, source, plan, tag, check):
+    def merge(spark, job, source, plan, tag, fence):
         table = plan.state.table_name.removeprefix("public.")
 
         def beside(_):
@@ -196,7 +196,7 @@ def by_spark(monkeypatch, acts):
 
         name = f"beside_{table}"
         spark.udf.register(name, beside, BooleanType())
-        return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, check)
+        return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, fence)
 
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
 
@@ -329,7 +329,7 @@ def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commi
     made = Pipeline(file)
     made.setup()
     made.sync(spark)
-    folder = local_path(made.lake.target("s_kept").uri)
+    folder = local_path(target_uri_of(made, "s_kept"))
     _stray(folder, tmp_path / "outside", _fifo)
     told = _failure_of(lambda: made.resync(spark, ["public.s_kept"]))
     assert re.search(r"s_kept\b.*not a regular file.*move the table's folder away first", told), (
@@ -425,8 +425,8 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
         database.execute(f"insert into {name} values (2, 'b')")
     made.consume(spark)
     for name, act in STRAYS.items():
-        _stray(local_path(made.lake.target(name).uri), tmp_path / f"outside_{name}", act)
-    versions = {name: DeltaTable(made.lake.target(name).uri).version() for name in STRAYS}
+        _stray(local_path(target_uri_of(made, name)), tmp_path / f"outside_{name}", act)
+    versions = {name: DeltaTable(target_uri_of(made, name)).version() for name in STRAYS}
     for name in tables:
         database.execute(f"update {name} set v = 'c' where id = 1")
     for verb, act in READING.items():
@@ -437,12 +437,12 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
         }
         assert all(wrong.values()), (verb, told)
         assert "s_fine" not in told, verb
-    assert {name: DeltaTable(made.lake.target(name).uri).version() for name in STRAYS} == versions
+    assert {name: DeltaTable(target_uri_of(made, name)).version() for name in STRAYS} == versions
     assert rows_of(made, "s_fine") == [(1, "c"), (2, "b")]
 
     # A copy is the remedy, and reads none of these files.
     copied = ["s_fifo", "s_linked", "s_entry"]
-    for entry in local_path(made.lake.target("s_entry").uri).glob("_delta_log/*.json"):
+    for entry in local_path(target_uri_of(made, "s_entry")).glob("_delta_log/*.json"):
         if entry.is_fifo():
             entry.unlink()
     made.resync(spark, [f"public.{name}" for name in copied])

@@ -9,6 +9,7 @@ import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -561,10 +562,10 @@ def test_a_run_that_lost_its_lock_has_no_further_effect(spark, database, job):
             asked.append(True)
             if len(asked) == 2:  # between landing and consuming
                 database.execute("select pg_terminate_backend(%s)", (lock.pid,))
-            lock.check()
+            lock.verify()
 
         with pytest.raises(LockHeld):
-            drain(spark, job, check)
+            drain(spark, job, SimpleNamespace(verify=check))
     assert confirmed_lsn(database.connection, slot) == before
     drain(spark, job)
     assert confirmed_lsn(database.connection, slot) > before

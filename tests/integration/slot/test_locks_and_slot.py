@@ -55,7 +55,7 @@ def test_keys_are_stable_and_differ():
 
 def test_second_run_is_told_who_holds_the_lock(job):
     with slot_lock(job) as held:
-        held.check()
+        held.verify()
         with (
             pytest.raises(
                 LockHeld,
@@ -87,7 +87,7 @@ def test_a_lost_connection_is_noticed(database, job):
     with slot_lock(job) as held:
         database.execute("select pg_terminate_backend(%s, 5000)", (held.pid,))
         with pytest.raises(LockHeld, match="was lost"):
-            held.check()
+            held.verify()
 
 
 def test_one_session_holds_one_lock_after_the_other(database, job):
@@ -99,7 +99,7 @@ def test_one_session_holds_one_lock_after_the_other(database, job):
 
         def held(table):
             with target_lock(job, table, sessions) as lock:
-                lock.check()
+                lock.verify()
                 met.append(lock.pid)
                 told = rf"'target .* {table}' is held .* pid {lock.pid} \(waldelta lock {table}\)"
                 for others in (sessions, None):
@@ -111,7 +111,7 @@ def test_one_session_holds_one_lock_after_the_other(database, job):
 
         first = held("public.t")
         with pytest.raises(LockHeld, match="no longer held"):
-            first.check()
+            first.verify()
         held("public.u")
         with pytest.raises(ZeroDivisionError), target_lock(job, "public.v", sessions):
             raise ZeroDivisionError
@@ -125,7 +125,7 @@ def test_one_session_holds_one_lock_after_the_other(database, job):
         with target_lock(job, "public.t", sessions) as lock:
             database.execute("select pg_terminate_backend(%s, 5000)", (lock.pid,))
             with pytest.raises(LockHeld, match="was lost"):
-                lock.check()
+                lock.verify()
         held("public.t")
         # One for the locks, and one that was refused them.
         _until_left(database, 2)

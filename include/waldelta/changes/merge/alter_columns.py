@@ -20,7 +20,6 @@ from waldelta.changes.merge.target_table import (
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, write_parquet
-from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import remove_folder
@@ -105,7 +104,7 @@ def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -
     Raises NeedsSync when the columns have changed further since.
     """
     for entry in target.open().history(50):
-        done = read_metadata(entry)
+        done = entry["waldelta"]
         if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
             if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):
                 return True

@@ -9,7 +9,7 @@ concurrent commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, Co
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import TargetVersion
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
+from waldelta.lake.fence import Fence
 from waldelta.lake.storage import row_group_bytes
 from waldelta.pipeline import Job
 
@@ -37,13 +38,12 @@ _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 
 
 def merge_in_driver(
-    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], object]
+    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     """Commit net changes under ``tag``; returns the tag with counts of what they did.
 
-    The net changes have the columns of ``plan.decode.net_schema``. ``check`` raises when this run
-    may not write any more. It is called after the target was read: a run that takes over later
-    changes the version on which the commit depends. Returns None where Spark must merge: for a
+    The net changes have the columns of ``plan.decode.net_schema``. ``fence`` is
+    verified after the target was read. Returns None where Spark must merge: for a
     target that isn't small, duplicate rows, truncated leaves, features of Delta that only Spark
     writes, or when the target can't be written as it was read.
     """
@@ -53,7 +53,7 @@ def merge_in_driver(
         plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
     )
     return commit_in_driver(
-        job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, check
+        job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, fence
     )
 
 
@@ -76,7 +76,7 @@ class NetChanges:
 
 
 def commit_in_driver(
-    job: Job, table_name: str, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+    job: Job, table_name: str, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     """Commit as merge_in_driver() does, for changes that Arrow can merge.
 
@@ -86,7 +86,7 @@ def commit_in_driver(
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
-        return _merge(table, changes, tag, check)
+        return _merge(table, changes, tag, fence)
     except (DeltaError, OSError, pa.ArrowException) as err:
         # For example, another writer has committed since. Spark will merge, or report why it can't.
         # If this commit succeeded after all, Spark won't repeat it.
@@ -95,7 +95,7 @@ def commit_in_driver(
 
 
 def _merge(
-    table: TargetVersion, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+    table: TargetVersion, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     net, written = changes.rows, changes.written
     if not has_columns(table, written):
@@ -113,7 +113,7 @@ def _merge(
         changes.is_truncated or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
     appends = adds_only and len(table.files) < _MOST_FILES
-    check()
+    fence.verify()
     rows = merge.new_rows() if appends else merge.rows()
     table.write_rows(rows, tag.delta, _writer_properties(rows.schema), appends=appends)
     return tag

@@ -12,7 +12,7 @@ was read (as merge_in_driver's).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -50,6 +50,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_target import Overtaken
+from waldelta.lake.fence import Fence
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
@@ -103,11 +104,11 @@ def merge_files(
     plan: TargetPlan,
     folder: str,
     tag: CommitTag,
-    check: Callable[[], object],
+    fence: Fence,
 ) -> CommitTag | None:
     """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
 
-    ``run`` executes tasks (tasks.run_tasks). ``check`` is called, and None returned, as in
+    ``run`` executes tasks (tasks.run_tasks). ``fence`` is verified, and None returned, as in
     merge_in_driver().
     """
     if not is_for_arrow(plan, tag):
@@ -117,7 +118,7 @@ def merge_files(
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         merge = _begun(run, job, plan, folder, tag, table)
-        return None if merge is None else _merged(merge, table, tag, check)
+        return None if merge is None else _merged(merge, table, tag, fence)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -132,16 +133,14 @@ def merge_files(
         return None
 
 
-def _merged(
-    merge: _Merge, table: TargetVersion, tag: CommitTag, check: Callable[[], object]
-) -> CommitTag | None:
+def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -> CommitTag | None:
     try:
         if not merge.rewrite():
             merge.discard()
             return None
         merge.insert()
         tag = replace(tag, counts=tag.counts | merge.counts)
-        check()
+        fence.verify()
     except Exception:
         merge.discard()
         raise

@@ -4,7 +4,7 @@ commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -31,13 +31,12 @@ from waldelta.changes.merge.target_table import set_generation, target_write_err
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import TargetVersion
-from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.targets.watermarks import apply_app_id
+from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,24 +79,24 @@ def take_over_target(
     job: Job,
     state: TableState,
     quarantine: Quarantine,
-    applied: Callable[[], int],
+    fence: TargetFence,
 ) -> None:
     """Remove what other runs have staged for a target, and make sure that they can't commit any
     more.
 
     A killed client's statement continues in a Spark Connect server, and a run that lost its lock
     may be about to commit. A commit of the table's properties makes either fail, even an INSERT,
-    which reads nothing that could conflict. Only after that is the target's last batch certain:
-    ``applied`` reads it, and raises when nothing is left to do. Quarantine rows that other runs
+    which reads nothing that could conflict. Only after that is the target's last batch, which
+    ``fence`` verifies, certain. Quarantine rows that other runs
     wrote for later batches are dropped, because those batches were never committed.
     """
 
-    def fence() -> None:
+    def shut_out() -> None:
         set_generation(spark, job.lake.target(state.table_name).uri, state.generation)
         fault_point("takeover.fenced")
-        quarantine.forget(state.table_name, state.generation, applied(), applied)
+        quarantine.forget(state.table_name, state.generation, fence.verify(), fence)
 
-    take_over(job.lake, state.table_name, fence)
+    take_over(job.lake, state.table_name, shut_out)
 
 
 def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
@@ -107,14 +106,14 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     """
     target = job.lake.target(name)
 
-    def fence() -> None:
+    def shut_out() -> None:
         if target.exists:
             target.log.check_entry(target.version + 1)
             set_generation(spark, target.uri, generation)
 
     try:
-        if not take_over(job.lake, name, fence):
-            fence()
+        if not take_over(job.lake, name, shut_out):
+            shut_out()
     except WaldeltaError:
         raise
     except Exception as err:
@@ -142,16 +141,10 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
     Raises LateWriter when the commit isn't there.
     """
     table = job.lake.target(state.table_name).open()
-    for entry in table.history(_NEWEST):
-        written = read_metadata(entry)
-        if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
-            version = int(entry["version"])
-            sync_commit(table.place.uri, version)
-            # This reads the commit's own metadata, because a late writer's commit may have come
-            # first.
-            return _cut(
-                state, version, entry, bool(written.get("truncated")), written.get("counts") or {}
-            )
+    if (entry := _commit_of(table, tag, _NEWEST)) is not None:
+        sync_commit(table.place.uri, int(entry["version"]))
+        # This reads the commit's own metadata, because a late writer's commit may have come first.
+        return _cut(state, entry)
     if any(tag.counts.values()):
         raise LateWriter(
             f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again"
@@ -167,11 +160,19 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
     table = job.lake.target(state.table_name).open()
     if table.committed(tag.app_id) < tag.batch:
         return None
-    for entry in table.history():
-        written = read_metadata(entry)
+    entry = _commit_of(table, tag)
+    return "" if entry is None else str(entry["waldelta"].get("verb"))
+
+
+def _commit_of(
+    table: TargetVersion, tag: CommitTag, newest: int | None = None
+) -> dict[str, Any] | None:
+    """Return the commit of ``tag`` among the newest commits (None: among all)."""
+    for entry in table.history(newest):
+        written = entry["waldelta"]
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
-            return str(written.get("verb"))
-    return ""
+            return entry
+    return None
 
 
 def read_unreported(
@@ -202,10 +203,9 @@ def read_unreported(
             run_id, state.table_name, version, committed_at, copied_at
         ):
             break
-        counts = entry["waldelta"].get("counts") or {}
         # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
         sync_commits(target.uri, [version])
-        this = _cut(state, version, entry, bool(entry["waldelta"].get("truncated")), counts)
+        this = _cut(state, entry)
         if in_cut is not None and version <= in_cut:
             within = this if within is None else within + this
         else:
@@ -213,18 +213,13 @@ def read_unreported(
     return within, beyond
 
 
-def _cut(
-    state: TableState,
-    version: int,
-    entry: Mapping[str, Any],
-    truncated: bool,
-    counts: Mapping[str, int],
-) -> TargetCut:
+def _cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
+    counts = entry["waldelta"].get("counts") or {}
     return TargetCut(
         state.table_name,
         state.generation,
-        version,
-        truncated=truncated,
+        int(entry["version"]),
+        truncated=bool(entry["waldelta"].get("truncated")),
         reread=counts.get(COMPLETED_ROWS, 0),
         quarantined=counts.get(QUARANTINED_ROWS, 0),
         verbatim=counts.get(RAW_ROWS, 0),
@@ -244,10 +239,10 @@ def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
         if limit is None and not is_found:
             return
         for entry in table.history(limit)[skip:]:
-            written = read_metadata(entry)
+            written = entry["waldelta"]
             if written.get("app_id") == app_id:
                 is_found = True
-                yield entry | {"waldelta": written}
+                yield entry
             elif written and written.get("verb") not in ("reshape", "replay", "void"):
                 return
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
+from waldelta.lake.fence import Fence
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
 from waldelta.spark import run_tasks
@@ -46,7 +46,7 @@ def merge_staged(
     changes: Staged,
     plan: TargetPlan,
     tag: CommitTag,
-    check: Callable[[], object],
+    fence: Fence,
 ) -> CommitTag:
     """Commit the net changes in the driver, else file by file in tasks, else by Spark.
 
@@ -54,13 +54,13 @@ def merge_staged(
     """
     done = None
     if plan.decode.unfolding is None:
-        done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, check)
+        done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
         if done is None and changes.files is not None:
-            done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, check)
+            done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
-    check()
+    fence.verify()
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -76,7 +76,7 @@ def merge_staged(
         )
     if changes.net is None and changes.files is not None:
         check_whole(spark, changes)
-    return again(_merge, spark, job, changes.source, plan, tag, check)
+    return again(_merge, spark, job, changes.source, plan, tag, fence)
 
 
 def _merge(
@@ -85,7 +85,7 @@ def _merge(
     source: str,
     plan: TargetPlan,
     tag: CommitTag,
-    check: Callable[[], object],
+    fence: Fence,
 ) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
@@ -106,7 +106,7 @@ def _merge(
         )
         found = _count_found(spark, statement)
         tag = replace(tag, counts=tag.counts | found)
-        check()  # Counting may have taken long.
+        fence.verify()  # Counting may have taken long.
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(
             uri, source, columns, metadata_columns=keep_metadata, truncated=cut

@@ -6,21 +6,19 @@ The process that reads the slot writes the file.
 from __future__ import annotations
 
 import errno
-import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tenacity
 from deltalake import Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow.fs import FileSelector
 
 from waldelta.errors import LateWriter
+from waldelta.lake.data_file import DataFile
 from waldelta.lake.delta_target import DeltaTarget, Tag, TargetVersion
-from waldelta.lake.file_statistics import FileStatistics
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import target_not_writable
 
@@ -42,6 +40,11 @@ _RECURRING = [
     "timeline",
     "moves",
 ]
+_LAYOUT = {
+    "compression": "snappy",
+    "use_dictionary": _RECURRING,
+    "write_statistics": _RECURRING,
+}
 CHANGE_LOG_CHECKPOINT_INTERVAL = 50
 _KEPT = "; nothing was consumed from the slot"
 _PROPERTIES = {
@@ -96,74 +99,34 @@ def write_batch(
     Memory holds one row group. Raises TargetNotWritable when
     the file can't be written, and whatever ``parts`` raises.
     """
-    written = _Written(place, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
+    prefix = f"batch={batch:d}/part-"
+    with DataFile(place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
+        for group in _row_groups(parts, schema):
+            with _named_errors(place.uri):
+                file.write(group)
+        with _named_errors(place.uri):
+            written = file.close()
+    return BatchFile(**written) if written else None
+
+
+def _row_groups(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for part in parts:
+        held.append(part)
+        size += part.nbytes
+        if size >= BATCH_ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held, schema)
+            held, size = [], 0
+    yield pa.Table.from_batches(held, schema)
+
+
+@contextmanager
+def _named_errors(uri: str) -> Iterator[None]:
     try:
-        for part in parts:
-            written.add(part)
-        return written.close()
-    except BaseException:
-        written.discard()
-        raise
-
-
-class _Written:
-    """A Parquet file being written, and its statistics; the file doesn't exist before the first
-    row.
-    """
-
-    def __init__(self, place: DeltaTarget, path: str, schema: pa.Schema) -> None:
-        self._files, self._uri, self._path, self._schema = place.files, place.uri, path, schema
-        self._writer: pq.ParquetWriter | None = None
-        self._held: list[pa.RecordBatch] = []
-        self._bytes = 0
-        self._statistics = FileStatistics(STATISTICS)
-
-    def add(self, part: pa.RecordBatch) -> None:
-        self._held.append(part)
-        self._bytes += part.nbytes
-        self._statistics.add(part)
-        if self._bytes >= BATCH_ROW_GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not any(len(part) for part in self._held):
-            return
-        with self._named_errors():
-            if self._writer is None:
-                self._files.create_dir(self._path.rpartition("/")[0])
-                self._writer = pq.ParquetWriter(
-                    self._path, self._schema, filesystem=self._files, compression="snappy",
-                    use_dictionary=_RECURRING, write_statistics=_RECURRING,
-                )  # fmt: skip
-            group = pa.Table.from_batches(self._held, self._schema)
-            self._held, self._bytes = [], 0
-            self._writer.write_table(group, row_group_size=len(group))
-
-    def close(self) -> BatchFile | None:
-        """Finish the file."""
-        self._flush()
-        if self._writer is None:
-            return None
-        with self._named_errors():
-            self._writer.close()
-            return BatchFile(
-                self._path, int(self._files.get_file_info(self._path).size), self._statistics.text()
-            )
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException) as err:
-            raise target_not_writable(self._uri, err, "Spark's tasks", _KEPT) from None
-
-    def discard(self) -> None:
-        """Delete a file that will never be committed; otherwise maintenance would remove it."""
-        with suppress(OSError, pa.ArrowException):
-            if self._writer is not None:
-                self._writer.close()
-        with suppress(OSError):
-            self._files.delete_file(self._path)
+        yield
+    except (OSError, pa.ArrowException) as err:
+        raise target_not_writable(uri, err, "Spark's tasks", _KEPT) from None
 
 
 def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:

@@ -30,7 +30,6 @@ from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
-from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import Quarantine
@@ -270,10 +269,9 @@ class ChangeLog(RowMessages):
         wanted, count = set(batches), _NEWEST
         while wanted:
             history = self.place.open().history(count)
-            for told in map(read_metadata, history):
-                # Batch numbers continue across slot incarnations, so no number is used twice.
-                if told.get("batch") in wanted:
-                    found[told["batch"]] = told
+            # Batch numbers continue across slot incarnations, so no number is used twice.
+            told = (entry["waldelta"] for entry in history)
+            found |= {one["batch"]: one for one in told if one.get("batch") in wanted}
             wanted -= found.keys()
             if len(history) < count:
                 break

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar, TypeVar
@@ -31,6 +31,7 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
@@ -47,8 +48,6 @@ ACCEPTED = "accepted"
 
 # The beginning of the reason of a row that a gate has quarantined.
 FAILS = "fails "
-
-_Check = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,11 +294,11 @@ class Quarantine:
         generation: int,
         after_batch: int,
         rows: Sequence[IncompleteRow],
-        check: _Check | None = None,
+        fence: Fence = UNFENCED,
     ) -> None:
         """Replace the rows of one copy's batches after ``after_batch`` by these, in one commit.
 
-        ``check`` raises when another run has taken the target over. It is called again when a
+        ``fence`` raises when another run has taken the target over. It is verified again when a
         concurrent write makes the commit fail. Otherwise, a run that was suspended could replace
         what the next run wrote, or reopen what it resolved.
         """
@@ -308,26 +307,26 @@ class Quarantine:
         chosen = (
             f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
         )
-        self._table.replace(told, chosen, check)
+        self._table.replace(told, chosen, fence)
 
-    def forget(self, table_name: str, generation: int, after_batch: int, check: _Check) -> None:
+    def forget(self, table_name: str, generation: int, after_batch: int, fence: Fence) -> None:
         """Drop other runs' rows on one copy's batches after ``after_batch``.
 
         This always commits, so that concurrent commits of other runs fail.
         """
-        self.replace(table_name, generation, after_batch, (), check)
+        self.replace(table_name, generation, after_batch, (), fence)
 
-    def fence(self, check: _Check) -> None:
-        """Commit without a change, so that concurrent replace() and add() calls run their ``check``
+    def fence(self, fence: Fence) -> None:
+        """Commit without a change, so that concurrent replace() and add() calls verify theirs
         again.
 
         They write nothing when it raises.
         """
-        self._table.replace((), "false", check)
+        self._table.replace((), "false", fence)
 
-    def add(self, rows: Sequence[IncompleteRow], check: _Check | None = None) -> None:
-        """Add rows after all others, in one commit; ``check`` as in replace()."""
-        self._table.extend(in_order(rows), check=check)
+    def add(self, rows: Sequence[IncompleteRow], fence: Fence = UNFENCED) -> None:
+        """Add rows after all others, in one commit; ``fence`` as in replace()."""
+        self._table.extend(in_order(rows), fence=fence)
 
     def messages(self) -> list[IncompleteRow]:
         """Return all rows about messages that can't be decoded, oldest first, including resolved

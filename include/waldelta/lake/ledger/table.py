@@ -24,6 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.delta_target import TargetVersion
+from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
@@ -128,26 +129,23 @@ class LedgerTable(Generic[R]):
         self,
         rows: Sequence[R],
         after: Newest | None = None,
-        check: Callable[[], object] | None = None,
+        fence: Fence = UNFENCED,
     ) -> list[R]:
         """Add rows, in the order of their ``at``, after all others in one commit, as append() does.
 
-        ``check`` raises when the caller may not write any more. It is called after the table was
-        read, because a later write by another run then changes the version that the commit depends
-        on.
+        ``fence`` is verified after the table was read.
         """
         with self._named_errors():
-            return self._extend(rows, after, check)
+            return self._extend(rows, after, fence)
 
     def _extend(
         self,
         rows: Sequence[R],
         after: Newest | None,
-        check: Callable[[], object] | None,
+        fence: Fence,
     ) -> list[R]:
         table = self.place.find()
-        if check is not None:
-            check()
+        fence.verify()
         if after is not None and self._last_at(table, after) != after.at:
             raise LateWriter(
                 f"{self.uri}: another run replaced the rows that this run was about to replace:"
@@ -226,18 +224,17 @@ class LedgerTable(Generic[R]):
         self,
         rows: Sequence[R],
         predicate: str,
-        check: Callable[[], object] | None = None,
+        fence: Fence = UNFENCED,
     ) -> None:
         """Replace the rows that a predicate (in Delta's SQL) selects by these, after all others, in
         one commit.
 
-        It is durable when this returns, and commits even when there is nothing to write; ``check``
+        It is durable when this returns, and commits even when there is nothing to write; ``fence``
         as in extend().
         """
         with self._named_errors():
             table = self.place.find()
-            if check is not None:
-                check()
+            fence.verify()
             if table is None:
                 self._create(self._stored(rows))
                 return

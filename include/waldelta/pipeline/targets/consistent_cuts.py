@@ -13,7 +13,6 @@ from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.external_commits import check_durably, expire_vacuumed
-from waldelta.pipeline.targets.watermarks import last_cut
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def readable_cut(job: Job) -> BatchCut | None:
     Such a target is returned at a later version with the same rows. Raises StateError when no cut
     can be read any more.
     """
-    if (newest := last_cut(job)) is None:
+    if (newest := job.ledger.last_cut()) is None:
         return None
     versions = _Versions(job)
     if (found := versions.of(newest)) is not None:
@@ -78,7 +77,7 @@ def renew_cut(job: Job) -> list[str]:
     Returns warnings about VACUUMs by external writers up to then: runs search from the newest cut
     on, and wouldn't find them any more.
     """
-    if (cut := last_cut(job)) is None:
+    if (cut := job.ledger.last_cut()) is None:
         return []
     targets = [TargetCut(t.table_name, t.generation, _current_version(job, t)) for t in cut.targets]
     if [target.version for target in targets] == [target.version for target in cut.targets]:

@@ -27,7 +27,7 @@ from waldelta.lake.ledger.records import ExternalCommit, now
 from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut
+from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     """Return messages about external commits up to this version, which a repair is about to
     correct.
     """
-    after = checked_upto(last_cut(job), state)
+    after = checked_upto(job.ledger.last_cut(), state)
     if after is None or after >= version:
         return []
     seen = check_durably(job.lake.target(state.table_name).log, after, version)
@@ -194,7 +194,8 @@ def check_target(job: Job, state: TableState, version: int | None = None) -> Non
     it.
     """
     target = job.lake.target(state.table_name)
-    check_readable(target.log, state, last_cut(job), target.version if version is None else version)
+    newest = target.version if version is None else version
+    check_readable(target.log, state, job.ledger.last_cut(), newest)
 
 
 def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:

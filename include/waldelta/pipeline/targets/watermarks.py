@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import MESSAGES
+from waldelta.pipeline.advisory_locks import AdvisoryLock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
 
@@ -48,7 +52,7 @@ class Watermarks:
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
         self._job, self.identity = job, identity
-        self._cut = last_cut(job)
+        self._cut = job.ledger.last_cut()
         self.floor = job.first_batch()
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
@@ -80,17 +84,6 @@ class Watermarks:
             Snapshot.parse(state.snapshot), self.floor
         )
 
-    def still(self, state: TableState, batch: int) -> int:
-        """Return ``batch``, the target's last batch when it was read.
-
-        Raises LateWriter when another run has applied more since.
-        """
-        if self.of(state) > batch:
-            raise LateWriter(
-                f"{state.table_name}: another run applied changes to it at the same time: run again"
-            )
-        return batch
-
     def _in_cut(self, state: TableState) -> int:
         cut = self._cut
         if cut is None or (state.table_name, state.generation) not in {
@@ -100,9 +93,35 @@ class Watermarks:
         return cut.batch
 
 
-def last_cut(job: Job) -> BatchCut | None:
-    """The newest consistent cut."""
-    return job.ledger.last_cut()
+@dataclass(frozen=True, slots=True)
+class TargetFence:
+    """A target's lock and watermark: ``batch`` was its last batch when it was read.
+
+    Without a batch, the target may have any. ``goes_on`` raises when the caller itself must stop.
+    """
+
+    lock: AdvisoryLock
+    watermarks: Watermarks
+    state: TableState
+    batch: int | None = None
+    goes_on: Callable[[], object] = lambda: None
+
+    def verify(self) -> int:
+        """Return the target's last batch.
+
+        Raises LockHeld without the lock, and LateWriter when another run has applied more.
+        """
+        self.goes_on()
+        self.lock.verify()
+        applied = self.watermarks.of(self.state)
+        if self.batch is None:
+            return applied
+        if applied > self.batch:
+            raise LateWriter(
+                f"{self.state.table_name}: another run applied changes to it at the same time: run"
+                " again"
+            )
+        return self.batch
 
 
 def messages_app_id(identity: SlotIdentity) -> str:

@@ -37,7 +37,11 @@ from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import record_removed
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, last_cut
+from waldelta.pipeline.targets.watermarks import (
+    TargetFence,
+    apply_app_id,
+    check_same_copy,
+)
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
@@ -169,7 +173,7 @@ def _apply_upto(
     reached.
     """
     identity = job.slot_identity()
-    change_log, states, cut = job.change_log(identity), selected.states, last_cut(job)
+    change_log, states, cut = job.change_log(identity), selected.states, job.ledger.last_cut()
     with _begun(spark, job, selected, last, applied, Watch(job, cut), pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):
@@ -298,14 +302,9 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         present = check_same_copy(run.job, state)
         # Another run may have applied some of it since the watermarks were read.
         after = max(batches[0], run.held.of(present))
-
-        def check() -> int:
-            run.goes_on()
-            lock.check()
-            return run.held.still(present, after)
-
+        fence = TargetFence(lock, run.held, present, after, run.goes_on)
         try:
-            cut = _apply_target(run, present, (after, batches[1]), check)
+            cut = _apply_target(run, present, (after, batches[1]), fence)
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.recopies(state.table_name):
@@ -327,12 +326,12 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
 
 
 def _apply_target(
-    run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], int]
+    run: _Run, state: TableState, batches: tuple[int, int], fence: TargetFence
 ) -> TargetCut:
     """Apply a range of batches to one target.
 
-    ``check`` returns the target's watermark. It raises when this run may no longer write, because a
-    second writer of inserts would duplicate them.
+    ``fence`` raises when this run may no longer write, because a second writer of inserts would
+    duplicate them.
     """
     job = run.job
     if batches[0] >= batches[1]:
@@ -348,13 +347,13 @@ def _apply_target(
         plan = plan_target(run.types, batch_range, state, catalog, policy, options, is_empty=begins)
         if not plan.volume.rows and not plan.truncated:
             return read_untouched(job, state)
-        return _apply_plan(run, plan, check)
+        return _apply_plan(run, plan, fence)
     except DecodeError as err:
         unread = find_unreadable(run.stretches.change_log, state, batches, plan)
         raise record_unreadable(job, unread, err) if unread is not None else err from err
 
 
-def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> TargetCut:
+def _apply_plan(run: _Run, plan: TargetPlan, fence: TargetFence) -> TargetCut:
     job, state, batches = run.job, plan.state, plan.batches
     looked = run.watch.checked_upto(state)
     tag = CommitTag(
@@ -367,22 +366,23 @@ def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> Target
     staged = staging_folder(job.lake, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         with staged_in(run.spark, staged):
-            tag = _bring(run, plan, tag, staged, check)
+            tag = _bring(run, plan, tag, staged, fence)
     except WaldeltaError:
         raise
     except Exception as err:
-        check()  # If another run took the target over, LateWriter explains more than this error.
+        # If another run took the target over, LateWriter explains more than this error.
+        fence.verify()
         raise writing_error(state.table_name, err) from err
     return read_commit(job, state, tag)
 
 
 def _bring(
-    run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Callable[[], int]
+    run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, fence: TargetFence
 ) -> CommitTag:
     """Stage the net changes in a folder and commit them; returns the tag of the commit."""
     job, state = run.job, plan.state
-    check()  # The folder may be the staging folder of the run that owns the target now.
-    take_over_target(run.spark, job, state, run.quarantine, check)
+    fence.verify()  # The folder may be the staging folder of the run that owns the target now.
+    take_over_target(run.spark, job, state, run.quarantine, fence)
     if plan.evolution is not None:
         _check_names(job, state, plan.evolution)
         reshape(
@@ -402,7 +402,7 @@ def _bring(
     judged = judge_of(run.spark, job, plan, run.gates)
     if state.kept_as.completes_rows:
         changes = complete_rows(
-            job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check
+            job, run.stretches.change_log, plan, changes, run.quarantine, judged, fence=fence
         )
     elif judged is not None:
         changes = judged(changes).staged
@@ -411,11 +411,11 @@ def _bring(
             run.spark, job.lake.target(state.table_name).uri, plan, changes, f"{staged}/filled"
         )
     fault_point("apply.staged")
-    check()
+    fence.verify()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
         record_passed(job, state.table_name)
     fault_point("apply.merging")
-    tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), check)
+    tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), fence)
     fault_point("apply.merged")
     return tag
 
@@ -433,7 +433,7 @@ def finish_step(
     landed = change_log.landed(batch)
     committed = shown_at(landed.commit_us) if landed.commit_us is not None else None
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, committed, cuts)
-    newest = last_cut(job)
+    newest = job.ledger.last_cut()
     if complete and cuts and (newest is None or not is_published(cut, newest)):
         fault_point("apply.cutting")
         try:

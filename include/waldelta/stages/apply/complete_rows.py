@@ -49,6 +49,7 @@ from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.fence import Fence
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
     COMPLETED,
@@ -90,7 +91,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     quarantine: Quarantine,
     judge: Judge | None = None,
     *,
-    check: Callable[[], object],
+    fence: Fence,
     filled: list[IncompleteRow] | None = None,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) judge all of them.
@@ -98,7 +99,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     Returns what to merge instead. The records replace what a killed run recorded for the same
     batches. Nothing would replace those of a replay, whose batches were applied before, so they are
     added. ``filled`` then gets the records of rows that end up in the target, which the replay adds
-    after its commit. ``check`` raises when another run owns the target now, whose records of later
+    after its commit. ``fence`` raises when another run owns the target now, whose records of later
     batches would be lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on
     the source yet, SourceUnreachable, PrivilegeMissing, and what ``judge`` raises, with no record.
     """
@@ -116,9 +117,9 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     work.record_aside(judged.aside)
     work.keep_messages()
     if filled is not None:
-        _add_records(quarantine, work.recorded, filled, check)
+        _add_records(quarantine, work.recorded, filled, fence)
     elif work.recorded or any(row.batch > after for row in held):
-        quarantine.replace(state.table_name, state.generation, after, work.recorded, check)
+        quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
@@ -133,13 +134,13 @@ def _add_records(
     quarantine: Quarantine,
     recorded: Sequence[IncompleteRow],
     filled: list[IncompleteRow],
-    check: Callable[[], object],
+    fence: Fence,
 ) -> None:
     """Add the records of rows that the target lacks; ``filled`` gets those of the others."""
     status = {key: row.status for key, row in latest_rows(recorded).items()}
     filled += [row for row in recorded if status[row.key] in (RESOLVED, COMPLETED)]
     if lacking_rows := [row for row in recorded if status[row.key] in (QUARANTINED, DISCARDED)]:
-        quarantine.add(lacking_rows, check)
+        quarantine.add(lacking_rows, fence)
 
 
 @dataclass

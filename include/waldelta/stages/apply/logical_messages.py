@@ -7,7 +7,7 @@ when their transaction has committed, in commit order; others appear independent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from waldelta.lake.storage import MESSAGES, sync_commit
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
-from waldelta.pipeline import Job
+from waldelta.pipeline import AdvisoryLock, Job
 from waldelta.pipeline.advisory_locks import messages_lock
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied
@@ -72,13 +72,7 @@ def write_messages(spark: SparkSession, job: Job) -> int:
         # Another run may have written some since. Delta alone would write them again under a later
         # batch's number.
         done = messages_applied(job, identity)
-
-        def check() -> None:
-            lock.check()
-            if messages_applied(job, identity) != done:
-                raise LateWriter("another run wrote logical messages at the same time: run again")
-
-        return done if done >= last else _append(spark, job, change_log, (done, last), check)
+        return done if done >= last else _append(spark, job, change_log, (done, last), lock)
 
 
 def _append(
@@ -86,7 +80,7 @@ def _append(
     job: Job,
     change_log: ChangeLog,
     batches: tuple[int, int],
-    check: Callable[[], None],
+    lock: AdvisoryLock,
 ) -> int:
     done, last = batches
     identity = job.slot_identity()
@@ -101,7 +95,9 @@ def _append(
         .option("txnVersion", last)
         .option("userMetadata", tag.metadata)
     )
-    check()
+    lock.verify()
+    if messages_applied(job, identity) != done:
+        raise LateWriter("another run wrote logical messages at the same time: run again")
     fault_point("messages.writing")
     try:
         writer.save(place.uri)

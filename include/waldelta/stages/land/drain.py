@@ -23,6 +23,7 @@ from waldelta.errors import (
 )
 from waldelta.lake import check_writable
 from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
@@ -93,20 +94,20 @@ class Drained:
 def drain(
     spark: SparkSession,
     job: Job,
-    check_lock: Callable[[], None] = lambda: None,
+    fence: Fence = UNFENCED,
     on_landed: Callable[[Landed], object] = lambda _: None,
 ) -> Drained:
     """Land and consume everything up to the current end of the server's WAL.
 
-    On a standby that is what it has replayed. The caller has the slot's lock; ``check_lock`` raises
-    LockHeld when it was lost, and is called before each effect. ``on_landed`` is called with each
+    On a standby that is what it has replayed. The caller has the slot's lock; ``fence`` raises
+    LockHeld when it was lost, and is verified before each effect. ``on_landed`` is called with each
     landed and consumed batch, unless nothing is left to land. A change that PostgreSQL can't decode
     ends the drain: see ``unreadable`` of the result. Raises TargetNotWritable before anything is
     read from the slot, as far as the driver's machine can detect it.
     """
     check_writable(job.pipeline.target.root)
     with job.connect_slot("drain") as connection:
-        slot = _SlotDrain(spark, job, connection, check_lock)
+        slot = _SlotDrain(spark, job, connection, fence)
         drained = slot.drained
         while slot.has_more and drained.unreadable is None:
             landed = slot.land_next()
@@ -124,10 +125,10 @@ class _SlotDrain:
         spark: SparkSession,
         job: Job,
         connection: psycopg.Connection[tuple[Any, ...]],
-        check_lock: Callable[[], None],
+        fence: Fence,
     ) -> None:
         self._spark, self._job, self._connection = spark, job, connection
-        self._check_lock = check_lock
+        self._fence = fence
         identity = job.slot_identity()
         self._change_log = job.change_log(identity)
         self._server = slot_position(connection, job)
@@ -154,7 +155,7 @@ class _SlotDrain:
     def land_next(self) -> Landed | None:
         """Land and consume the next read window; returns None when PostgreSQL couldn't answer."""
         bound = self._next_bound()
-        self._check_lock()
+        self._fence.verify()
         check_followed(self._job, self._identity)
         restart = self.meter.restart()
         try:
@@ -176,7 +177,7 @@ class _SlotDrain:
         self._windows.answered(times.total_s, is_whole=is_whole)
         read_upto = Lsn(landed.end_lsn) if is_cut_off else bound.upto_lsn
         self.meter.add(peeks(self._job.pipeline.source), restart, read_upto, times.server_s)
-        self._check_lock()
+        self._fence.verify()
         began = time.monotonic()
         if landed.end_lsn:
             self.meter.add(moves(self._job.pipeline.source), restart, Lsn(landed.end_lsn))

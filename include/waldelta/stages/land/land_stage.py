@@ -45,8 +45,8 @@ def land_to_now(
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
             landed_as_of = _add_health(job, lock, result)
-            lock.check()  # The next statements may end another run's reader, and move the slot.
-            drained = drain(spark, job, lock.check, on_landed)
+            lock.verify()  # The next statements may end another run's reader, and move the slot.
+            drained = drain(spark, job, lock, on_landed)
             drained.check_read()
     except SlotUnreadable as err:
         # What landed before it is applied first; the apply stage then raises the error.
@@ -72,7 +72,7 @@ def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
         server = slot_position(connection, job, primary)
         check_system(job.slot_identity(), server)
         oldest_xid = read_oldest_xid(connection)
-        lock.check()
+        lock.verify()
         end_old_backends(connection, job.pipeline.source.slot)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)

@@ -73,7 +73,7 @@ def _have_wal_flushed(job: Job) -> None:
 
 
 def _drain(spark: SparkSession, job: Job, lock: AdvisoryLock) -> Drained:
-    drained = drain(spark, job, lock.check)
+    drained = drain(spark, job, lock)
     drained.check_read()
     return drained
 

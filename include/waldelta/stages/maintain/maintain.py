@@ -139,7 +139,7 @@ def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResul
                 for table in leftover.tables:
                     # The quarantine is fenced as in a takeover: without the folder, the next run
                     # has no sign of a late writer.
-                    quarantine.fence(locks.enter_context(target_lock(job, table)).check)
+                    quarantine.fence(locks.enter_context(target_lock(job, table)))
                 removed += remove_folder(leftover.uri)
         except LockHeld as err:
             log.info("%s left for the next maintenance: %s", leftover.uri, err)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
 from waldelta.changes.stage.net_files import grouped
 from waldelta.lake import write_parquet
+from waldelta.lake.fence import Fence
 from waldelta.lake.storage import open_parquet
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_selected import KEYS_PER_READ
@@ -131,11 +132,11 @@ def merge_rows_in_driver(
     rows: RepairRows,
     folder: str,
     tag: CommitTag,
-    check: Callable[[], None],
+    fence: Fence,
 ) -> bool:
     """Merge the rows staged in ``folder`` into a small target, as merge_rows() does.
 
-    Returns False where Spark must merge. ``check`` is called, and raises, as by merge_in_driver().
+    Returns False where Spark must merge. ``fence`` is verified as by merge_in_driver().
     """
     try:
         dataset = open_parquet(folder)
@@ -147,4 +148,4 @@ def merge_rows_in_driver(
         return False
     names = [name for name, _ in rows.copy.columns]
     changes = NetChanges.whole(net, names, rows.shape, metadata=rows.copy.lsn is not None)
-    return commit_in_driver(job, table_name, changes, tag, check) is not None
+    return commit_in_driver(job, table_name, changes, tag, fence) is not None

@@ -28,7 +28,6 @@ from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.targets.watermarks import last_cut
 from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres import describe
 from waldelta.postgres.connection import named_loss
@@ -259,7 +258,7 @@ def _readable(
     work: Reconciling, states: Sequence[TableState], versions: dict[str, int]
 ) -> list[TableState]:
     """Returns the targets that can be read safely at these versions; the others are failures."""
-    job, cut, found = work.job, last_cut(work.job), []
+    job, cut, found = work.job, work.job.ledger.last_cut(), []
     for state in states:
         name = state.table_name
         try:

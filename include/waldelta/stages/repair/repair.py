@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ from waldelta.lake.ledger.quarantine import (
 from waldelta.lake.ledger.records import COPYING, NEEDS_SYNC, SYNCED, FileState, StorageState, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
-from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline import AdvisoryLock, Job, target_lock
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.drift import unpublished_columns
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
@@ -61,7 +61,7 @@ from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut
+from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
 from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import to_texts, was_interrupted
@@ -170,7 +170,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     name, began = drifted.state.table_name, time.monotonic()
     with target_lock(job, name) as lock:
         _check_marked(job, drifted.state)
-        done = _named_repair(spark, job, drifted, lock.check)
+        done = _named_repair(spark, job, drifted, lock)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
         name, done.lsn, done.entered, done.exited, done.read_again, time.monotonic() - began,
@@ -190,19 +190,19 @@ def repair_rows(spark: SparkSession, job: Job, as_copied: Repair, again: Again) 
         raise NeedsSync(why)
     with target_lock(job, as_copied.state.table_name) as lock:
         check_same_copy(job, as_copied.state)
-        return _named_repair(spark, job, as_copied, lock.check, again)
+        return _named_repair(spark, job, as_copied, lock, again)
 
 
 def _named_repair(
     spark: SparkSession,
     job: Job,
     drifted: Repair,
-    check: Callable[[], None],
+    lock: AdvisoryLock,
     again: Again | None = None,
 ) -> Repaired:
     try:
         check_target(job, drifted.state)
-        return _repair(spark, job, drifted, check, again)
+        return _repair(spark, job, drifted, lock, again)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -212,18 +212,14 @@ def _named_repair(
 
 
 def _repair(
-    spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None
+    spark: SparkSession, job: Job, drifted: Repair, lock: AdvisoryLock, again: Again | None
 ) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = next_generation(job.ledger.table_rows(name))
-    check()
+    lock.verify()
     quarantine = Quarantine(job.lake)
-
-    def applied() -> int:
-        check()
-        return Watermarks(job, job.slot_identity()).of(drifted.state)
-
-    take_over_target(spark, job, drifted.state, quarantine, applied)
+    fence = TargetFence(lock, Watermarks(job, job.slot_identity()), drifted.state)
+    take_over_target(spark, job, drifted.state, quarantine, fence)
     held = _read_quarantined(quarantine, drifted.state, again)
     named = held.watched.keys() | ((again.keys if again is not None else None) or set())
     drained = land_backlog(spark, job)
@@ -282,7 +278,7 @@ def _repair(
         carried = [
             replace(row, at=now(), generation=generation) for row in (*carried, *held.messages)
         ]
-        cut = _commit(spark, job, rows, state, net, (check, again, carried))
+        cut = _commit(spark, job, rows, state, net, (lock, again, carried))
     _, counts = net
     kept = sum(row.status == QUARANTINED for row in carried)
     return Repaired(
@@ -483,7 +479,7 @@ def _synced_state(
         entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, storage),
         unmended_leaves=[],
-        version=checked_upto(last_cut(job), state),
+        version=checked_upto(job.ledger.last_cut(), state),
     )
 
 
@@ -493,7 +489,7 @@ def _commit(
     rows: RepairRows,
     state: TableState,
     net: tuple[str, dict[str, int]],
-    given: tuple[Callable[[], None], Again | None, Sequence[IncompleteRow]],
+    given: tuple[AdvisoryLock, Again | None, Sequence[IncompleteRow]],
 ) -> TargetCut:
     """Commit the net changes between two ledger rows.
 
@@ -501,10 +497,10 @@ def _commit(
     (repair_end). ``given`` ends with the quarantine's rows of the new generation, unreadable
     messages included.
     """
-    (_, counts), (check, again, carried), name = net, given, state.table_name
+    (_, counts), (lock, again, carried), name = net, given, state.table_name
     marked = job.table_states()[name]
     reason = marked.reason if again is None else again.reason
-    check()
+    lock.verify()
     first = replace(
         state,
         at=now(),
@@ -520,12 +516,12 @@ def _commit(
     fault_point("repair.begun")
     try:
         cut = (
-            _merge(spark, job, rows, begun, net, check)
+            _merge(spark, job, rows, begun, net, lock)
             if counts
             else commit_untouched(spark, job, begun)
         )
         fault_point("repair.merged")
-        check()
+        lock.verify()
         present = job.table_states()[name]
         if (present.generation, present.status) != (begun.generation, COPYING):
             raise LateWriter(
@@ -536,15 +532,15 @@ def _commit(
     except (LateWriter, LockHeld):
         raise
     except Exception:
-        _end(spark, job, begun, check)
+        _end(spark, job, begun, lock)
         raise
     return cut
 
 
-def _end(spark: SparkSession, job: Job, begun: TableState, check: Callable[[], None]) -> None:
+def _end(spark: SparkSession, job: Job, begun: TableState, lock: AdvisoryLock) -> None:
     """Record how an aborted repair ended; if that fails now, the next run finds out."""
     try:
-        check()
+        lock.verify()
         end_repair(spark, job, begun)
     except Exception as err:
         log.warning(
@@ -560,15 +556,15 @@ def _merge(
     rows: RepairRows,
     begun: TableState,
     net: tuple[str, dict[str, int]],
-    check: Callable[[], None],
+    lock: AdvisoryLock,
 ) -> TargetCut:
     folder, counts = net
     tag = repair_tag(begun, job.run_id, counts)
     # For a drift, Spark's MERGE leaves files alone that no row enters or leaves.
     reread_only = not counts.keys() & {ENTERS, LEAVES}
-    if not (reread_only and merge_rows_in_driver(job, begun.table_name, rows, folder, tag, check)):
+    if not (reread_only and merge_rows_in_driver(job, begun.table_name, rows, folder, tag, lock)):
         # A run that committed concurrently may have copied the target again.
-        check()
+        lock.verify()
         merge_rows(
             spark,
             job.lake.target(begun.table_name).uri,

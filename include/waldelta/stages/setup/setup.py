@@ -311,7 +311,7 @@ def carry_out(
     plan.require()
     if renew:
         with job.connect_slot("setup", conn) as slot_conn:
-            lock.check()
+            lock.verify()
             end_life(slot_conn, job)
     # Recorded before the transaction commits: if setup dies in between, it has recorded too much at
     # most.
@@ -320,10 +320,10 @@ def carry_out(
     _record_removed(conn, job)  # This records what a DBA changed manually.
     fault_point("setup.publications")
     with job.connect_slot("setup", conn) as slot_conn:
-        lock.check()
+        lock.verify()
         ensure_slot(conn, slot_conn, job, scripted=plan.scripted)
     if plan.alter_failover is not None:
-        lock.check()
+        lock.verify()
         alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
         log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
     return plan

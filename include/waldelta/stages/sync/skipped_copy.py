@@ -101,9 +101,8 @@ def stopped(name: str, reason: str) -> str:
 
 def is_empty(job: Job, name: str) -> bool:
     """Returns whether a target has no row, or doesn't exist."""
-    if not _is_there(job, name):
-        return True
-    return row_count(job.lake.target(name).open().files) == 0
+    table = job.lake.target(name).find()
+    return table is None or row_count(table.files) == 0
 
 
 def _remedy(name: str) -> str:
@@ -118,7 +117,7 @@ def _former(job: Job, name: str) -> TableState | None:
     exists.
     """
     complete = job.ledger.complete_states(name)
-    return complete[-1] if complete and _is_there(job, name) else None
+    return complete[-1] if complete and job.lake.target(name).exists else None
 
 
 def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
@@ -126,7 +125,3 @@ def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
     if former.root_id is not None or root is not None:
         return former.root_id == root  # Leaf partitions may be added and removed.
     return not set(former.relation_ids).isdisjoint(target.table.relation_ids)
-
-
-def _is_there(job: Job, name: str) -> bool:
-    return job.lake.target(name).exists

@@ -254,7 +254,7 @@ def _sync_locked(
         row = TableState(
             now(), job.run_id, name, next_generation(rows), COPYING, reason=reason, incarnation=life
         )
-        lock.check()
+        lock.verify()
         begun = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
         try:
@@ -263,7 +263,7 @@ def _sync_locked(
             _record_failure(job, ledger_lock, last, begun, err)
             raise
         fault_point("sync.committed")
-        lock.check()
+        lock.verify()
         _check_not_removed(job, name, begun.generation)
         _check_same_server(job, name, identity)
         _append(job, ledger_lock, synced_state(begun, result, replicated, job.pipeline), begun)
@@ -289,7 +289,7 @@ def _copy(
 ) -> tuple[SyncResult, ReplicatedTarget]:
     for attempt in _attempts(str(order.target.id)):
         with attempt:
-            lock.check()
+            lock.verify()
             number = attempt.retry_state.attempt_number
             if number > 1:
                 with job.connect("sync") as connection:

@@ -24,6 +24,7 @@ from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.errors import LockHeld
 from waldelta.lake import DeltaTarget, Lake
+from waldelta.lake.fence import UNFENCED
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
@@ -87,14 +88,10 @@ def tag(batch=1) -> CommitTag:
     return CommitTag("app", batch, "run")
 
 
-def fine() -> None:
-    """This run may go on."""
-
-
 def merged(job, events, batch=1, **options) -> CommitTag | None:
     net = net_of(events)
     staged = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), fine)
+    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), UNFENCED)
 
 
 def held(job) -> dict:
@@ -251,10 +248,10 @@ def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
         6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
     )
     write(job, with_raw)
-    assert merge_in_driver(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), fine) is None
+    assert merge_in_driver(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), UNFENCED) is None
     assert (
         merge_in_driver(
-            job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), fine
+            job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), UNFENCED
         )
         is not None
     )
@@ -268,7 +265,9 @@ def test_whoever_may_not_write_any_more_does_not(job):
         raise LockHeld("by another run")
 
     with pytest.raises(LockHeld):
-        merge_in_driver(job, plan(), net_of([("I", None, 4, "d", "D")]), tag(), taken)
+        merge_in_driver(
+            job, plan(), net_of([("I", None, 4, "d", "D")]), tag(), SimpleNamespace(verify=taken)
+        )
     assert held(job) == {}
 
 

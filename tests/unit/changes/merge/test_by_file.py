@@ -8,6 +8,7 @@ import json
 import random
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,6 @@ from tests.unit.changes.merge.test_by_driver import (
     SIX_ROWS,
     UNKNOWN,
     check_random_batches,
-    fine,
     held,
     job,
     net_of,
@@ -41,6 +41,7 @@ from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.errors import LockHeld, StagedLost
 from waldelta.lake import write_parquet
+from waldelta.lake.fence import UNFENCED
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
 
@@ -74,12 +75,12 @@ def staged(job, net, parts=3) -> str:
 
 
 def merged(
-    job, events, batch=1, raw=None, check=fine, run=one_by_one, **options
+    job, events, batch=1, raw=None, fence=UNFENCED, run=one_by_one, **options
 ) -> CommitTag | None:
     net = net_of(events, raw)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
-    return merge_files(run, job, plan(**options), staged(job, net), planned, check)
+    return merge_files(run, job, plan(**options), staged(job, net), planned, fence)
 
 
 def write_files(job, *files) -> None:
@@ -280,7 +281,7 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
     """Which fails for lack of its source."""
     net = net_of([("I", None, 4, "d", "D")])
     planned = replace(tag(), counts={"upsert": 2})
-    assert merge_files(one_by_one, job, plan(), staged(job, net), planned, fine) is None
+    assert merge_files(one_by_one, job, plan(), staged(job, net), planned, UNFENCED) is None
 
 
 def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
@@ -331,7 +332,7 @@ def test_whoever_may_not_write_any_more_does_not(job):
         raise LockHeld("by another run")
 
     with pytest.raises(LockHeld):
-        merged(job, [("I", None, 4, "d", "D")], check=taken)
+        merged(job, [("I", None, 4, "d", "D")], fence=SimpleNamespace(verify=taken))
     assert held(job) == {}
 
 
@@ -342,7 +343,7 @@ def test_somebody_elses_commit_is_not_overwritten(job):
     def late() -> None:
         write(job, rows((5, "theirs", "x")))
 
-    assert merged(job, [("U", 1, 1, "b", "B")], check=late) is None
+    assert merged(job, [("U", 1, 1, "b", "B")], fence=SimpleNamespace(verify=late)) is None
     assert held(job) == {5: ("theirs", "x")}
     # Theirs, and what they replaced.
     assert len(files_of(job)) == 2

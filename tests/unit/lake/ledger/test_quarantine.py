@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.bookkeeping import write_earlier
 from waldelta.errors import LateWriter
 from waldelta.lake import Lake
+from waldelta.lake.fence import UNFENCED
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
     COMPLETED,
@@ -60,18 +62,18 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
 
 
 WRITES = {
-    "a batch's rows": lambda quarantine, check: quarantine.replace(
-        NAME, 1, 3, [row(QUARANTINED, "a", 4)], check
+    "a batch's rows": lambda quarantine, fence: quarantine.replace(
+        NAME, 1, 3, [row(QUARANTINED, "a", 4)], fence
     ),
-    "a replay's, or a person's": lambda quarantine, check: quarantine.add(
-        [row(QUARANTINED, "a", 3)], check
+    "a replay's, or a person's": lambda quarantine, fence: quarantine.add(
+        [row(QUARANTINED, "a", 3)], fence
     ),
-    "nothing": lambda quarantine, check: quarantine.forget(NAME, 1, 3, check),
+    "nothing": lambda quarantine, fence: quarantine.forget(NAME, 1, 3, fence),
 }
 MEANWHILE = {
     "told": lambda quarantine: quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 5)]),
-    "had nothing to tell": lambda quarantine: quarantine.forget(NAME, 1, 3, lambda: None),
-    "removed what is staged": lambda quarantine: quarantine.fence(lambda: None),
+    "had nothing to tell": lambda quarantine: quarantine.forget(NAME, 1, 3, UNFENCED),
+    "removed what is staged": lambda quarantine: quarantine.fence(UNFENCED),
 }
 
 
@@ -91,7 +93,7 @@ def test_a_run_that_slept_since_it_asked_writes_nothing(lake, write, meanwhile, 
         meanwhile(quarantine)
 
     with pytest.raises(LateWriter, match="another run's"):
-        write(quarantine, check)
+        write(quarantine, SimpleNamespace(verify=check))
     expected = [] if is_first else [(QUARANTINED, "a", 2)]
     assert told(quarantine) == expected + [(RESOLVED, "a", 5)] * (meanwhile is MEANWHILE["told"])
 

@@ -63,10 +63,11 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     def taken() -> None:
         raise LockHeld("by another run")
 
+    fence = SimpleNamespace(verify=taken)
     changes = Staged("folder", "source", {}, net=pa.table({"action": ["insert"]}))
     plan = SimpleNamespace(decode=SimpleNamespace(unfolding=None))
     with pytest.raises(LockHeld):
-        merge_module.merge_staged(None, None, changes, plan, CommitTag("app", 1), taken)
+        merge_module.merge_staged(None, None, changes, plan, CommitTag("app", 1), fence)
     assert merged == []
 
 

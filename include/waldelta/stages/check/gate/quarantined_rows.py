@@ -8,7 +8,7 @@ import getpass
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, SentM
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline.advisory_locks import HeldLocks
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import (
@@ -79,7 +80,7 @@ def discard_quarantined(
     # When only messages are named, no target's rows are discarded.
     named = _named(_open_rows(job, states), rows_left) if rows_left or not rows else []
     wanted = {name: states[name] for name in named}
-    with _locked(job, wanted) as check:
+    with _locked(job, wanted) as fence:
         found = _open_rows(job, wanted)
         _named(found, rows_left)  # A run may have resolved some before the locks were taken.
         chosen = [row for row in found if not rows or row.id in rows_left]
@@ -90,7 +91,7 @@ def discard_quarantined(
             for row in chosen
         ]
         if settled or discarded:
-            Quarantine(job.lake).add([*settled, *discarded], check)
+            Quarantine(job.lake).add([*settled, *discarded], fence)
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
@@ -123,18 +124,13 @@ def _check_decision(
 
 
 @contextmanager
-def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[Callable[[], None]]:
-    """Lock these targets, and yield a function that raises when a lock was lost."""
+def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
+    """Lock these targets."""
     with ExitStack() as locks:
         held = [locks.enter_context(target_lock(job, name)) for name in sorted(states)]
         for state in states.values():
             check_same_copy(job, state)
-
-        def check() -> None:
-            for lock in held:
-                lock.check()
-
-        yield check
+        yield HeldLocks(held)
 
 
 def rows_to_accept(

@@ -19,7 +19,6 @@ from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
 from waldelta.lake import DeltaTarget
 from waldelta.lake.changelog import ChangeLog, Snapshot
-from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.spark_sql import parquet, path
@@ -84,7 +83,7 @@ def _version_of_copy(state: TableState, target: DeltaTarget) -> int:
     table = target.open()
     present = table.schema.names
     for entry in table.history():
-        written = read_metadata(entry)
+        written = entry["waldelta"]
         if (written.get("verb"), written.get("generation")) == ("sync", state.generation):
             try:
                 copied = target.open(int(entry["version"]))

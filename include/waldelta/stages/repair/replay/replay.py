@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -41,12 +40,12 @@ from waldelta.lake.changelog.batch_range import BatchRange
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.quarantine import DISCARDED
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.pipeline import AdvisoryLock, Job, target_lock
+from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published
-from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy
+from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
@@ -245,7 +244,9 @@ def _replay_locked(run: _Run, state: TableState, catalog: CatalogTable, done: Re
                     f"{state.table_name} hasn't applied the range yet: the next run does"
                 )
                 return
-            cut, keys = _replay_target(run, current, catalog, watermark, (lock, done))
+            cut, keys = _replay_target(
+                run, current, catalog, TargetFence(lock, run.held, current, watermark), done
+            )
     if cut is None:
         return
     done.cuts.append(cut)
@@ -270,11 +271,10 @@ def _replay_target(
     run: _Run,
     state: TableState,
     catalog: CatalogTable,
-    watermark: int,
-    lock_and_result: tuple[AdvisoryLock, Replayed],
+    fence: TargetFence,
+    done: Replayed,
 ) -> tuple[TargetCut | None, int]:
-    job, lock = run.job, lock_and_result[0]
-    change_log = run.stretches.change_log
+    job, change_log, watermark = run.job, run.stretches.change_log, fence.batch or 0
     batches = (run.span.after, watermark)
     if not state.key_columns:
         batches = batches_since_copy(job, change_log, state, watermark)
@@ -291,23 +291,17 @@ def _replay_target(
     mend = _mend_by_key if state.key_columns else _mend_whole
     try:
         with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
-            lock.check()
+            fence.lock.verify()
             check_target(job, state)
-            take_over_target(
-                run.spark,
-                job,
-                state,
-                run.quarantine,
-                partial(_still_at, run, state, watermark, lock),
-            )
+            take_over_target(run.spark, job, state, run.quarantine, fence)
             # The version grows with every commit, so a late writer of this run is skipped after a
             # newer commit.
             version = job.lake.target(name).version
-            mended = mend(run, plan, folder, lock_and_result)
+            mended = mend(run, plan, folder, fence, done)
             tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
-            cut = _commit(run, plan, mended.statement, tag, lock)
+            cut = _commit(run, plan, mended.statement, tag, fence)
             if mended.filled:
-                run.quarantine.add(mended.filled, lock.check)
+                run.quarantine.add(mended.filled, fence)
             return cut, mended.keys
     except WaldeltaError:
         raise
@@ -315,22 +309,11 @@ def _replay_target(
         raise writing_error(name, err) from err
 
 
-def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) -> int:
-    """Returns the target's watermark; raises if it isn't the planned one."""
-    lock.check()
-    return run.held.still(state, watermark)
-
-
 def _mend_by_key(
-    run: _Run, plan: ReplayPlan, folder: str, lock_and_result: tuple[AdvisoryLock, Replayed]
+    run: _Run, plan: ReplayPlan, folder: str, fence: TargetFence, done: Replayed
 ) -> _Mended:
     """Stage the rows that differ."""
-    job, state, decode, (lock, done) = (
-        run.job,
-        plan.target.state,
-        plan.target.decode,
-        lock_and_result,
-    )
+    job, state, decode = run.job, plan.target.state, plan.target.decode
     uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = derive_states(run.spark, change_log, plan, f"{folder}-states")
@@ -348,7 +331,7 @@ def _mend_by_key(
         changes,
         run.quarantine,
         judged,
-        check=lock.check,
+        fence=fence,
         filled=filled,
     )
     source = as_stored(changes.source, decode.types)
@@ -370,9 +353,7 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
     return folder
 
 
-def _mend_whole(
-    run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]
-) -> _Mended:
+def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: TargetFence, __: Replayed) -> _Mended:
     """Stage all rows of a table without a key again; there are no keys to count."""
     job, state = run.job, plan.target.state
     uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
@@ -383,12 +364,12 @@ def _mend_whole(
 
 
 def _commit(
-    run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: AdvisoryLock
+    run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, fence: TargetFence
 ) -> TargetCut:
     job, state = run.job, plan.target.state
     if not any(tag.counts.get(action) for action in _EFFECTS):
         return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))
-    _still_at(run, state, plan.target.batches[1], lock)
+    fence.verify()
     fault_point("replay.merging")
     with tagged(run.spark, tag):
         run.spark.sql(statement).collect()
