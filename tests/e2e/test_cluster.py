@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from demo.embedded_postgres import free_port
 from tests.support.executor_python import OURS, python_without_ours
 from waldelta.changes.merge.by_file import MERGED
-from waldelta.changes.stage.stage_tasks import COUNTS, DIVIDED
+from waldelta.changes.stage.stage import COUNTS, DIVIDED
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger

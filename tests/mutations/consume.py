@@ -50,8 +50,8 @@ MUTATIONS = (
     ),
     Mutation(
         "stages/land/drain.py",
-        "            if not is_cut_off:  # All of the read window was read.\n",
-        "            if True:\n",
+        "        if not is_cut_off:\n",
+        "        if True:\n",
         "The slot is acknowledged too far: up to the end of a window that was read in part.",
         (f"{_DRAIN}::test_bites_are_bounded_and_nothing_falls_between_them",),
     ),
@@ -112,7 +112,7 @@ MUTATIONS = (
         (_APPLY, _CONCURRENT),
     ),
     Mutation(
-        "stages/apply/_publish_cut.py",
+        "stages/apply/apply.py",
         "if newest.batch <= cut.batch:",
         "if newest.batch < cut.batch:",
         "A cut is published twice.",

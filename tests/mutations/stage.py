@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
-_TASKS = "unit/changes/stage/test_stage_tasks.py"
+_TASKS = "unit/changes/stage/test_stage.py"
 _SPLIT = "unit/changes/stage/test_split.py"
 _COMPLETE_ROWS = "unit/stages/apply/test_complete_rows.py"
 
 MUTATIONS = (
     Mutation(
-        "changes/stage/stage_tasks.py",
+        "changes/stage/stage.py",
         "return 1 if plan.volume.moves or plan.may_move else",
         "return 1 if plan.volume.moves else",
         "With REPLICA IDENTITY FULL, two tasks collapse parts of one row's changes.",
         (_TASKS,),
     ),
     Mutation(
-        "changes/stage/stage_tasks.py",
-        "if (found := sum(map(len, read))) != rows:",
-        "if (found := sum(map(len, read))) > rows:",
+        "changes/stage/stage.py",
+        "    if found != rows:",
+        "    if found > rows:",
         "A staged file that lacks events passes for a whole one.",
         (_TASKS,),
     ),
     Mutation(
-        "changes/stage/stage_tasks.py",
+        "changes/stage/stage.py",
         "value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])",
         "value_set=pa.array([ACTION_UPSERT])",
         "A new row at a freed key isn't completed with its large values.",

@@ -19,4 +19,4 @@ def before_rows(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -
         action()
         return write_copy(*given)
 
-    monkeypatch.setattr("waldelta.stages.sync.sync.write_copy", write)
+    monkeypatch.setattr("waldelta.stages.sync.copy_table.write_copy", write)

@@ -13,7 +13,7 @@ import pyspark.sql.pandas.serializers  # noqa: F401
 from pyspark.daemon import manager
 
 import waldelta.changes.merge.by_file
-import waldelta.changes.stage.stage_tasks
+import waldelta.changes.stage.stage
 import waldelta.slot.read.peek  # noqa: F401
 
 if __name__ == "__main__":

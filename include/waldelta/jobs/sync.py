@@ -37,7 +37,7 @@ def run_sync(
 
     ``only_waiting``: only tables that get no changes until they are copied.
     """
-    from waldelta.stages.sync.raw_count import count_raw_rows
+    from waldelta.stages.sync.copy_table import count_raw_rows
     from waldelta.stages.sync.sync import sync
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

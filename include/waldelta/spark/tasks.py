@@ -25,6 +25,10 @@ Task = Callable[[int], pa.Table]
 # Runs a number of tasks that return rows of this schema, and returns these rows.
 RunTask = Callable[[int, pa.Schema, Task], list[Any]]
 
+# Fewer rows or bytes aren't worth a task: each one reads what all need, and writes files of its
+# own.
+ROWS_PER_TASK = 250_000
+BYTES_PER_TASK = 64 << 20
 _FAILED = pa.field("_wd_failed", pa.string())
 
 
@@ -39,12 +43,16 @@ class _HasSize(Protocol):
 R = TypeVar("R", bound=_HasSize)
 
 
-def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
-    """Group pieces, in their order, into tasks of at least this many rows or bytes."""
+def shares(pieces: Iterable[R], least_rows: int = 0) -> list[list[R]]:
+    """Group pieces, in their order, into tasks of at least ROWS_PER_TASK rows or BYTES_PER_TASK.
+
+    ``least_rows`` is how many rows make a task when that is more.
+    """
     found: list[list[R]] = []
+    rows = max(ROWS_PER_TASK, least_rows)
     taken, weighs = rows, 0
     for piece in pieces:
-        if taken >= rows or weighs >= size:
+        if taken >= rows or weighs >= BYTES_PER_TASK:
             found.append([])
             taken = weighs = 0
         found[-1].append(piece)

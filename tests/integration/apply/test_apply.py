@@ -20,7 +20,6 @@ import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import Ledger, TableState
@@ -287,11 +286,11 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
 
     By their bytes they are several; the rows of large values are staged a few at a time.
     """
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.COUNTED_BYTES", 0)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 1000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.BYTES_PER_COLLAPSE", 0)
     monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
-    monkeypatch.setattr(stage_tasks, "STAGED_BYTES_PER_TASK", 20_000)
-    monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
+    monkeypatch.setattr(stage_module, "BYTES_PER_COLLAPSE", 20_000)
+    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 2000)
     sync(spark, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
     database.execute("update t set v = 'y' where id % 3 = 0")
@@ -306,13 +305,13 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
         (Path.unlink, "net/*.parquet"),
     ):
         with monkeypatch.context() as damaged:
-            damaged.setattr(stage_tasks, "run_tasks", _damaging_one_file(damage, lake, files))
+            damaged.setattr(stage_module, "run_tasks", _damaging_one_file(damage, lake, files))
             failure = apply(spark, job).failures["public.t"]
         assert isinstance(failure, StagedLost), (damage, files)
         assert failure.retryable
         assert (job.ledger.last_cut(), target_rows(job)) == (before, [])
     with monkeypatch.context() as repeated:
-        repeated.setattr(stage_tasks, "run_tasks", _doing_all_twice)
+        repeated.setattr(stage_module, "run_tasks", _doing_all_twice)
         run(spark, job)
     assert target_rows(job) == source_rows(database)
 
@@ -349,11 +348,11 @@ def _doing_all_twice(*given):
 @pytest.mark.soak
 def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_BYTES", 100_000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_MESSAGE_BYTES", 100_000)
     staged = []
-    real = stage_module.stage_in_tasks
+    real = stage_module._stage_in_tasks
     monkeypatch.setattr(
-        stage_module, "stage_in_tasks", lambda *given: staged.append(1) or real(*given)
+        stage_module, "_stage_in_tasks", lambda *given: staged.append(1) or real(*given)
     )
     sync(spark, job)
     database.execute("insert into t(id, v) values (1, 'small')")

@@ -240,7 +240,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
         with monkeypatch.context() as patch:
             if number == 0:
                 patch.setattr(
-                    "waldelta.lake.changelog.batch_range.SMALL_ROWS", 0
+                    "waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0
                 )  # Spark's tasks decode
             assert made.consume(spark, f"run {number}").warnings == []
         columns += ["more"] if statements is LAST else []

@@ -60,7 +60,7 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
 
     original = split_module.split
     monkeypatch.setattr(split_module, "split", split)
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 1000)
     write_mixed(database)
     result = consume(spark, job)
     assert len(made) == 1

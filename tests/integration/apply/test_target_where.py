@@ -166,6 +166,24 @@ def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
                 assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
+def test_several_tasks_route_and_collapse(spark, database, lake, monkeypatch):
+    """Each bucket gets what its events are for the target."""
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0)
+    monkeypatch.setattr("waldelta.changes.stage.stage.ROWS_PER_COLLAPSE", 100)
+    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 150)
+    job = one(database, lake, "by_default", "a % 3 = 0")
+    sync(spark, job)
+    database.execute(
+        "insert into by_default(a, b, c) select g, g % 10, 'x' from generate_series(1, 300) g"
+    )
+    database.execute("update by_default set b = 10 - b where a % 4 = 0")
+    database.execute("delete from by_default where a % 7 = 0")
+    consume(spark, job)
+    expected = wanted(database, "by_default", "a % 3 = 0", "a", "b", "c")
+    assert rows(spark, job, "by_default", "a", "b", "c") == expected
+    assert expected
+
+
 def test_the_chapters_table(spark, database, lake):
     """Two rows enter, three leave, one stays; nothing is counted that doesn't concern the target.
     NULL counts as false.

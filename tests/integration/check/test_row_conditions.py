@@ -14,7 +14,7 @@ from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import ColumnState
 from waldelta.stages.check import RunOutcome
-from waldelta.stages.check._quick_check import quick_outcomes, row_conditions
+from waldelta.stages.check._quick_check import is_met_by_spark, row_conditions
 from waldelta.stages.check.check import check
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, kind_of
 from waldelta.stages.check.suite.kinds import KINDS
@@ -251,7 +251,7 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     lake.ledger.append(
         TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns)
     )
-    monkeypatch.setattr("waldelta.stages.check.check.quick_outcomes", None)
+    monkeypatch.setattr("waldelta.stages.check._quick_check.is_met_by_spark", None)
     rules = {"public.t": SourceRules(labels={"origin": ("JFK", "LGA")})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None
@@ -278,8 +278,7 @@ def test_rows_from_before_are_judged_again_where_the_day_decides(spark, conditio
         "expect_target_rows_to_satisfy", {"condition": condition}, "critical", "own", "m"
     )
     plan = SuitePlan("public.t", (planned,))
-    found = quick_outcomes(frame, plan, row_conditions(plan), {}, since=5)
-    assert (found is not None) is is_met
+    assert is_met_by_spark(frame, plan, row_conditions(plan), {}, since=5) is is_met
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
     night, when all else is done.
     """
     monkeypatch.setattr(
-        "waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1
+        "waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1
     )  # else all rows are looked at, by Arrow
     database.execute(
         "create table t(id int primary key, v int check (v > 0)); create table u(id int primary"

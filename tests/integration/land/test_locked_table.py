@@ -24,7 +24,8 @@ from waldelta.snapshot.publication_version import read_version, wait_for_version
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.sync.sync import Attempt, check_unaltered, source_as_of, sync, sync_table
+from waldelta.stages.sync.copy_table import Attempt, check_unaltered, source_as_of, sync_table
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -348,7 +348,7 @@ def test_keys_that_spark_has_staged_are_read_again_beside_others(
     """Those of many changes in flight are, and Spark writes a timestamp otherwise than Arrow
     does.
     """
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0)
     database.execute(
         "create table t (at timestamptz primary key, n int); create publication p for table"
         " t;insert into t select timestamptz '2024-01-01 00:00Z' + n * interval '1 hour', n from"

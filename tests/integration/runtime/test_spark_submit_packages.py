@@ -31,7 +31,7 @@ def test_every_module_is_found_in_the_zip(tmp_path):
     assert {
         "waldelta.slot.read.peek",
         "waldelta.pgoutput.relation",
-        "waldelta.changes.stage.stage_tasks",
+        "waldelta.changes.stage.stage",
     } <= set(names)
     found = subprocess.run(
         [python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names],

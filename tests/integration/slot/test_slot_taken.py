@@ -248,7 +248,8 @@ def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
             lambda: idle._reason_to_run(
                 connection,
                 job,
-                (confirmed_lsn(connection, source.slot), read_position(connection).flush_lsn),
+                confirmed_lsn(connection, source.slot),
+                read_position(connection).flush_lsn,
                 60,
             ),
         ):

@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark import TaskContext
 
 import waldelta.stages.sync
+import waldelta.stages.sync.copy_table as copy_module
 import waldelta.stages.sync.sync as sync_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.interrupted_copy import before_rows
@@ -263,7 +264,7 @@ def test_lost_snapshot_starts_the_table_again(database, lake_of, monkeypatch, ca
         "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
         "create publication p for table t",
     )
-    monkeypatch.setattr(sync_module, "bytes_per_task", lambda _: 4 * 8192)
+    monkeypatch.setattr(copy_module, "bytes_per_task", lambda _: 4 * 8192)
     if statement == "holder":
         statement = (
             "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
@@ -285,8 +286,8 @@ def test_only_the_chunk_of_a_killed_worker_is_read_again(database, lake_of, monk
         "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
         "create publication p for table t",
     )
-    monkeypatch.setattr(sync_module, "bytes_per_task", lambda _: 4 * 8192)
-    original, note = sync_module._reader, tmp_path / "read"
+    monkeypatch.setattr(copy_module, "bytes_per_task", lambda _: 4 * 8192)
+    original, note = copy_module._reader, tmp_path / "read"
 
     def reader(*of):
         read = original(*of)
@@ -302,7 +303,7 @@ def test_only_the_chunk_of_a_killed_worker_is_read_again(database, lake_of, monk
 
         return killed_once
 
-    monkeypatch.setattr(sync_module, "_reader", reader)
+    monkeypatch.setattr(copy_module, "_reader", reader)
     (result,) = lake.sync()
     assert (result.attempts, result.rows) == (1, 100)
     assert lake.rows("t") == sorted(database.execute("select * from t"))
@@ -330,7 +331,7 @@ def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_p
 
         return refused
 
-    monkeypatch.setattr(sync_module, "_reader", reader)
+    monkeypatch.setattr(copy_module, "_reader", reader)
     with pytest.raises(SyncFailed, match="grant select on it") as failed:
         lake.sync()
     assert isinstance(failed.value.failures["public.t"], PrivilegeMissing)
@@ -346,8 +347,8 @@ def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_
         "insert into t select g, repeat('x', 900) from generate_series(1, 600) g",
         "create publication p for table t",
     )
-    monkeypatch.setattr(sync_module, "bytes_per_task", lambda _: 8192)
-    original, note = sync_module._reader, tmp_path / "read"
+    monkeypatch.setattr(copy_module, "bytes_per_task", lambda _: 8192)
+    original, note = copy_module._reader, tmp_path / "read"
 
     def reader(*of):
         read = original(*of)
@@ -361,7 +362,7 @@ def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_
 
         return refused
 
-    monkeypatch.setattr(sync_module, "_reader", reader)
+    monkeypatch.setattr(copy_module, "_reader", reader)
     with pytest.raises(SyncFailed, match="grant select on it") as failed:
         lake.sync()
     assert isinstance(failed.value.failures["public.t"], PrivilegeMissing)

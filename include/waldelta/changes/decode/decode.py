@@ -127,6 +127,15 @@ class DecodePlan:
         return pa.schema([*self.event_schema, *self.routing.fields(self.types)])
 
     @property
+    def filtered_schema(self) -> pa.Schema:
+        """The Arrow schema of the columns that route reads: position, operation, filter's columns.
+
+        Only the first two without a filter.
+        """
+        fields = [] if self.routing is None else self.routing.fields(self.types)
+        return pa.schema([self.event_schema.field("ord"), self.event_schema.field("op"), *fields])
+
+    @property
     def net_schema(self) -> pa.Schema:
         """The Arrow schema of typed net changes.
 
@@ -235,28 +244,8 @@ def _decode_version(
     *,
     streamed: bool,
 ) -> pa.Table:
-    relation, positions = described
-    identity = plan.shape.identity
-    # Rows are identified by these columns before they are typed, and some values may have arrived
-    # as text.
-    exact = [isinstance(kind, Text) or i in identity for i, kind in enumerate(plan.types)]
-    kinds = zip(plan.wire_names, exact, strict=True)
-    wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
-
-    def to_text(k: int, values: pa.Array) -> pa.Array:
-        if (
-            k not in wire
-        ):  # The target doesn't have the column any more, so its values aren't needed.
-            return pa.nulls(len(values), pa.binary())
-        name, is_exact = wire[k]
-        return text_of(values, name, is_exact=is_exact)
-
-    # One batch is one call to the slot; the next call may have used another format.
-    batch = changes["batch"].to_numpy()
-    may_mix = bool((batch != batch[0]).any())
-    rows = decode_rows(
-        changes["data"], len(relation.columns), streamed=streamed, to_text=to_text, may_mix=may_mix
-    )
+    positions, identity = described[1], plan.shape.identity
+    rows = _read_rows(changes, described, plan, streamed=streamed)
     columns: dict[str, pa.Array] = {
         "ord": pa.array(place),
         "op": pa.array(rows.op.astype(np.int32)),
@@ -278,6 +267,38 @@ def _decode_version(
         columns |= _routed(rows, plan, plan.routing, described)
         columns |= _whole_updates(rows, plan, positions, columns)
     return pa.table(columns, schema=plan.decoded_schema)
+
+
+def _read_rows(
+    changes: pa.RecordBatch,
+    described: tuple[Relation, tuple[int | None, ...]],
+    plan: DecodePlan,
+    *,
+    streamed: bool,
+) -> Rows:
+    """Read the rows of one relation version, with values as text."""
+    relation, positions = described
+    # Rows are identified by these columns before they are typed, and some values may have arrived
+    # as text.
+    exact = [
+        isinstance(kind, Text) or i in plan.shape.identity for i, kind in enumerate(plan.types)
+    ]
+    kinds = zip(plan.wire_names, exact, strict=True)
+    wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
+
+    def to_text(k: int, values: pa.Array) -> pa.Array:
+        if k not in wire:
+            # The target doesn't have the column any more, so its values aren't needed.
+            return pa.nulls(len(values), pa.binary())
+        name, is_exact = wire[k]
+        return text_of(values, name, is_exact=is_exact)
+
+    # One batch is one call to the slot; the next call may have used another format.
+    batch = changes["batch"].to_numpy()
+    may_mix = bool((batch != batch[0]).any())
+    return decode_rows(
+        changes["data"], len(relation.columns), streamed=streamed, to_text=to_text, may_mix=may_mix
+    )
 
 
 def _routed(

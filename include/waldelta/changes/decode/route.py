@@ -38,7 +38,7 @@ from waldelta.spark_sql import string
 from waldelta.types import TargetType, stored_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from waldelta.changes.decode.decode import DecodePlan
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 # has the row decides.
 SAME, SENT, UNKNOWN = 0, 1, 2
 OLD_ROW = "old_row"
+# Which task collapses an event; a column and a folder's name in Hive's style.
+BUCKET = "bucket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +128,6 @@ def check_columns(
             raise NeedsSync(f"{table}: column {name!r}, which its filter uses, changed its type")
 
 
-def route(events: DataFrame, routing: Routing, names: Sequence[str]) -> DataFrame:
-    """Return the events that concern the target, with the operation that they are for it.
-
-    The columns are ``names``, as collapse takes them.
-    """
-    judged = events.withColumn("op", judgement(routing))
-    return judged.where("op is not null").select(*names)
-
-
 def route_in_driver(
     spark: SparkSession, events: pa.Table, plan: DecodePlan, folder: str
 ) -> pa.Table:
@@ -142,22 +135,37 @@ def route_in_driver(
 
     Spark reads only their filter's columns, from a file in ``folder``.
     """
-    routing, names = plan.routing, plan.event_schema.names
-    if routing is None:
-        return events.select(names)
-    needed = ["ord", "op", *(field.name for field in routing.fields(plan.types))]
-    write_parquet(folder, events.select(needed))
-    judged = (
-        spark.read.parquet(folder)
-        .select("ord", judgement(routing).cast("int").alias("op"))
-        .toArrow()
-    )
+    if plan.routing is None:
+        return events
+    write_parquet(folder, events.select(plan.filtered_schema.names))
+    judged = spark.read.parquet(folder).select("ord", _operation(plan.routing))
+    return routed(events.select(plan.event_schema.names), judged.toArrow())
+
+
+def judge_files(spark: SparkSession, paths: Sequence[str], routing: Routing, folder: str) -> None:
+    """Judge the events whose filter's columns are in Parquet files, each with its BUCKET.
+
+    Writes each event's ``ord`` and its operation for the target as Parquet into
+    ``<folder>/bucket=N``.
+    """
+    judged = spark.read.parquet(*paths).select(BUCKET, "ord", _operation(routing))
+    judged.write.mode("overwrite").partitionBy(BUCKET).parquet(folder)
+
+
+def _operation(routing: Routing) -> Column:
+    return judgement(routing).cast("int").alias("op")
+
+
+def routed(events: pa.Table, judged: pa.Table) -> pa.Table:
+    """Return the events that concern the target, with the operation that they are for it.
+
+    ``judged`` has each event's ``ord`` and its operation, in any order.
+    """
     ordered = judged.sort_by("ord")["op"]
     places = pc.rank(events["ord"], tiebreaker="first").to_numpy() - 1
     kinds = ordered.take(pa.array(places))
-    routed = events.select(names)
-    routed = routed.set_column(names.index("op"), routed.schema.field("op"), kinds)
-    return routed.filter(pc.is_valid(kinds))
+    at = events.schema.get_field_index("op")
+    return events.set_column(at, events.schema.field(at), kinds).filter(pc.is_valid(kinds))
 
 
 def judgement(routing: Routing) -> Column:

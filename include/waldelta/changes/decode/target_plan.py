@@ -113,29 +113,23 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     type in the lake changes by ``options``. Raises SchemaChanged where ``policy``, or the
     difference itself, forbids following it.
     """
-    stream = batch_range.stream
-    snapshot = Snapshot.parse(state.snapshot)
+    stream, snapshot = batch_range.stream, Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
     volume = batch_range.volume(state)
     if state.root_id is None:  # A leaf that was recreated has joined as a new leaf.
         _check_not_recreated(stream, state, catalog)
-    versions = (
-        bringing_rows(batch_range, snapshot, read_versions(stream, state.relation_ids))
-        if volume.rows
-        else []
-    )
+    described = read_versions(stream, state.relation_ids) if volume.rows else []
+    versions = bringing_rows(batch_range, snapshot, described)
     relations = [as_merged_partition(version.relation, state) for version in versions]
-    evolution = _evolution(
-        read_types, state, relations, catalog, (policy, options), is_empty=is_empty
-    )
+    rules = policy, options
+    evolution = _evolution(read_types, state, relations, catalog, rules, is_empty=is_empty)
     truncated_at = last_truncates(stream, state, snapshot)
-    decode = plan_decode(read_types, batch_range, state, (versions, evolution), policy, options)
+    decode = plan_decode(read_types, batch_range, state, (versions, evolution), *rules)
     if (mode := state.kept_as).keeps_rows:  # Rows from before a TRUNCATE are part of its history.
         truncates = read_truncations(stream, state, snapshot)
         decode = replace(decode, unfolding=Unfolding(mode.fold, state.snapshot_lsn, truncates))
     else:
         decode = replace(decode, truncated_at=truncated_at)
-    may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
         state,
         batch_range.batches,
@@ -143,7 +137,7 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
         decode,
         bool(truncated_at),
         batch_range.rows_of(state),
-        may_move,
+        any(version.relation.replica_identity == "f" for version in versions),
         evolution if evolution.changes(state) else None,
         batch_range.split,
     )

@@ -21,18 +21,16 @@ from deltalake.exceptions import DeltaError
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
-from waldelta.changes.merge.small_target import is_small
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import TargetVersion
+from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import row_group_bytes
 from waldelta.pipeline import Job
 
 log = logging.getLogger(__name__)
 
-# In memory. Small compressed files may expand to much more, so bytes are counted while reading.
-MOST_DRIVER_BYTES = 64 << 20
 # New rows alone are appended as one more file, up to this many files.
 _MOST_FILES = 8
 _DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")

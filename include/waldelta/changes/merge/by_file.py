@@ -61,11 +61,6 @@ log = logging.getLogger(__name__)
 # The net changes of a task's files, which the task keeps in memory. Beyond this, Spark merges,
 # which can spill.
 MOST_NET_BYTES = 512 << 20
-# A task reads at least this many of the target's rows, and at least half as many as there are net
-# changes, because it reads all of their keys, too.
-MERGED_ROWS_PER_TASK = 250_000
-# The same limit in bytes of the files as stored.
-MERGED_BYTES_PER_TASK = 64 << 20
 MERGED = pa.schema(
     [
         ("removed", pa.string()),
@@ -214,9 +209,9 @@ class _Merge:
         one.
         """
         target, net, count = self._target, self._net, len(self._keys)
-        parts = shares(
-            self._touched(), max(MERGED_ROWS_PER_TASK, count // 2), MERGED_BYTES_PER_TASK
-        )
+        # A task reads at least half as many rows as there are net changes, because it reads all of
+        # their keys, too.
+        parts = shares(self._touched(), count // 2)
         told = self._run(
             len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
         )

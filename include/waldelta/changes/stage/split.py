@@ -21,7 +21,6 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.arrow import Ints
-from waldelta.changes.stage.stage_tasks import BYTES_PER_DECODE, ROWS_PER_DECODE
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog, Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
@@ -139,7 +138,7 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
     """
     began = time.monotonic()
     chosen, lake = all_row_messages(stream.segments), change_log.lake
-    dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
+    dealt = shares(change_log.pieces(chosen))
     base, _, name = folder.rpartition("/")
 
     def write(number: int) -> pa.Table:

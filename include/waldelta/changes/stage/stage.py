@@ -1,42 +1,66 @@
 """Stages a range of landed batches: writes one target's net changes as files for the merge.
 
-The driver decodes and collapses a small range itself: four Spark jobs would take seconds for
-milliseconds of work. A larger range goes through Spark's Python tasks, with the same functions.
+Messages are decoded into events, a target's own filter routes these, and the events of a key are
+collapsed to its net change. The driver does so for a small range: Spark's jobs would take seconds
+for milliseconds of work. For a larger range, Spark's Python tasks do the same and read and write
+the files themselves. Converting rows to Spark's on their way from the change log to the merge,
+twice and once through its shuffle, would cost three times as much as decoding and collapsing them.
+
+The tasks of one job decode pieces of the change log into buckets by key, as Arrow files. Those of
+the next job collapse one bucket each. The rows passed on are counted, because a folder's listing
+may be out of date, and an Arrow stream that ends too early reads as a complete one. Chains of moved
+keys cross any partitioning by key, so a range with moves is one bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
 
+from waldelta.arrow import Ints
 from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
 from waldelta.changes.decode.counts import RAW_ROWS
-from waldelta.changes.decode.decode import collapse_events, decode_all
-from waldelta.changes.decode.route import Routing, route, route_in_driver
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, collapse_events, decode_all
+from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, routed
+from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
-from waldelta.changes.stage.read_changes import read_row_changes
-from waldelta.changes.stage.stage_tasks import (
-    Counted,
-    added_up,
-    count,
-    stage_in_tasks,
-    tasks_of,
-)
 from waldelta.errors import StagedLost
-from waldelta.lake import write_parquet
+from waldelta.lake import Lake, write_parquet
 from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
+from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
+from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
-from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.task_attempts import once
+from waldelta.spark import run_tasks
+from waldelta.spark.tasks import shares
 from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+# One task collapses about this many rows, or BYTES_PER_COLLAPSE of them; a larger range gets more
+# tasks.
+ROWS_PER_COLLAPSE = 500_000
+# What the collapsing tasks return, and the tasks that decode into buckets.
+COUNTS = pa.schema(
+    [
+        ("action", pa.string()),
+        ("rows", pa.int64()),
+        ("verbatim", pa.int64()),
+        ("incomplete", pa.bool_()),
+    ]
+)
+DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +88,10 @@ class Staged:
 def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
-        return _stage_in_driver(spark, plan.rows, plan, folder)
-    if plan.decode.routing is not None:
-        return _staged(folder, _stage_routed(spark, change_log, plan, plan.decode.routing, folder))
-    staged = _staged(folder, stage_in_tasks(spark, plan.split or change_log, plan, folder))
+        net = _collapse_in_driver(spark, plan.rows, plan.decode, folder)
+        write_parquet(folder, net)
+        return _staged(folder, _counts(net, plan.decode).to_pylist(), net)
+    staged = _staged(folder, _stage_in_tasks(spark, plan.split or change_log, plan, folder))
     _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
     return staged
 
@@ -88,74 +112,229 @@ def _require(staged: Staged, rows: int) -> None:
         )
 
 
-def _stage_in_driver(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
-    events = list(decode_all(rows.to_batches(), plan.decode))
-    if plan.decode.routing is not None and events:
-        events = route_in_driver(
-            spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed"
-        ).to_batches()
-    batches = list(_collapse_all(events, plan.decode))
-    net = pa.Table.from_batches(batches, plan.decode.net_schema)
-    write_parquet(folder, net)
-    return _staged(folder, added_up(count(net, plan.decode).to_pylist()), net)
+def _staged(
+    folder: str, counts: Sequence[Mapping[str, Any]], net: pa.Table | None = None
+) -> Staged:
+    """Return the staged changes by the counts of their parts (COUNTS)."""
+    added = {RAW_ROWS: sum(part["verbatim"] for part in counts)}
+    for part in counts:
+        added[part["action"]] = added.get(part["action"], 0) + part["rows"]
+    return Staged(folder, parquet(folder), added, any(part["incomplete"] for part in counts), net)
 
 
-def _staged(folder: str, counted: Counted, net: pa.Table | None = None) -> Staged:
-    counts = counted.by_action | {RAW_ROWS: counted.raw_rows}
-    return Staged(folder, parquet(folder), counts, counted.incomplete, net)
+def tasks_for(volume: Volume) -> int:
+    """Return how many tasks this volume needs."""
+    return max(1, -(-volume.rows // ROWS_PER_COLLAPSE), -(-volume.bytes // BYTES_PER_COLLAPSE))
 
 
-def _stage_routed(
-    spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, routing: Routing, folder: str
-) -> Counted:
-    changes = read_row_changes(spark, change_log, plan.decode, plan.state.relation_ids)
-    changes.transform(_collapsed(plan, routing)).write.mode("overwrite").parquet(folder)
-    flags = [F.col(flag) for flag in plan.decode.shape.flags]
-    fresh = F.col("action").isin(ACTION_INSERT, ACTION_UPSERT)
-    lacking = fresh & F.greatest(F.lit(False), *flags) if flags else F.lit(False)
-    by_action = (
-        spark.read.parquet(folder)
-        .groupBy("action")
-        .agg(
-            F.count("*").alias("rows"),
-            F.count("raw").alias("verbatim"),
-            F.max(lacking).alias("incomplete"),
-        )
-        .collect()
-    )
-    return added_up(by_action)
+def buckets_for(plan: TargetPlan) -> int:
+    """Return into how many buckets by key the events are divided: one if rows may change keys."""
+    return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
 
 
-def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], DataFrame]:
-    """Return the transformation from raw messages to net changes, by a filter that Spark
-    evaluates.
+def _collapse_in_driver(
+    spark: SparkSession, rows: pa.Table, plan: DecodePlan, folder: str
+) -> pa.Table:
+    events = list(decode_all(rows.to_batches(), plan))
+    if plan.routing is not None and events:
+        decoded = pa.Table.from_batches(events)
+        events = route_in_driver(spark, decoded, plan, f"{folder}-routed").to_batches()
+    return _collapse(events, plan)
+
+
+def _collapse(events: Sequence[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
+    if not events:
+        return plan.net_schema.empty_table()
+    return collapse_events(pa.Table.from_batches(events, plan.event_schema), plan)
+
+
+def _stage_in_tasks(
+    spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str
+) -> list[Any]:
+    """Write the net changes as Parquet into ``folder``, and return their counts (COUNTS).
+
+    ``messages`` has at least the messages that the plan is about.
     """
-    decode_plan, shape = plan.decode, plan.decode.shape
-    events_schema, result_schema = ddl(decode_plan.decoded_schema), ddl(decode_plan.net_schema)
-    names = decode_plan.event_schema.names
+    chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
+    pieces = messages.pieces(chosen)
+    staging = _Staging(folder, messages.lake, plan.decode)
 
-    def decode_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return decode_all(parts, decode_plan)
+    def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        return decode_all(messages.read(share, chosen, CHANGE_COLUMNS), staging.plan)
 
-    def collapse_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _collapse_all(list(parts), decode_plan)
+    buckets = buckets_for(plan)
+    if buckets == 1 and plan.decode.routing is None:
+        return run_tasks(spark, 1, COUNTS, lambda number: staging.collapse(number, decoded(pieces)))
+    dealt = shares(pieces)
+    told = run_tasks(
+        spark,
+        len(dealt),
+        DIVIDED,
+        lambda number: staging.divide(number, decoded(dealt[number]), buckets),
+    )
+    # Every task gets the whole list: one file of each decoding task for each bucket.
+    names, rows = [row["name"] for row in told], np.array([row["rows"] for row in told], np.int64)
+    rows = rows.reshape(len(names), buckets)
+    if plan.decode.routing is not None and rows.any():
+        decoded_files = [f"{folder}-decoded/{name}.parquet" for name in names]
+        judge_files(spark, decoded_files, plan.decode.routing, f"{folder}-routed")
+    return run_tasks(
+        spark,
+        buckets,
+        COUNTS,
+        lambda number: staging.collapse(number, staging.read(number, names, rows[:, number])),
+    )
 
-    def transform(changes: DataFrame) -> DataFrame:
-        tasks = tasks_of(plan)
-        key = [
-            F.expr(decode_plan.types[i].equal_texts_sql(f"coalesce(o{k}, c{i})"))
-            for k, i in enumerate(shape.key)
+
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    """The folders in which tasks pass on events and write net changes.
+
+    Events are beside the net changes: those of bucket N in ``<folder>-events/N``. For a target with
+    a filter, ``<folder>-decoded`` has the columns that it reads, and ``<folder>-routed`` the
+    operation that each event is for the target.
+    """
+
+    folder: str
+    lake: Lake
+    plan: DecodePlan
+
+    def divide(self, number: int, parts: Iterable[pa.RecordBatch], buckets: int) -> pa.Table:
+        """Write events as Arrow files, one for each bucket; returns their name and their rows."""
+        # The name is unique to this attempt: an earlier one, taken for lost, may still be writing.
+        name = f"{number}-{uuid.uuid4().hex}"
+        rows = np.zeros(buckets, np.int64)
+        plan, schema = self.plan, self.plan.event_schema
+        with ExitStack() as opened:
+            sinks = [self._open_events(opened, bucket, name) for bucket in range(buckets)]
+            decoded = None if plan.routing is None else self._open_decoded(opened, name)
+            for part in parts:
+                events = pa.Table.from_batches([part])
+                bucket_of = buckets_of(_identities(events, plan), buckets)
+                if decoded is not None:
+                    in_bucket = events.append_column(BUCKET, pa.array(bucket_of))
+                    decoded.write_table(in_bucket.select(decoded.schema.names))
+                counts = np.bincount(bucket_of, minlength=buckets)
+                rows, ends = rows + counts, np.cumsum(counts)
+                order = pa.array(np.argsort(bucket_of, kind="stable"))
+                events = events.select(schema.names).take(order)
+                for sink, begin, end in zip(sinks, [0, *ends[:-1]], ends, strict=True):
+                    if end > begin:
+                        sink.write_table(events.slice(begin, end - begin))
+        return pa.table([[name], [rows.tolist()]], schema=DIVIDED)
+
+    def read(self, bucket: int, names: Sequence[str], rows: Ints) -> Iterator[pa.RecordBatch]:
+        """Yield the events of a bucket, routed, from files with these numbers of rows.
+
+        Raises StagedLost unless all rows are there.
+        """
+        files, net = self._files()
+        parts = [
+            part
+            for name, count in zip(names, rows.tolist(), strict=True)
+            if count
+            for part in _read_events(files, f"{net}-events/{bucket}/{name}.arrow", count)
         ]
-        events = route(changes.mapInArrow(once(decode_part), events_schema), routing, names)
-        if tasks <= 1:
-            return events.coalesce(1).mapInArrow(collapse_part, result_schema)
-        return events.repartition(tasks, *key).mapInArrow(collapse_part, result_schema)
+        if self.plan.routing is None or not parts:
+            yield from parts
+            return
+        folder = f"{self.folder}-routed/{BUCKET}={bucket}"
+        judged = NetFiles.of(folder, self.lake).read(["ord", "op"])
+        _check_rows(folder, len(judged), int(rows.sum()))
+        yield from routed(pa.Table.from_batches(parts), judged).to_batches()
 
-    return transform
+    def collapse(self, number: int, events: Iterable[pa.RecordBatch]) -> pa.Table:
+        """Write the net changes of events as a file, and count them."""
+        files, folder = self._files()
+        files.create_dir(folder)
+        net = _collapse([*events], self.plan)
+        # Readers read no more than a row group at once.
+        pq.write_table(
+            net,
+            f"{folder}/part-{number}.parquet",
+            filesystem=files,
+            row_group_size=rows_at_once(net),
+        )
+        return _counts(net, self.plan)
+
+    def _files(self) -> tuple[FileSystem, str]:
+        """Return the file system of all these folders, and the name of the net changes' folder."""
+        base, _, net = self.folder.rpartition("/")
+        return self.lake.files(base), net
+
+    def _open_events(
+        self, opened: ExitStack, bucket: int, name: str
+    ) -> pa.ipc.RecordBatchStreamWriter:
+        files, net = self._files()
+        files.create_dir(f"{net}-events/{bucket}")
+        path, options = (
+            f"{net}-events/{bucket}/{name}.arrow",
+            pa.ipc.IpcWriteOptions(compression="lz4"),
+        )
+        stream = opened.enter_context(files.open_output_stream(path))
+        return opened.enter_context(
+            pa.ipc.new_stream(stream, self.plan.event_schema, options=options)
+        )
+
+    def _open_decoded(self, opened: ExitStack, name: str) -> pq.ParquetWriter:
+        files, net = self._files()
+        files.create_dir(f"{net}-decoded")
+        schema = self.plan.filtered_schema.append(pa.field(BUCKET, pa.int64()))
+        path = f"{net}-decoded/{name}.parquet"
+        return opened.enter_context(pq.ParquetWriter(path, schema, filesystem=files))
 
 
-def _collapse_all(parts: Sequence[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:
-    if parts:
-        events = pa.Table.from_batches(parts, plan.event_schema)
-        net = collapse_events(events, plan)
-        yield from net.to_batches(max_chunksize=rows_at_once(net))
+def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
+    """Return texts of the columns that identify rows, the same for equal values."""
+    texts = [
+        pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)
+    ]
+    kinds = [plan.types[i] for i in plan.shape.identity]
+    return [
+        pa.chunked_array([kind.equal_texts(part) for part in text.chunks], text.type)
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
+
+
+def _read_events(files: FileSystem, path: str, rows: int) -> list[pa.RecordBatch]:
+    try:
+        with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
+            read = list(events)
+    except (OSError, pa.ArrowException) as err:
+        raise StagedLost(
+            f"a staged file can't be read: {path}: {first_line(err)}: run again"
+        ) from None
+    _check_rows(path, sum(map(len, read)), rows)
+    return read
+
+
+def _check_rows(path: str, found: int, rows: int) -> None:
+    if found != rows:
+        raise StagedLost(
+            f"staged events are gone: {path} has {counted(found, 'row')} of {rows:,} that were"
+            " written: run again"
+        )
+
+
+def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:
+    """Count net changes by action, those with raw values, and whether a new row lacks a large value
+    (COUNTS).
+    """
+    if not len(net):
+        return COUNTS.empty_table()
+    lacks = np.zeros(len(net), np.bool_)
+    for flag in plan.shape.flags:
+        lacks |= np.asarray(net[flag])
+    lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
+    told = pa.table(
+        {
+            "action": net["action"],
+            "verbatim": net["raw"].is_valid().cast(pa.int64()),
+            "incomplete": lacks,
+        }
+    )
+    counted = told.group_by("action").aggregate(
+        [([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")]
+    )
+    names = ("action", "count_all", "verbatim_sum", "incomplete_max")
+    return counted.select(names).rename_columns(COUNTS.names).cast(COUNTS)

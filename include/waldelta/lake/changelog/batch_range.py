@@ -12,14 +12,12 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.driver_limits import MOST_DRIVER_MESSAGE_BYTES, MOST_DRIVER_ROWS
 from waldelta.lake.ledger import TableState
 
-# Up to this much is read into the driver and decoded there; Spark's tasks decode larger ranges.
-SMALL_ROWS = 100_000
-SMALL_BYTES = 32 << 20
-# Above what one task collapses (stage_tasks), it pays to read the whole range to count each table's
-# bytes.
-COUNTED_BYTES = 128 << 20
+# One task collapses about this many bytes of messages, and has them in memory three times. Above
+# that, it pays to read the whole range to count each table's bytes.
+BYTES_PER_COLLAPSE = 128 << 20
 
 SplitUp = Callable[[Stream], RowMessages | None]
 
@@ -55,9 +53,9 @@ class BatchRange:
     @cached_property
     def _rows(self) -> pa.Table | None:
         """All row messages; None when they are too many to be read in the driver."""
-        if self._messages > SMALL_ROWS:
+        if self._messages > MOST_DRIVER_ROWS:
             return None
-        return self.change_log.rows(self.stream, SMALL_BYTES)
+        return self.change_log.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES)
 
     def volume(self, state: TableState) -> Volume:
         """Return how much of the range waits for one target."""
@@ -78,7 +76,7 @@ class BatchRange:
     def _bytes_of(self, state: TableState) -> int:
         if self.split is not None:
             return sum(piece.bytes for piece in self._pieces_of(self.split, state))
-        if self._bytes <= COUNTED_BYTES:
+        if self._bytes <= BYTES_PER_COLLAPSE:
             return self._bytes
         return sum(self._bytes_by_relation.get(oid, 0) for oid in state.relation_ids)
 
@@ -105,8 +103,8 @@ class BatchRange:
             self._read is None or self._read[0] != ids
         ):  # Cached, because the same target reads it several times in a row.
             rows = None
-            if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= SMALL_ROWS:
-                rows = self.split.rows(self.stream, SMALL_BYTES, ids)
+            if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= MOST_DRIVER_ROWS:
+                rows = self.split.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES, ids)
             self._read = ids, rows
         return self._read[1]
 

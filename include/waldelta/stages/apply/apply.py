@@ -21,11 +21,13 @@ from waldelta.changes.merge.states import complete_states
 from waldelta.changes.stage import staged_in
 from waldelta.changes.stage.split import splitting
 from waldelta.changes.stage.stage import stage
-from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
+from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import BatchRanges, ChangeLog, Stream
-from waldelta.lake.ledger import Quarantine, TableState, TargetCut
+from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut
+from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
 from waldelta.pipeline.drift import CatalogTable, Evolution
@@ -43,7 +45,6 @@ from waldelta.pipeline.targets.watermarks import (
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
-from waldelta.stages.apply._publish_cut import finish_step
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
 from waldelta.stages.apply._unreported import unreported, unreported_commits
 from waldelta.stages.apply.complete_rows import complete_rows
@@ -236,14 +237,13 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
         locks,
         _telling(watch, applied),
     ):
-        stretches = BatchRanges(change_log, sizes, split)
         yield _Run(
             spark,
             job,
             held,
             watermarks,
             sizes,
-            stretches,
+            BatchRanges(change_log, sizes, split),
             selected.catalog_tables,
             watch,
             gates,
@@ -424,3 +424,37 @@ def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
     names = [column.state.name for column in evolution.columns]
     for clash in clashes(names, metadata_columns=job.pipeline.target.metadata_columns):
         raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
+
+
+def finish_step(
+    job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool
+) -> BatchCut:
+    """Returns the cut of an apply batch, and publishes it when it is ``complete`` and has news."""
+    landed = change_log.landed(batch)
+    committed = shown_at(landed.commit_us) if landed.commit_us is not None else None
+    cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, committed, cuts)
+    newest = job.ledger.last_cut()
+    if complete and cuts and (newest is None or not is_published(cut, newest)):
+        fault_point("apply.cutting")
+        try:
+            job.ledger.append_cut(cut, newest)
+        except LateWriter as err:
+            # Readers use the newest row, which must never be of an older batch.
+            log.warning("no consistent cut recorded for batch %d: %s", batch, err)
+        fault_point("apply.cut")
+    return cut
+
+
+def is_published(cut: BatchCut, newest: BatchCut) -> bool:
+    """Returns whether the newest cut is this one, or of a later batch of the same copies.
+
+    In another slot incarnation, whose copies have later generations, batch numbers may start again.
+    """
+    if newest.batch <= cut.batch:
+        return (newest.batch, _members(newest)) == (cut.batch, _members(cut))
+    generations = dict(_members(newest))
+    return any(generations.get(name, 0) >= generation for name, generation in _members(cut))
+
+
+def _members(cut: BatchCut) -> set[tuple[str, int]]:
+    return {(target.table_name, target.generation) for target in cut.targets}

@@ -97,50 +97,27 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     """Complete the staged rows that lack values, and have ``judge`` (the gate) judge all of them.
 
     Returns what to merge instead. The records replace what a killed run recorded for the same
-    batches.
-
-    A replay's batches were applied before, so nothing would replace its records: they are added
-    instead. ``filled`` then gets the records of rows that end up in the target, which the replay
-    adds after its commit.
-
-    A quarantined row's later update takes the row out of quarantine, whatever its new key. A
-    discarded row's update doesn't, but another row with its key does. It stays discarded under a
-    new key that an update gives it.
-
-    ``fence`` raises when another run owns the target now, whose records of later batches would be
-    lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on the source yet,
-    SourceUnreachable, PrivilegeMissing, and what ``judge`` raises; nothing is recorded then.
+    batches. Nothing would replace those of a replay, whose batches were applied before, so they are
+    added. ``filled`` then gets the records of rows that end up in the target, which the replay adds
+    after its commit. ``fence`` raises when another run owns the target now, whose records of later
+    batches would be lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on
+    the source yet, SourceUnreachable, PrivilegeMissing, and what ``judge`` raises, with no record.
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
-    state, after = plan.state, plan.batches[0] if filled is None else plan.batches[1]
+    state, after = plan.state, plan.batches[0 if filled is None else 1]
     held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held and judge is None:
         return staged
     work = _Work(job, change_log, plan, staged)
-    applied = [row for row in held if row.batch <= after]
-    watched, discarded = watched_rows(applied), discarded_rows(applied).keys()
-    emptied = (
-        _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
-    )
-    taken, moved = discarded_since(staged, plan, discarded - emptied)
-    work.recorded += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
-    still = {key: row for key, row in watched.items() if key not in emptied}
-    work.resolve(still, partial(_messages, quarantine, plan, after))
-    # These follow the records of the rows that replaced them.
-    work.record_moved(moved, _applied(quarantine, plan, after, moved.keys()) if moved else ())
+    work.follow(quarantine, [row for row in held if row.batch <= after], after)
     for rows in _chunks(staged, plan):
         work.complete(rows)
     judged = JudgedChanges(work.completed()) if judge is None else judge(work.completed())
     work.record_aside(judged.aside)
     work.keep_messages()
     if filled is not None:
-        latest = latest_rows(work.recorded)
-        filled += [row for row in work.recorded if latest[row.key].status in (RESOLVED, COMPLETED)]
-        if lacking_rows := [
-            row for row in work.recorded if latest[row.key].status in (QUARANTINED, DISCARDED)
-        ]:
-            quarantine.add(lacking_rows, fence)
+        _add_records(quarantine, work.recorded, filled, fence)
     elif work.recorded or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
     fault_point("reread.told")
@@ -148,11 +125,22 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
         log.warning(
             "table=%s rows=%d lack values that the source no longer has, or fail a gate: they are"
             " in %s, not in the target",
-            state.table_name,
-            quarantined,
-            quarantine.uri,
-        )
+            state.table_name, quarantined, quarantine.uri,
+        )  # fmt: skip
     return judged.staged
+
+
+def _add_records(
+    quarantine: Quarantine,
+    recorded: Sequence[IncompleteRow],
+    filled: list[IncompleteRow],
+    fence: Fence,
+) -> None:
+    """Add the records of rows that the target lacks; ``filled`` gets those of the others."""
+    status = {key: row.status for key, row in latest_rows(recorded).items()}
+    filled += [row for row in recorded if status[row.key] in (RESOLVED, COMPLETED)]
+    if lacking_rows := [row for row in recorded if status[row.key] in (QUARANTINED, DISCARDED)]:
+        quarantine.add(lacking_rows, fence)
 
 
 @dataclass
@@ -172,6 +160,25 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
+
+    def follow(self, quarantine: Quarantine, rows: Sequence[Outline], after: int) -> None:
+        """Record what this range does to rows that are in quarantine since earlier batches.
+
+        A quarantined row's later update takes the row out of quarantine, whatever its new key. A
+        discarded row's update doesn't, but another row with its key does. It stays discarded under
+        a new key that an update gives it.
+        """
+        watched, discarded = watched_rows(rows), discarded_rows(rows).keys()
+        if not watched and not discarded:
+            return
+        emptied = _truncated_keys(quarantine, self.plan, {*watched, *discarded})
+        taken, moved = discarded_since(self.staged, self.plan, discarded - emptied)
+        self.recorded += [self.row(RESOLVED, key) for key in sorted(emptied | taken)]
+        still = {key: row for key, row in watched.items() if key not in emptied}
+        self.resolve(still, partial(_messages, quarantine, self.plan, after))
+        # These follow the records of the rows that replaced them.
+        if moved:
+            self.record_moved(moved, _applied(quarantine, self.plan, after, moved.keys()))
 
     def resolve(self, watched: Mapping[str, Outline], messages_of: MessagesOf) -> None:
         """Record which missing or outdated rows this range resolves, and complete its updates of

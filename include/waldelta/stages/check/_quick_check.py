@@ -1,43 +1,55 @@
-"""Quick check: evaluates a planned suite without Great Expectations where that is possible.
+"""Quick check: judges targets without Great Expectations where that is possible.
 
 Great Expectations costs half a second per table, whatever its size, and takes seconds to import.
-The quick check evaluates all row conditions in one Spark aggregate, concurrently with the query for
-duplicate keys. Arrow reads small targets without Spark when the suite only has conditions that
-Arrow evaluates the same way. The kinds of expectations say how they are evaluated. An expectation
-that is not met, or that only Great Expectations evaluates, is left to it, and so is every table of
-a full check.
+The quick check finds out whether a planned suite is met, first in the driver, then by Spark. Arrow
+reads small targets when the suite only has conditions that it evaluates the same way. Spark
+evaluates all row conditions in one aggregate, concurrently with the query for duplicate keys. The
+kinds of expectations say how they are evaluated. An expectation that is not met, or that only Great
+Expectations evaluates, is left to it, and so is every table of a full check.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.small_target import is_small
 from waldelta.lake import TargetVersion
+from waldelta.lake.driver_limits import is_small
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import LSN
+from waldelta.stages.check._background import measure_early
+from waldelta.stages.check._check_run import CheckRun, refused
+from waldelta.stages.check._incremental import (
+    changed_since,
+    is_unchanged_since_full_check,
+    met_at,
+    rest_of,
+    suite_of,
+)
 from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.measure.columns import listed, simple_type
 from waldelta.stages.check.measure.profile import profile_in_driver
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
-from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, kind_of
+from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, kind_of
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import depends_on
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.row_kinds import is_met
+from waldelta.stages.check.suite.target_facts import CheckedTarget
 from waldelta.stages.check.suite.target_kinds import AsBefore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from waldelta.stages.check.measure import DuplicateKeys
 
@@ -47,6 +59,87 @@ log = logging.getLogger(__name__)
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
 _NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
+
+
+def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[TableVerdict]:
+    """Returns the verdicts on targets for which a quick check suffices; the others need a full one.
+
+    A target has a quick verdict when it meets its whole suite, or when it is unchanged since a full
+    check found the suite met.
+    """
+    judge = _judge_rest if run.outcome.is_upkeep else _judge
+
+    def check_one(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+        started = time.monotonic()
+        try:
+            found = judge(run, session, target)
+        except Exception as err:  # The full check reports the cause.
+            log.info(
+                "table=%s can't have a quick check, a full check follows: %s",
+                target.state.table_name,
+                type(err).__name__,
+            )
+            return None
+        return found and replace(found, seconds=time.monotonic() - started)
+
+    chosen = [target for target in targets if run.outcome.is_quick(target.state)]
+    return [verdict for verdict in run.pool.map(check_one, chosen) if verdict is not None]
+
+
+def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+    """Returns the verdict on a target that the run changed little.
+
+    Returns None when Great Expectations must evaluate the suite.
+    """
+    rules, table = affordable(run.rules_of(target)), target.open()
+    columns = table.schema.names
+    suite = run.suite_of(target, columns, rules)
+    profiled = quick_profile(table, suite)
+    if profiled is None:
+        return None
+    measured, plan = profiled
+    # Without an earlier result the check covers all rows.
+    met = met_at(run.known, target, suite)
+
+    def in_driver() -> bool:
+        return is_met_in_driver(table, plan, rules.references)
+
+    def by_spark() -> bool:
+        conditions = row_conditions(plan)
+        if conditions is None:
+            return False
+        counts = measure_early(run.background, session, target, rules.references, met)
+        since = changed_since(run.known, target, suite, columns)
+        return is_met_by_spark(target.frame(session), plan, conditions, counts, since)
+
+    found = quick_outcomes(table, plan, in_driver, by_spark)
+    return (
+        None
+        if found is None
+        else TableVerdict(
+            plan.table,
+            target.version,
+            (*found, *refused(plan.refused)),
+            plan.omitted,
+            measured=measured,
+            suite=suite_of(suite) if plan.refused is None else None,
+            whole=met is None,
+        )
+    )
+
+
+def _judge_rest(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+    """Returns the verdict of the expectations that depend on other data, met or not.
+
+    Returns None when the target has changed since its last full check.
+    """
+    suite = run.suite_of(target, target.open().schema.names)
+    if not is_unchanged_since_full_check(run.known, target, suite):
+        return None
+    plan = rest_of(suite)
+    references, types = run.rules_of(target).references, {p.type for p in plan.expectations}
+    counts = measure_early(run.background, session, target, references, types=types)
+    return TableVerdict(plan.table, target.version, rest_outcomes(plan, counts), plan.omitted)
 
 
 def affordable(rules: SourceRules) -> SourceRules:
@@ -97,26 +190,34 @@ def quick_profile(
 
 
 def quick_outcomes(
-    frame: DataFrame,
-    plan: SuitePlan,
-    conditions: Mapping[int, RowCondition],
-    prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
-    since: int | None = None,
+    table: TargetVersion, plan: SuitePlan, *are_met: Callable[[], bool]
 ) -> tuple[Outcome, ...] | None:
-    """Returns the outcome of each expectation when all are met; None when Great Expectations must
-    run.
+    """Returns the outcome of each expectation when all are met.
 
-    ``conditions`` are those of the plan (``row_conditions``). ``since``: all rows that haven't
-    changed from that position on are known to meet the suite (``changed_since``).
+    ``are_met`` find out, in this order, until one returns True. Returns None when Great
+    Expectations must run.
     """
-    held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
-    if not _fit(held, plan):
+    columns = {listed(field.name): _spark_type(field.type) for field in table.table.schema().fields}
+    kinds = [(kind_of(planned.type), planned) for planned in plan.expectations]
+    if not all(kind.fits(columns, planned.kwargs) for kind, planned in kinds):
         return None
-    if not _all_are_met(frame, plan, conditions, since):
+    if not any(find_out() for find_out in are_met):
         return None
-    if any(asked.result().rows for asked in prefetched_duplicates.values()):
-        return None
-    return _all_met(plan)
+    return tuple(kind.outcome(planned) for kind, planned in kinds if kind.is_judged(planned))
+
+
+def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:
+    """Returns a Delta type as Spark's ``simpleString`` writes it."""
+    match kind:
+        case ArrayType():
+            return f"array<{_spark_type(kind.element_type)}>"
+        case MapType():
+            return f"map<{_spark_type(kind.key_type)},{_spark_type(kind.value_type)}>"
+        case StructType():
+            fields = ",".join(f"{field.name}:{_spark_type(field.type)}" for field in kind.fields)
+            return f"struct<{fields}>"
+        case _:
+            return simple_type(kind.type)
 
 
 def rest_outcomes(
@@ -152,69 +253,47 @@ def row_conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
     return conditions
 
 
-def outcomes_in_driver(
+def is_met_in_driver(
     table: TargetVersion,
     plan: SuitePlan,
     references: Sequence[Reference] = (),
-) -> tuple[Outcome, ...] | None:
-    """Does the same as ``quick_outcomes`` for a small target, by Arrow.
+) -> bool:
+    """Returns whether a small target certainly meets the plan, by Arrow.
 
-    Returns None also when Spark is needed. ``references`` are the plan's foreign keys.
+    ``references`` are the plan's foreign keys.
     """
     # The arguments of own expectations may be any that Great Expectations takes.
     read = [
         None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in plan.expectations
     ]
     if None in read:
-        return None
+        return False
     columns = {name for names in read for name in names or ()}
     try:
-        rows = _read_small(table, plan, columns)
-        if rows is not None and any(
-            rows_without_parent_in_driver(reference) != 0 for reference in references
-        ):
-            return None
+        if not is_small(table.files):
+            return False
+        rows = table.dataset().to_table(columns=sorted(columns))
+        if any(rows_without_parent_in_driver(one) != 0 for one in references):
+            return False
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
-        return None
-    if rows is None:
-        return None
-    if not all(kind_of(p.type).is_met_by(rows, p) for p in plan.expectations):
-        return None
-    return _all_met(plan)
+        return False
+    return all(kind_of(p.type).is_met_by(rows, p) for p in plan.expectations)
 
 
-def _read_small(table: TargetVersion, plan: SuitePlan, columns: Collection[str]) -> pa.Table | None:
-    if not is_small(table.files):
-        return None
-    held = {listed(field.name): _spark_name(field.type) for field in table.table.schema().fields}
-    if not _fit(held, plan):
-        return None
-    return table.dataset().to_table(columns=sorted(columns))
-
-
-def _fit(columns: Mapping[str, str], plan: SuitePlan) -> bool:
-    """Returns whether a target with these columns (Spark types by name) may meet the plan."""
-    return all(kind_of(p.type).fits(columns, p.kwargs) for p in plan.expectations)
-
-
-def _spark_name(kind: object) -> str:
-    """Returns the name of a Delta type in Spark's ``simpleString``.
-
-    Nested types return "nested", which matches no recorded type, so that Spark checks the columns.
-    """
-    name = getattr(kind, "type", None)
-    is_plain = isinstance(name, str) and name not in ("array", "map", "struct")
-    return simple_type(str(name)) if is_plain else "nested"
-
-
-def _all_are_met(
-    frame: DataFrame, plan: SuitePlan, conditions: Mapping[int, RowCondition], since: int | None
+def is_met_by_spark(
+    frame: DataFrame,
+    plan: SuitePlan,
+    conditions: Mapping[int, RowCondition],
+    prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+    since: int | None = None,
 ) -> bool:
-    """Returns whether all conditions are met.
+    """Returns whether a target meets the plan, by Spark.
 
-    Conditions that depend on the row alone are evaluated on rows that changed since the given
-    position. Conditions on a share of rows or on the current date are evaluated on all rows.
+    ``conditions`` are those of the plan (``row_conditions``). ``since``: all rows that haven't
+    changed from that position on are known to meet the suite (``changed_since``). Conditions that
+    depend on the row alone are evaluated on rows that changed since then. Conditions on a share of
+    rows or on the current date are evaluated on all rows.
     """
     of_changed: dict[int, RowCondition] = {}
     if since is not None:
@@ -226,7 +305,9 @@ def _all_are_met(
         if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
             return False
     of_all = {n: c for n, c in conditions.items() if n not in of_changed}
-    return not of_all or _are_met(frame, of_all)
+    if of_all and not _are_met(frame, of_all):
+        return False
+    return not any(count.result().rows for count in prefetched_duplicates.values())
 
 
 def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
@@ -243,8 +324,3 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
         not found[f"f{n}"] or (c.mostly < 1 and is_met(found[f"f{n}"], found[f"j{n}"], c.mostly))
         for n, c in conditions.items()
     )
-
-
-def _all_met(plan: SuitePlan) -> tuple[Outcome, ...]:
-    kinds = ((kind_of(planned.type), planned) for planned in plan.expectations)
-    return tuple(kind.outcome(planned) for kind, planned in kinds if kind.is_judged(planned))

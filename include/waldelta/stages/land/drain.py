@@ -8,12 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from waldelta.config import Source
 from waldelta.errors import (
     DecodeError,
     PeekTimeout,
@@ -24,11 +22,10 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.lake import check_writable
-from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lsn import Lsn
-from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline import Job
 from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
 from waldelta.postgres.server_position import ServerPosition
@@ -108,192 +105,187 @@ def drain(
     ends the drain: see ``unreadable`` of the result. Raises TargetNotWritable before anything is
     read from the slot, as far as the driver's machine can detect it.
     """
-    identity = job.read_identity()
     check_writable(job.pipeline.target.root)
-    change_log = job.change_log(identity)
     with job.source.connect_slot("drain") as connection:
-        server = slot_position(connection, job)
-        meter = SlotMeter(connection, identity.slot)
-        recovered = recover(connection, job, identity, change_log, server)
-        # Created only now, because a change log that was lost must be restored first.
-        change_log.create(LANDING_SCHEMA)
-        position, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
-        drained, bites, reading, limit = (
-            Drained(position, position),
-            ReadWindows(job),
-            Reading(job),
-            _limit(job),
-        )
-        skipped = skipped_messages(job)
-        while drained.end < server.flush_lsn:
-            upto = min(server.flush_lsn, drained.end + bites.next.window_bytes)
-            bound = reading.within(
-                PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, position, skipped)
-            )
-            upto = bound.upto_lsn
-            fence.verify()
-            check_followed(job, identity)
-            restart = meter.restart()
-            try:
-                landed, times = _land_one(
-                    spark,
-                    job,
-                    reading.source,
-                    change_log,
-                    bound,
-                    batch,
-                    drained,
-                    partial(check_unmoved, connection, job, identity, position),
-                )
-            except SourceError as err:
-                check_standbys = partial(check_received, connection, identity.slot, upto)
-                drained.unreadable = _read_otherwise(
-                    err, reading, bound, bites, meter, check_standbys
-                )
-                if drained.unreadable is None:
-                    continue
-                check_unmoved(connection, job, identity, position)
-                break
-            reading.answered()
-            is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
-            # A call that was cut off before any transaction had ended, by discarded messages only,
-            # must return more.
-            limit = (
-                2 * limit
-                if limit is not None and is_cut_off and not landed.end_lsn
-                else _limit(job)
-            )
-            bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
-            meter.add(
-                peeks(job.pipeline.source),
-                restart,
-                Lsn(landed.end_lsn) if is_cut_off else upto,
-                times.server_s,
-            )
-            fence.verify()
-            began = time.monotonic()
-            if landed.end_lsn:
-                meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))
-            position = _consume_one(connection, job, meter, identity, landed, position)
-            drained.end = position
-            if not is_cut_off:  # All of the read window was read.
-                drained.end = max(position, upto)
-                if server.must_move(position, upto):
-                    meter.add(1, meter.restart(), upto)
-                    position = _pass_over(connection, job, identity, upto)
-            drained.seconds_consuming += time.monotonic() - began
-            batch += 1
-            _report_progress(job, drained, server)
-            if landed.rows and drained.end < server.flush_lsn:
+        slot = _SlotDrain(spark, job, connection, fence)
+        drained = slot.drained
+        while slot.has_more and drained.unreadable is None:
+            landed = slot.land_next()
+            if landed is not None and landed.rows and slot.has_more:
                 on_landed(landed)
-        drained.bill = meter.bill(drained.seconds_landing + drained.seconds_consuming)
+        drained.bill = slot.meter.bill(drained.seconds_landing + drained.seconds_consuming)
     return drained
 
 
-def _read_otherwise(
-    err: SourceError,
-    reading: Reading,
-    bound: PeekBound,
-    bites: ReadWindows,
-    meter: SlotMeter,
-    check_standbys: Callable[[], None],
-) -> SlotUnreadable | None:
-    """Have the next call read less after one that failed, or return what PostgreSQL can't decode.
+class _SlotDrain:
+    """Lands the slot's read windows one after the other."""
 
-    Raises ``err`` otherwise.
-    """
-    try:
-        if not isinstance(err, _SMALLER):
-            return reading.refused(err, bound)
-    except _SMALLER as slower:
-        err = slower
-    _take_less(err, bites, meter, check_standbys)
-    return None
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        connection: psycopg.Connection[tuple[Any, ...]],
+        fence: Fence,
+    ) -> None:
+        self._spark, self._job, self._connection = spark, job, connection
+        self._fence = fence
+        identity = job.read_identity()
+        self._change_log = job.change_log(identity)
+        self._server = slot_position(connection, job)
+        self.meter = SlotMeter(connection, identity.slot)
+        recovered = recover(connection, job, identity, self._change_log, self._server)
+        # Created only now, because a change log that was lost must be restored first.
+        self._change_log.create(LANDING_SCHEMA)
+        self._position, self._batch = recovered.confirmed, recovered.next_batch
+        self._identity = recovered.identity
+        self.drained = Drained(self._position, self._position)
+        self._windows, self._reading = ReadWindows(job), Reading(job)
+        self._limit = self._most_messages
+        self._skipped = skipped_messages(job)
 
+    @property
+    def has_more(self) -> bool:
+        """Returns whether the server has WAL that wasn't read."""
+        return self.drained.end < self._server.flush_lsn
 
-def _take_less(
-    err: SourceError, bites: ReadWindows, meter: SlotMeter, check_standbys: Callable[[], None]
-) -> None:
-    """Make the next read window smaller after one that the server couldn't answer.
+    @property
+    def _most_messages(self) -> int | None:
+        return most_messages(self._job.pipeline.source, self._job.pipeline.batch.max_changes)
 
-    Raises where no smaller one is left, or a smaller one wouldn't help.
-    """
-    if isinstance(err, PeekTimeout):
-        check_standbys()
-        meter.timed_out(bites.next.timeout_s)
-        bites.timed_out()
-        return
-    log.warning("%s", err)
-    if isinstance(err, StandbyAway):  # A shorter read may end before replay conflicts with it.
-        has_narrowed = bites.ended_by_replay()
-    else:
-        has_narrowed = bites.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))
-    if not has_narrowed:
-        raise err
+    def land_next(self) -> Landed | None:
+        """Land and consume the next read window; returns None when PostgreSQL couldn't answer."""
+        bound = self._next_bound()
+        self._fence.verify()
+        check_followed(self._job, self._identity)
+        restart = self.meter.restart()
+        try:
+            landed, times = self._land(bound)
+        except SourceError as err:
+            self.drained.unreadable = self._read_otherwise(err, bound)
+            if self.drained.unreadable is not None:
+                self._check_unmoved()
+            return None
+        self._reading.answered()
+        is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
+        # A call that was cut off before any transaction had ended, by discarded messages only,
+        # must return more.
+        is_short = self._limit is not None and is_cut_off and not landed.end_lsn
+        self._limit = (
+            2 * self._limit if self._limit is not None and is_short else self._most_messages
+        )
+        is_whole = not is_cut_off and bound.upto_lsn < self._server.flush_lsn
+        self._windows.answered(times.total_s, is_whole=is_whole)
+        read_upto = Lsn(landed.end_lsn) if is_cut_off else bound.upto_lsn
+        self.meter.add(peeks(self._job.pipeline.source), restart, read_upto, times.server_s)
+        self._fence.verify()
+        began = time.monotonic()
+        if landed.end_lsn:
+            self.meter.add(moves(self._job.pipeline.source), restart, Lsn(landed.end_lsn))
+            self._consume(landed)
+        self.drained.end = self._position
+        if not is_cut_off:
+            self._finish_window(bound.upto_lsn)
+        self.drained.seconds_consuming += time.monotonic() - began
+        self._batch += 1
+        _report_progress(self._job, self.drained, self._server)
+        return landed
 
+    def _next_bound(self) -> PeekBound:
+        window = self._windows.next
+        upto = min(self._server.flush_lsn, self.drained.end + window.window_bytes)
+        return self._reading.within(
+            PeekBound(
+                upto,
+                self._limit,
+                window.timeout_s,
+                self._server.next_xid8,
+                self._position,
+                self._skipped,
+            )
+        )
 
-def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
-    spark: SparkSession,
-    job: Job,
-    source: Source,
-    change_log: ChangeLog,
-    bound: PeekBound,
-    batch: int,
-    drained: Drained,
-    check_read: Callable[[], None],
-) -> tuple[Landed, PeekTimes]:
-    began = time.monotonic()
-    try:
-        times = land(spark, job.source.slot_conninfo, source, bound, change_log, batch, check_read)
-        landed = change_log.landed(batch)
-    except DecodeError as err:
-        raise record_unreadable(job, err.unread, err) if err.unread is not None else err from err
-    finally:
-        drained.seconds_landing += time.monotonic() - began
-    if landed.rows:
-        drained.batches.append(landed)
-    return landed, times
+    def _check_unmoved(self) -> None:
+        check_unmoved(self._connection, self._job, self._identity, self._position)
 
+    def _land(self, bound: PeekBound) -> tuple[Landed, PeekTimes]:
+        job, change_log, batch, drained = self._job, self._change_log, self._batch, self.drained
+        began, source = time.monotonic(), self._reading.source
+        try:
+            times = land(
+                self._spark,
+                job.source.slot_conninfo,
+                source,
+                bound,
+                change_log,
+                batch,
+                self._check_unmoved,
+            )
+            landed = change_log.landed(batch)
+        except DecodeError as err:
+            raise (
+                record_unreadable(job, err.unread, err) if err.unread is not None else err
+            ) from err
+        finally:
+            drained.seconds_landing += time.monotonic() - began
+        if landed.rows:
+            drained.batches.append(landed)
+        return landed, times
 
-def _consume_one(
-    connection: psycopg.Connection[tuple[Any, ...]],
-    job: Job,
-    meter: SlotMeter,
-    identity: SlotIdentity,
-    landed: Landed,
-    position: Lsn,
-) -> Lsn:
-    """Move the slot past the batch; returns its new position."""
-    if not landed.end_lsn:
-        return position
-    end = Lsn(landed.end_lsn)
-    move = slot_move(identity, job.run_id, end.value, landed.batch, landed.rows)
-    consume(
-        connection,
-        job.pipeline.source,
-        job.ledger,
-        move,
-        landed.transactions,
-        lambda: meter.timed(job.source.connect_slot("count")),
-    )
-    return end
+    def _read_otherwise(self, err: SourceError, bound: PeekBound) -> SlotUnreadable | None:
+        """Have the next call read less after one that failed, or return what PostgreSQL can't
+        decode.
 
+        Raises ``err`` otherwise.
+        """
+        try:
+            if not isinstance(err, _SMALLER):
+                return self._reading.refused(err, bound)
+        except _SMALLER as slower:
+            err = slower
+        self._take_less(err, bound)
+        return None
 
-def _pass_over(
-    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, upto: Lsn
-) -> Lsn:
-    """Move the slot over WAL that was read and has nothing to land; returns its new position."""
-    move_idle_slot(
-        connection,
-        job.pipeline.source.slot,
-        job.ledger,
-        slot_move(identity, job.run_id, upto.value),
-    )
-    return upto
+    def _take_less(self, err: SourceError, bound: PeekBound) -> None:
+        """Make the next read window smaller after one that the server couldn't answer.
 
+        Raises where no smaller one is left, or a smaller one wouldn't help.
+        """
+        if isinstance(err, PeekTimeout):
+            check_received(self._connection, self._identity.slot, bound.upto_lsn)
+            self.meter.timed_out(self._windows.next.timeout_s)
+            self._windows.timed_out()
+            return
+        log.warning("%s", err)
+        if isinstance(err, StandbyAway):  # A shorter read may end before replay conflicts with it.
+            has_narrowed = self._windows.ended_by_replay()
+        else:
+            has_narrowed = self._windows.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))
+        if not has_narrowed:
+            raise err
 
-def _limit(job: Job) -> int | None:
-    return most_messages(job.pipeline.source, job.pipeline.batch.max_changes)
+    def _consume(self, landed: Landed) -> None:
+        """Move the slot past the batch."""
+        end, job = Lsn(landed.end_lsn), self._job
+        consume(
+            self._connection,
+            job.pipeline.source,
+            job.ledger,
+            slot_move(self._identity, job.run_id, end.value, landed.batch, landed.rows),
+            landed.transactions,
+            lambda: self.meter.timed(job.source.connect_slot("count")),
+        )
+        self._position = end
+
+    def _finish_window(self, upto: Lsn) -> None:
+        """Note that all of a read window was read; moves the slot over what had nothing to land."""
+        job = self._job
+        self.drained.end = max(self._position, upto)
+        if not self._server.must_move(self._position, upto):
+            return
+        self.meter.add(1, self.meter.restart(), upto)
+        move = slot_move(self._identity, job.run_id, upto.value)
+        move_idle_slot(self._connection, job.pipeline.source.slot, job.ledger, move)
+        self._position = upto
 
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:

@@ -39,9 +39,9 @@ from waldelta.pipeline.targets.lifecycle import (
 )
 from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.pipeline.targets.watermarks import messages_applied
-from waldelta.postgres.lock_waits import limited, read_around
+from waldelta.postgres.lock_waits import LockedTables, limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.postgres.server_position import ServerPosition, read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published, unpublished
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import move_idle_slot
@@ -51,7 +51,7 @@ from waldelta.slot.health import critical, log_warnings, slot_warnings
 from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.decode_failure import check_next
 from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
-from waldelta.slot.recovery import check_unmoved, recover, slot_move
+from waldelta.slot.recovery import Recovered, check_unmoved, recover, slot_move
 from waldelta.slot.standby import check_slot, standby_warnings
 from waldelta.slot.verify.slot_count import first_message
 
@@ -88,7 +88,6 @@ def check_idle(job: Job) -> IdleCheck:
     Raises the errors of a slot that is missing, lost, foreign, ahead of everything this pipeline
     consumed, or whose next transaction can't be decoded.
     """
-    source, ledger = job.pipeline.source, job.ledger
     identity = job.read_identity()
     change_log = job.change_log(identity)
     with (
@@ -99,56 +98,74 @@ def check_idle(job: Job) -> IdleCheck:
     ):
         server = slot_position(connection, job, primary)
         check_system(identity, server)
-        end_old_backends(connection, source.slot)
+        end_old_backends(connection, job.pipeline.source.slot)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
-        warnings = [
-            *slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()),
-            *elsewhere,
-        ]
+        own = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
+        warnings = [*own, *elsewhere]
         log_warnings(warnings)
+        found_critical = tuple(critical(warnings))
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
                 recovered = recover(connection, job, identity, change_log, server, one_window=True)
         except (psycopg.errors.QueryCanceled, PeekTimeout, PeekTooLarge, SourceDiskFull):
             behind = "the slot is behind the change log, by more WAL than an idle check reads"
-            return IdleCheck(
-                True,
-                behind,
-                server.lag_of(slot.confirmed_flush_lsn),
-                critical=tuple(critical(warnings)),
-            )
-        stands, identity = recovered.confirmed, recovered.identity
-        reason = _work_or_unknown(primary, job, identity, change_log, read_oldest_xid(connection))
-        position, window = stands, job.pipeline.batch.wal_window_mb << 20
-        deadline = time.monotonic() + IDLE_CHECK_BUDGET_S
-        while reason is None and position < server.flush_lsn:
-            upto = min(server.flush_lsn, position + window)
-            reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
-            check_unmoved(connection, job, identity, stands)
-            must_move = reason is None and server.must_move(stands, upto, slot.restart_lsn)
-            if must_move and (reason := _needs_other_request(job, change_log)) is None:
-                move_idle_slot(
-                    connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value)
-                )
-                stands = upto
-            position = upto
-        moved_to = str(stands) if stands > recovered.confirmed else None
-        found = (reason is not None, reason or "no changes", server.lag_of(stands), moved_to)
-        return IdleCheck(*found, tuple(critical(warnings)))
+            lag_bytes = server.lag_of(slot.confirmed_flush_lsn)
+            return IdleCheck(True, behind, lag_bytes, critical=found_critical)
+        reason = _work_or_unknown(
+            primary, job, recovered.identity, change_log, read_oldest_xid(connection)
+        )
+        stands = recovered.confirmed
+        if reason is None:
+            reason, stands = _search_wal(connection, job, recovered, server, slot.restart_lsn)
+        return IdleCheck(
+            reason is not None,
+            reason or "no changes",
+            server.lag_of(stands),
+            str(stands) if stands > recovered.confirmed else None,
+            found_critical,
+        )
+
+
+def _search_wal(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    recovered: Recovered,
+    server: ServerPosition,
+    restart_lsn: Lsn | None,
+) -> tuple[str | None, Lsn]:
+    """Search the WAL behind the slot for a reason to run, and move the slot over what has none.
+
+    Returns the reason, and the slot's new position.
+    """
+    position = stands = recovered.confirmed
+    identity, reason = recovered.identity, None
+    deadline = time.monotonic() + IDLE_CHECK_BUDGET_S
+    while reason is None and position < server.flush_lsn:
+        upto = min(server.flush_lsn, position + (job.pipeline.batch.wal_window_mb << 20))
+        reason = _reason_to_run(connection, job, position, upto, deadline - time.monotonic())
+        check_unmoved(connection, job, identity, stands)
+        must_move = reason is None and server.must_move(stands, upto, restart_lsn)
+        if must_move and (reason := _needs_other_request(job, job.change_log(identity))) is None:
+            move = slot_move(identity, job.run_id, upto.value)
+            move_idle_slot(connection, job.pipeline.source.slot, job.ledger, move)
+            stands = upto
+        position = upto
+    return reason, stands
 
 
 def _reason_to_run(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
-    span: tuple[Lsn, Lsn],
+    after: Lsn,
+    upto: Lsn,
     timeout_s: float,
 ) -> str | None:
     """Returns why a range of WAL is a reason to run; None when it has nothing.
 
     It is a reason when it has changes, or is too large to check in time.
     """
-    between = f"between {span[0]} and {span[1]}"
+    between = f"between {after} and {upto}"
     too_much = (
         f"more WAL {between} than an idle check reads in {IDLE_CHECK_BUDGET_S:g} s, or than the"
         " server has room for"
@@ -160,7 +177,7 @@ def _reason_to_run(
     source = whole(job.pipeline.source)
     try:
         with limited(connection, "statement_timeout", timeout_s):
-            found = first_message(connection, source, span[1])
+            found = first_message(connection, source, upto)
     except (psycopg.errors.QueryCanceled, *NO_ROOM):
         # Landing reads smaller windows until it succeeds, or reports what is missing.
         return too_much
@@ -168,7 +185,7 @@ def _reason_to_run(
         raise peek_error(source.slot, str(err)) from None
     except psycopg.Error as err:
         # The error may be of the first transaction, or of one after messages that are discarded.
-        check_next(job, err, PeekBound(span[1], 1, timeout_s, 0))
+        check_next(job, err, PeekBound(upto, 1, timeout_s, 0))
         return f"changes {between}"
     return f"changes {between}" if found is not None else None
 
@@ -240,6 +257,18 @@ def _remaining_work(
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := requiring(standings, RequiredAction.COPY):
         return f"a new copy is needed: {', '.join(found.table_name for found in waiting)}"
+    return _changed_on_source(connection, job, published, replicated, locked, oldest_xid)
+
+
+def _changed_on_source(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    published: Mapping[str, TargetSource],
+    replicated: Sequence[TableState],
+    locked: LockedTables,
+    oldest_xid: int,
+) -> str | None:
+    """Returns which tables were rewritten or have publication drift, as a reason for a run."""
     there = read_catalog_state(connection, replicated)
     found = [
         of_partition(state, there[state.table_name], published.get(state.table_name))

@@ -8,7 +8,7 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -24,6 +24,7 @@ from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.spark import run_tasks
 from waldelta.spark.task_attempts import error_text as task_error
+from waldelta.spark.tasks import Task
 from waldelta.spark.write_errors import change_log_write_error
 
 if TYPE_CHECKING:
@@ -71,19 +72,28 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         times = PeekTimes()
         try:
             file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
+            told = (asdict(file) if file is not None else {}) | asdict(times)
         except OSError as err:
             # If this were raised, Spark would peek again and find no more disk space.
-            return pa.Table.from_pylist([{"failed": task_error(err)}], schema=_WRITTEN)
+            told = {"failed": task_error(err)}
         except DecodeError as err:
             if err.unread is None:
                 raise
-            return pa.Table.from_pylist(
-                [{"failed": task_error(err)} | asdict(err.unread.shortened())], schema=_WRITTEN
-            )
-        return pa.Table.from_pylist(
-            [(asdict(file) if file is not None else {}) | asdict(times)], schema=_WRITTEN
-        )
+            told = {"failed": task_error(err)} | asdict(err.unread.shortened())
+        return pa.Table.from_pylist([told], schema=_WRITTEN)
 
+    row = _written(spark, change_log.uri, read)
+    file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
+    check_read()
+    try:
+        change_log.add(batch, file, _commit_metadata(batch, source, bound))
+    except (DeltaError, OSError) as err:
+        raise change_log_write_error(change_log.uri, err) or err from err
+    fault_point("land.committed")
+    return PeekTimes(row.server_s, row.total_s, row.messages)
+
+
+def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
     told = {
         "batch": batch,
         "slot": source.slot,
@@ -92,6 +102,11 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         "attempt": uuid.uuid4().hex,
         **ReadRequest.of(source).as_commit_info(),
     }
+    return json.dumps({"waldelta": told})
+
+
+def _written(spark: SparkSession, uri: str, read: Task) -> Any:
+    """Have a task write a batch's file; returns its result (_WRITTEN) or raises its error."""
     row = None
     try:
         (row,) = run_tasks(spark, 1, _WRITTEN, read)
@@ -105,12 +120,5 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             named.unread = UnreadMessage(
                 row.id, row.lsn, row.xid, bytes(row.raw), streamed=row.streamed
             )
-        raise named or change_log_write_error(change_log.uri, err) or err from err
-    file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
-    check_read()
-    try:
-        change_log.add(batch, file, json.dumps({"waldelta": told}))
-    except (DeltaError, OSError) as err:
-        raise change_log_write_error(change_log.uri, err) or err from err
-    fault_point("land.committed")
-    return PeekTimes(row.server_s, row.total_s, row.messages)
+        raise named or change_log_write_error(uri, err) or err from err
+    return row

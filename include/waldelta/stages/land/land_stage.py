@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from waldelta.errors import SlotUnreadable
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline import Job, RunResult, StageResult, slot_lock
+from waldelta.pipeline import AdvisoryLock, Job, RunResult, StageResult, slot_lock
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.quantities import counted
 from waldelta.slot import slot_position
@@ -45,32 +45,7 @@ def land_to_now(
     landed.unreadable = None
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
-            with (
-                job.source.connect("health") as primary,
-                job.source.connect_slot("health", primary) as connection,
-            ):
-                asked = now()
-                # The servers are compared first: on a standby or another cluster the slot's state
-                # means nothing.
-                server = slot_position(connection, job, primary)
-                identity = job.read_identity()
-                check_system(identity, server)
-                landed_as_of = read_oldest_xid(connection)
-                lock.verify()
-                end_old_backends(connection, job.pipeline.source.slot)
-                slot = check_slot(connection, job)
-                elsewhere = standby_warnings(primary, connection, job, server)
-                uncompared = never_compared(connection, job, identity)
-                landed.as_of = committed_upto(connection, server, asked).isoformat()
-            landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
-            found = [
-                *slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()),
-                *elsewhere,
-            ]
-            landed.slot_critical = critical(found)
-            result.warnings += [
-                f"when the run began, {text}" for text in log_warnings(found)
-            ] + uncompared
+            landed_as_of = _add_health(job, lock, result)
             lock.verify()  # The next statements may end another run's reader, and move the slot.
             drained = drain(spark, job, lock, on_landed)
             drained.check_read()
@@ -86,3 +61,30 @@ def land_to_now(
         f" {counted(len(drained.batches), 'batch', 'batches')}, landed in"
         f" {drained.seconds_landing:.1f} s, consumed in {drained.seconds_consuming:.1f} s"
     )
+
+
+def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
+    """Add the state of slot and server to the result; returns the oldest running transaction."""
+    with (
+        job.source.connect("health") as primary,
+        job.source.connect_slot("health", primary) as connection,
+    ):
+        asked = now()
+        # The servers are compared first: on a standby or another cluster the slot's state means
+        # nothing.
+        server = slot_position(connection, job, primary)
+        identity = job.read_identity()
+        check_system(identity, server)
+        oldest_xid = read_oldest_xid(connection)
+        lock.verify()
+        end_old_backends(connection, job.pipeline.source.slot)
+        slot = check_slot(connection, job)
+        elsewhere = standby_warnings(primary, connection, job, server)
+        uncompared = never_compared(connection, job, identity)
+        result.landed.as_of = committed_upto(connection, server, asked).isoformat()
+    result.landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
+    found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
+    found = [*found, *elsewhere]
+    result.landed.slot_critical = critical(found)
+    result.warnings += [f"when the run began, {text}" for text in log_warnings(found)] + uncompared
+    return oldest_xid

@@ -94,7 +94,8 @@ from waldelta.stages.repair._repair_rows import (
     untouched,
 )
 from waldelta.stages.repair.reconcile import stage_changed
-from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, source_as_of
+from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
+from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
 from waldelta.stages.sync.unfinished_repairs import (
     carry_over,
     end_repair,

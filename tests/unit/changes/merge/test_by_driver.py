@@ -239,7 +239,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_is_left_to_spark(job, case, monkeypatch):
     """It is told before anything is written."""
-    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1)
+    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
     arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
     arrange(job)
     before = table(job).version()

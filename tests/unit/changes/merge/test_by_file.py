@@ -51,7 +51,7 @@ __all__ = ["job"]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Tasks and parts of a few rows."""
-    monkeypatch.setattr(module, "MERGED_ROWS_PER_TASK", 3)
+    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 3)
     monkeypatch.setattr(net_files, "ROWS_PER_PART", 2)
     monkeypatch.setattr(net_files, "ROWS_PER_READ", 1)
 
@@ -152,7 +152,7 @@ def path_of(job, least) -> str:
 
 def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
     """However many files are read, each of which may hold any of them."""
-    monkeypatch.setattr(module, "MERGED_BYTES_PER_TASK", 1)
+    monkeypatch.setattr("waldelta.spark.tasks.BYTES_PER_TASK", 1)
     write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(40)))
     told = []
 

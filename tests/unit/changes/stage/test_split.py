@@ -60,7 +60,7 @@ def mixed_batches(rng, transactions=40):
 @pytest.fixture
 def split_here(monkeypatch):
     monkeypatch.setattr(split, "run_tasks", run_here)
-    monkeypatch.setattr(split, "ROWS_PER_DECODE", 300)  # several files
+    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 300)  # several files
     monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
     monkeypatch.setattr(split, "GROUP_ROWS", 50)
 
@@ -131,7 +131,7 @@ def test_whether_it_is_worth_it(tmp_path, batches, worth_it):
 
 @pytest.mark.usefixtures("split_here")
 def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(stretch, "SMALL_ROWS", 60)
+    monkeypatch.setattr(stretch, "MOST_DRIVER_ROWS", 60)
     few, many = TABLES[0], TABLES[1]
     rows = [insert(few, key) for key in range(9)] + [
         insert(oid, key) for key in range(100) for oid in TABLES[1:]

@@ -29,8 +29,8 @@ def test_rows_are_split_by_relation_in_the_order_of_the_log(ids):
 @pytest.mark.parametrize("most", [0, 1 << 30], ids=["counted", "bounded"])
 def test_the_bytes_of_one_table(tmp_path, monkeypatch, most):
     """Of many bytes it is told which table they are of; of few it doesn't matter."""
-    monkeypatch.setattr(stretch, "COUNTED_BYTES", most)
-    monkeypatch.setattr(stretch, "SMALL_ROWS", 0)
+    monkeypatch.setattr(stretch, "BYTES_PER_COLLAPSE", most)
+    monkeypatch.setattr(stretch, "MOST_DRIVER_ROWS", 0)
     large = [row(key, value="x" * 10_000) for key in range(100)]
     log = written(tmp_path, plain(7, *large), plain(8, row(1)))
     everything = sum(log.bytes_of_batches(0, 2).values())

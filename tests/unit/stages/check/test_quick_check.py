@@ -11,7 +11,12 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile, row_conditions
+from waldelta.stages.check._quick_check import (
+    is_met_in_driver,
+    quick_outcomes,
+    quick_profile,
+    row_conditions,
+)
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.quick_targets import is_little
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
@@ -76,9 +81,8 @@ def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
         str(tmp_path),
         pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
     )
-    return outcomes_in_driver(
-        table_at(str(tmp_path)).open(), plan_suite(state(columns), HELD, own, rules)
-    )
+    table, plan = table_at(str(tmp_path)).open(), plan_suite(state(columns), HELD, own, rules)
+    return quick_outcomes(table, plan, lambda: is_met_in_driver(table, plan))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
 
 def test_a_table_that_is_not_small(tmp_path, monkeypatch):
     """It is read in tasks."""
-    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1)
+    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
     assert looked(tmp_path, FINE, LABELS) is None
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,8 @@ from waldelta.snapshot import TableCopy
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
-from waldelta.stages.check.suite import kind_of
+from waldelta.stages.check.great_expectations import import_great_expectations
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, kind_of
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import KINDS, with_raw
 from waldelta.stages.check.suite.row_kinds import NO_TEXT, is_met
@@ -164,34 +165,33 @@ def judge(
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
     frame = _batch_frame(spark, job, plan, staged)
+    asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
+    stops = [v for v in verdicts if v.gated.item.gate == "stop"]
     try:
-        judged = _set_aside(
-            spark,
-            plan,
-            gate,
-            staged,
-            frame,
-            [v for v in verdicts if v.gated.item.gate == "quarantine"],
-        )
-        stops = [v for v in verdicts if v.gated.item.gate == "stop"]
+        judged = _set_aside(spark, plan, _ByRow(gate, columns, asides), staged, frame)
         if stops:
-            rest = (
-                frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
-            )
-            if failed := _stopped(
-                columns, gate, rest.where(lands_later(F.col(f"{_NET}.lsn"), gate.released)), stops
-            ):
-                raise QualityFailed(
-                    f"{gate.table}: not merged, since its changes fail expectations with gate:"
-                    f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot advances,"
-                    " and the target stays unchanged. Correct the expectation or the data: the"
-                    " next run checks them again (as many as one apply batch takes:"
-                    " docs/how-to/release-a-gate.md). Or release the landed changes: quarantine"
-                    f" --release --tables {gate.table} --reason WHY"
-                )
+            if judged.staged is not staged:
+                frame = _batch_frame(spark, job, plan, judged.staged)
+            rest = frame.where(lands_later(F.col(f"{_NET}.lsn"), gate.released))
+            _check_passes(gate, columns, rest, stops)
     finally:
         _record(job, gate, verdicts)
     return judged
+
+
+def _check_passes(
+    gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: list[_Verdict]
+) -> None:
+    """Raise QualityFailed when changes fail expectations with ``gate: stop``."""
+    if failed := _stopped(columns, gate, frame, verdicts):
+        raise QualityFailed(
+            f"{gate.table}: not merged, since its changes fail expectations with gate:"
+            f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot advances,"
+            " and the target stays unchanged. Correct the expectation or the data: the"
+            " next run checks them again (as many as one apply batch takes:"
+            " docs/how-to/release-a-gate.md). Or release the landed changes: quarantine"
+            f" --release --tables {gate.table} --reason WHY"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,32 +231,33 @@ def judge_complete_rows(
         [kind for _, kind in copy.columns],
         bool(copy.key_columns),
     )
-    released = gate.released >= landed_end
     verdicts = [
-        v for v in _verdicts(job, gate, columns) if not (released and v.gated.item.gate == "stop")
+        verdict
+        for verdict in _verdicts(job, gate, columns)
+        if verdict.gated.item.gate != "stop" or gate.released < landed_end
     ]
-    net = F.struct(*(F.col(name) for name in rows.columns)).alias(_NET)
-    frame = rows.select(net, *_values(job, columns))
+    frame = rows.select(F.struct(*map(F.col, rows.columns)).alias(_NET), *_values(job, columns))
     if not verdicts or frame.isEmpty():
         return []
-    asides = [verdict for verdict in verdicts if verdict.gated.item.gate == "quarantine"]
-    failing = {number: _fails(columns, verdict) for number, verdict in enumerate(asides)}
-    anything = reduce(lambda one, other: one | other, failing.values(), F.lit(False))
+    asides = _ByRow(gate, columns, [v for v in verdicts if v.gated.item.gate == "quarantine"])
     quarantined = F.col(f"{_NET}.t0").isNotNull()
-    still: list[StillFails] = []
     try:
-        if asides and _count(gate, frame.where(quarantined), asides, failing, anything):
-            still = _still_failing(
-                frame.where(quarantined & anything), copy, asides, failing, opened
-            )
-        kept = [verdict.unexpected or 0 for verdict in asides]
-        failed = _stopped(columns, gate, frame.where(~(quarantined & anything)), verdicts)
-        if not failed:
-            for verdict, count in zip(asides, kept, strict=True):
-                verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
+        failing = asides.count(frame.where(quarantined)) if asides.verdicts else 0
+        still = _still_failing(frame.where(quarantined), copy, asides, opened) if failing else []
+        kept = [verdict.unexpected or 0 for verdict in asides.verdicts]
+        _check_enters(gate, columns, frame.where(~(quarantined & asides.any_fails)), verdicts)
+        for verdict, count in zip(asides.verdicts, kept, strict=True):
+            verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
     finally:
         _record(job, gate, verdicts)
-    if failed:
+    return still
+
+
+def _check_enters(
+    gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: list[_Verdict]
+) -> None:
+    """Raise QualityFailed when rows that were read again fail expectations with a gate."""
+    if failed := _stopped(columns, gate, frame, verdicts):
         raise QualityFailed(
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
             f" fail expectations with a gate:\n{_listed(failed)}\nFirst let a run apply the"
@@ -264,25 +265,20 @@ def judge_complete_rows(
             " stops it, correct the expectation or the data, or release the changes: quarantine"
             f" --release --tables {gate.table} --reason WHY"
         )
-    return still
 
 
 def _still_failing(
-    frame: DataFrame,
-    copy: TableCopy,
-    asides: Sequence[_Verdict],
-    failing: Mapping[int, Column],
-    opened: Collection[tuple[str, ...]],
+    frame: DataFrame, copy: TableCopy, asides: _ByRow, opened: Collection[tuple[str, ...]]
 ) -> list[StillFails]:
-    """Returns these rows with their reasons; the expectations' counts include only open rows."""
-    found, of_rows = _failing_rows(frame, failing)
+    """Returns failing rows with their reasons; the expectations' counts include only open rows."""
+    found, of_rows = asides.failing_rows(frame)
     values = values_as_json(found, copy.columns, [()] * len(found))
     texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
     still = [
-        StillFails(key, sent, _reason(asides, of_row))
+        StillFails(key, sent, asides.reason(of_row))
         for key, sent, of_row in zip(texts, values, of_rows, strict=True)
     ]
-    for number, verdict in enumerate(asides):
+    for number, verdict in enumerate(asides.verdicts):
         verdict.unexpected = sum(
             number in of_row and row.key in opened
             for row, of_row in zip(still, of_rows, strict=True)
@@ -290,19 +286,83 @@ def _still_failing(
     return still
 
 
-def _failing_rows(
-    frame: DataFrame, failing: Mapping[int, Column]
-) -> tuple[pa.Table, list[list[int]]]:
-    """Returns these net changes, and for each the numbers of the expectations that it fails."""
-    marks = F.array(*(F.when(condition, F.lit(number)) for number, condition in failing.items()))
-    found = frame.select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
-    return found.drop_columns(["failed"]), found["failed"].to_pylist()
+@dataclass(frozen=True)
+class _ByRow:
+    """Expectations of a gate that judge single rows, by the values that were sent."""
 
+    gate: TableGate
+    columns: _Columns
+    verdicts: Sequence[_Verdict]
 
-def _reason(verdicts: Sequence[_Verdict], numbers: Sequence[int]) -> str:
-    return FAILS + "; ".join(
-        f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in numbers
-    )
+    @cached_property
+    def failing(self) -> list[Column]:
+        """Returns of each expectation whether a row fails it."""
+        return [
+            _is_sent(self.columns, condition.columns)
+            & F.coalesce(condition.unexpected, F.lit(False))
+            for condition in self._conditions
+        ]
+
+    @property
+    def any_fails(self) -> Column:
+        """Returns whether a row fails any of the expectations."""
+        return reduce(lambda one, other: one | other, self.failing, F.lit(False))
+
+    @property
+    def _conditions(self) -> list[RowCondition]:
+        return [v.condition for v in self.verdicts if v.condition is not None]
+
+    def failing_rows(self, frame: DataFrame) -> tuple[pa.Table, list[list[int]]]:
+        """Returns the net changes that fail, and for each the numbers of the expectations."""
+        marks = F.array(*(F.when(fails, F.lit(n)) for n, fails in enumerate(self.failing)))
+        rows = frame.where(self.any_fails)
+        found = rows.select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
+        return found.drop_columns(["failed"]), found["failed"].to_pylist()
+
+    def reason(self, numbers: Sequence[int]) -> str:
+        """Returns why a row is in quarantine, by the numbers of the expectations it fails."""
+        gated = [self.verdicts[n].gated for n in numbers]
+        return FAILS + "; ".join(f"{one.meaning} ({one.place})" for one in gated)
+
+    def count(self, frame: DataFrame, *, together: bool = True) -> int:
+        """Count the rows that fail each expectation, and ``together`` any, in one query.
+
+        Raises QualityFailed for an expectation that Spark can't evaluate.
+        """
+        asked = [F.count(F.when(self.any_fails if together else F.lit(False), 1)).alias("any")]
+        for number, (fails, condition) in enumerate(
+            zip(self.failing, self._conditions, strict=True)
+        ):
+            asked += [
+                F.count(F.when(fails, 1)).alias(f"f{number}"),
+                F.count(F.when(condition.judged, 1)).alias(f"j{number}"),
+            ]
+        try:
+            (row,) = frame.agg(*asked).collect()
+        except Exception as err:
+            if (named := named_error(err)) is not None:
+                raise named from err
+            self._find_unevaluable(frame)
+            raise QualityFailed(
+                f"{self.gate.table}: not merged, since its gate can't be"
+                f" evaluated:\n{_listed([v for v in self.verdicts if v.why])}\nCorrect the"
+                " expectation: the next run uses it"
+            ) from err
+        for number, (verdict, condition) in enumerate(
+            zip(self.verdicts, self._conditions, strict=True)
+        ):
+            verdict.unexpected, verdict.judged = int(row[f"f{number}"]), int(row[f"j{number}"])
+            verdict.success = is_met(verdict.unexpected, verdict.judged, condition.mostly)
+        return int(row["any"])
+
+    def _find_unevaluable(self, frame: DataFrame) -> None:
+        for verdict, fails in zip(self.verdicts, self.failing, strict=True):
+            try:
+                frame.agg(F.count(F.when(fails, 1))).first()
+            except Exception as err:  # The exception's message may contain values.
+                kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
+                told = NO_TEXT if NO_TEXT in str(err) else kind or type(err).__name__
+                verdict.why = f"can't be evaluated ({told})"
 
 
 def _columns_of(plan: TargetPlan) -> _Columns:
@@ -375,35 +435,25 @@ def _values(job: Job, columns: _Columns) -> list[Column]:
 
 
 def _set_aside(
-    spark: SparkSession,
-    plan: TargetPlan,
-    gate: TableGate,
-    staged: Staged,
-    frame: DataFrame,
-    verdicts: list[_Verdict],
+    spark: SparkSession, plan: TargetPlan, asides: _ByRow, staged: Staged, frame: DataFrame
 ) -> JudgedChanges:
-    if not verdicts:
-        return JudgedChanges(staged)
-    failing = {
-        number: _fails(_columns_of(plan), verdict) for number, verdict in enumerate(verdicts)
-    }
-    anything = reduce(lambda one, other: one | other, failing.values())
-    count = _count(gate, frame, verdicts, failing, anything)
+    count = asides.count(frame) if asides.verdicts else 0
     if not count:
         return JudgedChanges(staged)
+    table = asides.gate.table
     if count > MOST_SET_ASIDE:
         raise QualityFailed(
-            f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate:"
+            f"{table}: not merged: {count:,} of its changed rows fail expectations with gate:"
             f" quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
-            f" once:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the"
+            f" once:\n{_listed(asides.verdicts)}\nIts changes wait in the change log: correct the"
             " expectation, which the next run uses, or make it warn until they are merged"
         )
-    found, of_rows = _failing_rows(frame.where(anything), failing)
-    reasons = [_reason(verdicts, of_row) for of_row in of_rows]
+    found, of_rows = asides.failing_rows(frame)
+    reasons = [asides.reason(of_row) for of_row in of_rows]
     judged = set_aside(spark, plan, staged, as_net(found, plan), reasons)
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
-        gate.table,
+        table,
         counted(len(judged.aside), "row"),
         judged.staged.counts.get(QUARANTINED_ROWS, 0),
     )
@@ -416,18 +466,14 @@ def _stopped(
     """Returns the expectations that the rows don't meet."""
     by_row = [verdict for verdict in verdicts if verdict.condition is not None]
     if by_row:
-        failing = {number: _fails(columns, verdict) for number, verdict in enumerate(by_row)}
-        _count(gate, frame, by_row, failing, F.lit(False))
+        _ByRow(gate, columns, by_row).count(frame, together=False)
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
-        _judge_as_a_whole(gate, columns, frame, others)
+        import_great_expectations({verdict.gated.item.type for verdict in others})
+        for number, verdict in enumerate(others):
+            used = _used_columns(columns.names, verdict.gated.item.kwargs)
+            rows = frame.where(_is_sent(columns, used)).drop(_NET)
+            _judge_as_a_whole(f"gate {number}", gate.table, rows, verdict)
     return [verdict for verdict in verdicts if not verdict.success]
-
-
-def _fails(columns: _Columns, verdict: _Verdict) -> Column:
-    """Returns whether a row fails an expectation by the values that were sent."""
-    condition = verdict.condition
-    assert condition is not None  # noqa: S101 - _verdicts, _stopped
-    return _is_sent(columns, condition.columns) & F.coalesce(condition.unexpected, F.lit(False))
 
 
 def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
@@ -442,104 +488,34 @@ def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
     return reduce(lambda one, other: one & ~other, flags, F.lit(True))
 
 
-def _count(
-    gate: TableGate,
-    frame: DataFrame,
-    verdicts: Sequence[_Verdict],
-    failing: Mapping[int, Column],
-    anything: Column,
-) -> int:
-    """Count the rows that fail, in one query.
-
-    Raises QualityFailed for an expectation that Spark can't evaluate.
-    """
-    asked = []
-    for number, condition in failing.items():
-        judged = verdicts[number].condition
-        assert judged is not None  # noqa: S101 - as before
-        asked += [
-            F.count(F.when(condition, 1)).alias(f"f{number}"),
-            F.count(F.when(judged.judged, 1)).alias(f"j{number}"),
-        ]
-    try:
-        (row,) = frame.agg(*asked, F.count(F.when(anything, 1)).alias("any")).collect()
-    except Exception as err:
-        if (named := named_error(err)) is not None:
-            raise named from err
-        _find_unevaluable(frame, verdicts, failing)
-        raise QualityFailed(
-            f"{gate.table}: not merged, since its gate can't be"
-            f" evaluated:\n{_listed([v for v in verdicts if v.why])}\nCorrect the expectation: the"
-            " next run uses it"
-        ) from err
-    for number in failing:
-        verdict = verdicts[number]
-        verdict.unexpected, verdict.judged = int(row[f"f{number}"]), int(row[f"j{number}"])
-        mostly = verdict.condition.mostly if verdict.condition is not None else 1.0
-        verdict.success = is_met(verdict.unexpected, verdict.judged, mostly)
-    return int(row["any"])
-
-
-def _find_unevaluable(
-    frame: DataFrame, verdicts: Sequence[_Verdict], failing: Mapping[int, Column]
-) -> None:
-    for number, condition in failing.items():
-        try:
-            frame.agg(F.count(F.when(condition, 1))).first()
-        except Exception as err:  # The exception's message may contain values.
-            kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
-            told = NO_TEXT if NO_TEXT in str(err) else kind or type(err).__name__
-            verdicts[number].why = f"can't be evaluated ({told})"
-
-
-def _judge_as_a_whole(
-    gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]
-) -> None:
-    """Have Great Expectations evaluate expectations on several rows, using rows sent completely."""
-    from waldelta.stages.check.great_expectations import import_great_expectations
-
-    import_great_expectations({verdict.gated.item.type for verdict in verdicts})
+def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Verdict) -> None:
+    """Have Great Expectations evaluate an expectation on several rows."""
     import great_expectations as gx
 
     from waldelta.stages.check.great_expectations import SuiteCheck, build_suite
     from waldelta.stages.check.great_expectations.run_suite import outcomes
-    from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 
-    for number, verdict in enumerate(verdicts):
-        item = verdict.gated.item
-        asked = _used_columns(columns.names, item.kwargs)
-        planned = PlannedExpectation(
-            item.type,
-            dict(item.kwargs),
-            item.severity,
-            "own",
-            verdict.gated.called,
-            verdict.gated.place,
-        )
-        suite_plan = SuitePlan(gate.table, (planned,))
-        check = SuiteCheck(
-            gx.get_context(mode="ephemeral"), build_suite(f"gate {number}", suite_plan)
-        )
-        rows = frame.where(_is_sent(columns, asked)).drop(_NET)
-        if (
-            rows.isEmpty()
-        ):  # All rows were released or sent partly, so no aggregate can be computed.
-            verdict.success, verdict.observed = True, "no rows to judge"
-            continue
-        try:
-            (found,) = outcomes(check.run(rows, {}), suite_plan)
-        except Exception as err:
-            if (named := named_error(err)) is not None:
-                raise named from err
-            verdict.why = f"can't be evaluated ({type(err).__name__})"
-            continue
-        verdict.success, verdict.observed, verdict.unexpected = (
-            found.success,
-            found.observed,
-            found.unexpected_count,
-        )
-        if found.success is None:
-            verdict.why = "can't be evaluated"
+    gated, item = verdict.gated, verdict.gated.item
+    planned = PlannedExpectation(
+        item.type, dict(item.kwargs), item.severity, "own", gated.called, gated.place
+    )
+    plan = SuitePlan(table, (planned,))
+    check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(suite_name, plan))
+    if rows.isEmpty():
+        # All rows were released or sent partly, so no aggregate can be computed.
+        verdict.success, verdict.observed = True, "no rows to judge"
+        return
+    try:
+        (found,) = outcomes(check.run(rows, {}), plan)
+    except Exception as err:
+        if (named := named_error(err)) is not None:
+            raise named from err
+        verdict.why = f"can't be evaluated ({type(err).__name__})"
+        return
+    verdict.success, verdict.observed = found.success, found.observed
+    verdict.unexpected = found.unexpected_count
+    if found.success is None:
+        verdict.why = "can't be evaluated"
 
 
 def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:

@@ -8,8 +8,8 @@ import getpass
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -71,30 +71,16 @@ def discard_quarantined(
     without a reason; LockHeld while a run works on a target; StateError while a run has not
     committed what it quarantined.
     """
-    if not rows and not tables:
-        raise ConfigError(
-            "name the rows to discard (--row), or tables to discard all quarantined rows of"
-            " (--tables)"
-        )
-    if not (reason or "").strip():
-        raise ConfigError(
-            "discarding rows needs a reason, which the quarantine keeps: say why (--reason)"
-        )
+    _check_decision(rows, tables, reason)
     by = by or current_user()
     messages = messages_to_acknowledge(job, rows)
     settled = decided(job, messages, RESOLVED, by, reason)
     rows_left = set(rows) - {message.row.id for message in messages}
     states = _states(job, tables)
     # When only messages are named, no target's rows are discarded.
-    wanted = (
-        {name: states[name] for name in _named(_open_rows(job, states), rows_left)}
-        if rows_left or not rows
-        else {}
-    )
-    with ExitStack() as locks:
-        held = [locks.enter_context(target_lock(job, name)) for name in sorted(wanted)]
-        for state in wanted.values():
-            check_same_copy(job, state)
+    named = _named(_open_rows(job, states), rows_left) if rows_left or not rows else []
+    wanted = {name: states[name] for name in named}
+    with _locked(job, wanted) as fence:
         found = _open_rows(job, wanted)
         _named(found, rows_left)  # A run may have resolved some before the locks were taken.
         chosen = [row for row in found if not rows or row.id in rows_left]
@@ -105,21 +91,46 @@ def discard_quarantined(
             for row in chosen
         ]
         if settled or discarded:
-            Quarantine(job.lake).add([*settled, *discarded], HeldLocks(held))
+            Quarantine(job.lake).add([*settled, *discarded], fence)
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
-    return acknowledged + [
-        {
-            "id": row.id,
-            "table": row.table_name,
-            "key": json.loads(row.key),
-            "by": by,
-            "at": at.isoformat(),
-            "reason": reason,
-        }
-        for row in discarded
-    ]
+    return acknowledged + [_decision(row) for row in discarded]
+
+
+def _decision(row: IncompleteRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "table": row.table_name,
+        "key": json.loads(row.key),
+        "by": row.by,
+        "at": row.at.isoformat(),
+        "reason": row.reason,
+    }
+
+
+def _check_decision(
+    rows: Collection[str], tables: Collection[str] | None, reason: str | None
+) -> None:
+    if not rows and not tables:
+        raise ConfigError(
+            "name the rows to discard (--row), or tables to discard all quarantined rows of"
+            " (--tables)"
+        )
+    if not (reason or "").strip():
+        raise ConfigError(
+            "discarding rows needs a reason, which the quarantine keeps: say why (--reason)"
+        )
+
+
+@contextmanager
+def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
+    """Lock these targets."""
+    with ExitStack() as locks:
+        held = [locks.enter_context(target_lock(job, name)) for name in sorted(states)]
+        for state in states.values():
+            check_same_copy(job, state)
+        yield HeldLocks(held)
 
 
 def rows_to_accept(

@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ MOST_EXAMPLES = 5
 # Each of Spark's bitmaps has a bit for this many neighbouring integers.
 _BITS = 32_768
 _BYTES_PER_KEY = 8
-# In the driver one byte represents each integer between the lowest and the highest.
-_MOST_BYTES_IN_DRIVER = 64 << 20
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
 _MOST_RANGES = 100
@@ -183,7 +182,8 @@ class IntegerKey:
             low, high = self._ranges[0][0], self._ranges[-1][1]
             key = ds.field(self._column)
             among = reduce(or_, [(key >= least) & (key <= most) for least, most in self._ranges])
-        if high - low >= min(_MOST_BYTES_IN_DRIVER, self._rows * _BYTES_PER_KEY):
+        # In the driver one byte represents each integer between the lowest and the highest.
+        if high - low >= min(MOST_DRIVER_BYTES, self._rows * _BYTES_PER_KEY):
             return False
         try:
             dataset = self._table.dataset()

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.small_target import is_small
 from waldelta.lake import TargetVersion
+from waldelta.lake.driver_limits import is_small
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.lake.storage import by_row_group, row_count

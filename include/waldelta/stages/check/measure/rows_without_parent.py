@@ -17,8 +17,8 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
-from waldelta.changes.merge.small_target import is_small
 from waldelta.lake import TargetVersion
+from waldelta.lake.driver_limits import is_small
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys

@@ -66,9 +66,7 @@ def read_rules(
     if not tables:
         return {}
     try:
-        states = {
-            name: state for name, state in job.read_states().items() if state.status == SYNCED
-        }
+        states = {name: s for name, s in job.read_states().items() if s.status == SYNCED}
         wanted = [states[name] for name in tables if name in states]
         landed_as_of = result.landed.landed_as_of or _landed_as_of(job)
         with job.source.connect("check") as connection:
@@ -90,18 +88,16 @@ def read_rules(
             " sessions keep their source tables locked; the next run that changes them checks"
             f" them. Sessions that hold the locks:\n{locked.holders}"
         )
-    rules = {
-        s.table_name: SourceRules(
-            checks.found.get(s.table_name, ()),
-            labels.get(s.table_name, {}),
-            declared.get(s.table_name, ()),
-            omitted=[
-                _NOT_LANDED.format(name=check) for check in checks.not_landed.get(s.table_name, ())
-            ],
+    rules = {}
+    for name in (state.table_name for state in wanted):
+        omitted = [_NOT_LANDED.format(name=check) for check in checks.not_landed.get(name, ())]
+        of = SourceRules(
+            checks.found.get(name, ()),
+            labels.get(name, {}),
+            declared.get(name, ()),
+            omitted=omitted,
         )
-        for s in wanted
-    }
-    rules = {name: _with_freshness(job, result, name, of, lag) for name, of in rules.items()}
+        rules[name] = _with_freshness(job, result, name, of, lag)
     return _with_references(job, result, rules, (keys, states), quick) if keys else rules
 
 

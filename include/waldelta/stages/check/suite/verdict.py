@@ -36,8 +36,8 @@ class TableVerdict:
     version: int | None
     outcomes: tuple[Outcome, ...]
     omitted: tuple[str, ...]
-    page: Path | None
-    seconds: float
+    page: Path | None = None
+    seconds: float = 0.0
     measured: Measured | None = None
     # The suite's digest, when all rows meet the expectations that depend on rows alone, and whether
     # all rows were judged (``passed_suites``).

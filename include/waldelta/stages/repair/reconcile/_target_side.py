@@ -17,10 +17,9 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
-from waldelta.changes.merge.by_driver import MOST_DRIVER_BYTES
-from waldelta.changes.merge.small_target import is_at_most
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import DeltaTarget
+from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_at_most
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
 from waldelta.spark.arrow_schema import ddl

@@ -25,7 +25,7 @@ from waldelta.changes.decode.net_rows import with_column
 from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
 from waldelta.changes.stage import read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
-from waldelta.changes.stage.stage_tasks import tasks_for
+from waldelta.changes.stage.stage import tasks_for
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.pgoutput.transactions import SEQ_BITS

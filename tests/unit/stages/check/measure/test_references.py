@@ -324,6 +324,6 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
 def test_targets_that_are_not_small(tmp_path, monkeypatch):
     """Are Spark's."""
     write_deltalake(str(tmp_path), pa.table({"x": [1, 2]}))
-    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1)
+    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
     side = Side("t", table_at(str(tmp_path)), 0, ("x",))
     assert rows_without_parent_in_driver(Reference("fk", side, side, ("same",), "t")) is None

@@ -189,7 +189,7 @@ def test_it_is_planned_before_it_says_anything():
 def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
     """Rows, nulls, least and most are the same; a mean needs the values."""
     if not is_small:
-        monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 0)
+        monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
     schema = pa.schema(
         [("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())]
     )

@@ -1,0 +1,102 @@
+"""Check run: what the targets of one check are judged by, and where that is measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from waldelta.config import PipelineFile
+from waldelta.config.expectation_files import OwnSuites
+from waldelta.errors import ConfigError, WaldeltaError
+from waldelta.lake.ledger import TableState
+from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.spark import SessionPool
+from waldelta.stages.check._incremental import Known
+from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, plan_suite
+from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.verdict import unchecked
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """A run's effect on its targets: the Delta versions it wrote, and which targets get a quick
+    check.
+
+    A quick-checked target gets a report page only when it fails an expectation, or has an
+    expectation that only Great Expectations can evaluate.
+    """
+
+    versions: Mapping[str, int] = field(default_factory=dict)
+    quick: frozenset[str] = frozenset()
+    # By target: what the constraints of its source tables guarantee.
+    rules: Mapping[str, SourceRules] = field(default_factory=dict)
+    # True for a scheduled full check. A target that is unchanged since a full check found its suite
+    # met is then judged only by expectations that depend on other data.
+    is_upkeep: bool = False
+    # True when other runs may go on during this check, and may record newer results.
+    is_concurrent: bool = False
+
+    def is_quick(self, state: TableState) -> bool:
+        """Returns whether a target gets a quick check; upkeep evaluates what may have changed."""
+        return self.is_upkeep or (state.table_name in self.quick and not state.kept_as.keeps_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """One check of some targets.
+
+    ``rules`` is what the source guarantees, and ``before`` what earlier runs measured, by target.
+    ``known`` is what earlier checks established.
+    """
+
+    pipeline: PipelineFile
+    run_id: str
+    began: datetime
+    spark: SparkSession
+    pool: SessionPool
+    background: ThreadPoolExecutor
+    own: OwnSuites
+    outcome: RunOutcome
+    known: Known
+    rules: Mapping[str, SourceRules]
+    before: Mapping[str, Before]
+
+    def rules_of(self, target: CheckedTarget) -> SourceRules:
+        """Returns the source rules of a target."""
+        return self.rules[target.state.table_name]
+
+    def suite_of(
+        self, target: CheckedTarget, columns: Sequence[str], rules: SourceRules | None = None
+    ) -> SuitePlan:
+        """Returns the plan of a target with these columns; ``rules`` replaces the source's."""
+        name = target.state.table_name
+        plan = plan_suite(
+            target.state,
+            columns,
+            self.own.by_table.get(name),
+            rules or self.rules_of(target),
+            self.before.get(name),
+        )
+        return replace(plan, refused=self.own.refused.get(name))
+
+
+def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
+    """Returns the verdict on a target that couldn't be judged at all."""
+    named = err if isinstance(err, WaldeltaError) else unexpected_error(table, err)
+    log.error("table=%s couldn't be checked: %s", table, named)
+    return TableVerdict(table, version, (unchecked(named),), ())
+
+
+def refused(err: ConfigError | None) -> list[Outcome]:
+    """Returns the outcome of own expectations that are refused, if there are some."""
+    return [] if err is None else [unchecked(err)]

@@ -1,0 +1,127 @@
+"""Full check: evaluates planned suites by Great Expectations, and writes the report pages.
+
+Importing this module imports Great Expectations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from waldelta.stages.check._background import Measurements
+from waldelta.stages.check._check_run import CheckRun, failed, refused
+from waldelta.stages.check._incremental import are_met, suite_of
+from waldelta.stages.check.great_expectations import SuiteCheck
+from waldelta.stages.check.great_expectations.build import build_known
+from waldelta.stages.check.great_expectations.run_suite import measured, outcomes
+from waldelta.stages.check.reports.data_docs import (
+    drop_old_results,
+    keep_result,
+    open_context,
+    page_name,
+    page_path,
+    run_identifier,
+    write_check_pages,
+)
+from waldelta.stages.check.suite import SuitePlan, TableVerdict
+from waldelta.stages.check.suite.target_facts import CheckedTarget
+
+if TYPE_CHECKING:
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+    )
+    from great_expectations.core.run_identifier import RunIdentifier
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A target whose suite is ready to be evaluated."""
+
+    target: CheckedTarget
+    plan: SuitePlan
+    measurements: Measurements
+    suite: SuiteCheck
+
+
+def check_fully(
+    run: CheckRun,
+    folder: Path | None,
+    planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Measurements]],
+) -> list[TableVerdict]:
+    """Returns the verdicts on targets with their plans, and writes their pages into ``folder``.
+
+    A plan is the error that prevented it where there is none.
+    """
+    context = open_context(folder)
+    identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
+    verdicts: list[TableVerdict] = []
+    ready: list[_Prepared] = []
+    for target, plan, measurements in planned:
+        if isinstance(plan, Exception):
+            verdicts.append(failed(target.state.table_name, target.version, plan))
+            continue
+        suite, unknown = build_known(page_name(plan.table), plan)
+        known = replace(plan, refused=plan.refused or unknown)
+        ready.append(_Prepared(target, known, measurements, SuiteCheck(context, suite)))
+
+    def evaluate(
+        session: SparkSession, item: _Prepared
+    ) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
+        return _evaluate(run, identifier, session, item)
+
+    pages = []
+    for verdict, result in run.pool.map(evaluate, ready):
+        page = None
+        if folder is not None and result is not None:
+            pages.append(keep_result(context, page_name(verdict.table), result, identifier))
+            page = page_path(folder, pages[-1])
+        verdicts.append(replace(verdict, page=page))
+    if folder is not None:
+        keep = run.pipeline.quality.keep_reports
+        drop_old_results(context, folder, run.pipeline.pipeline, keep)
+        write_check_pages(context, folder, pages)
+    return verdicts
+
+
+def _evaluate(
+    run: CheckRun, identifier: RunIdentifier, session: SparkSession, item: _Prepared
+) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
+    """Returns the verdict on a target, and its result for the page unless it can't be judged."""
+    started = time.monotonic()
+    target, plan = item.target, item.plan
+    try:
+        result = item.suite.run(target.frame(session), *item.measurements)
+    except Exception as err:
+        return failed(plan.table, target.version, err), None
+    seconds = time.monotonic() - started
+    result.meta["run_id"] = identifier
+    result.meta["batch_parameters"] = _about(run, target, plan)
+    found = (*outcomes(result, plan), *refused(plan.refused))
+    return TableVerdict(
+        plan.table,
+        target.version,
+        found,
+        plan.omitted,
+        seconds=seconds,
+        measured=measured(result),
+        suite=suite_of(plan) if are_met(found) else None,
+        whole=True,
+    ), result
+
+
+def _about(run: CheckRun, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:
+    """Returns what the report page says about the data it judges."""
+    about = {
+        "pipeline": run.pipeline.pipeline,
+        "table": plan.table,
+        "Airflow run": run.run_id,
+        "Delta version": str(target.version),
+        "location": target.table.uri,
+    }
+    if told := [*plan.omitted, *([str(plan.refused)] if plan.refused is not None else [])]:
+        about["not checked"] = "; ".join(told)
+    return about

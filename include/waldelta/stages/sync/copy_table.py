@@ -1,0 +1,353 @@
+"""Copies one table into its target: takes a snapshot, reads it in Spark's tasks, and replaces the
+target in one commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from waldelta.changes.decode.route import plan_routing
+from waldelta.changes.merge.target_table import CommitResult, target_columns
+from waldelta.errors import (
+    ConfigError,
+    SnapshotLost,
+    StateError,
+    WaldeltaError,
+)
+from waldelta.failpoints import fault_point
+from waldelta.lake.ledger.records import StorageState
+from waldelta.metadata_columns import RAW
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
+from waldelta.pipeline.source_load import SourceBill, xmin_age
+from waldelta.pipeline.targets import ReplicatedTarget
+from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
+from waldelta.pipeline.targets.target_sources import read_target
+from waldelta.pipeline.task_errors import first_line
+from waldelta.postgres import PublishedTable, TableId
+from waldelta.postgres.connection import named_loss
+from waldelta.row_filter import RowFilter
+from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
+from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
+from waldelta.snapshot.exported_snapshot import not_primary, read_clock, reader_name
+from waldelta.snapshot.publication_version import (
+    PublicationVersion,
+    check_version,
+    read_version,
+    read_version_as_of,
+)
+from waldelta.snapshot.read_table import read_chunks
+from waldelta.stages.sync._progress import progress
+from waldelta.stages.sync._snapshot_diff import Former, RowDiff
+from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
+from waldelta.stages.sync._write_files import ChunkReader
+from waldelta.stages.sync._write_states import SnapshotMoment, keeps_rows
+from waldelta.stages.sync.copied_table import SyncResult
+from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS_PER_GENERATION = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to copy a table under one generation; ``version`` grows with both."""
+
+    generation: int
+    number: int
+
+    @property
+    def version(self) -> int:
+        """Returns Delta's transaction version of what the attempt commits."""
+        return self.generation * _ATTEMPTS_PER_GENERATION + self.number
+
+
+@dataclass
+class CopySnapshot:
+    """A snapshot that is open since ``began``; ``resources`` use its connection as long.
+
+    ``bill`` is measured at the end.
+    """
+
+    job: Job
+    holder: SnapshotHolder
+    began: float
+    resources: ExitStack
+    bill: SourceBill = field(default_factory=SourceBill)
+
+    def end(self) -> None:
+        """Release the snapshot, unless that is done."""
+        if self.bill.snapshot_seconds:
+            return
+        self.resources.close()
+        self.holder.end()
+        self.bill = SourceBill(snapshot_seconds=time.monotonic() - self.began, xmin_age=self._age())
+
+    def _age(self) -> int:
+        """Returns the age for the bill; an error returns 0, because it must not fail a copy."""
+        with suppress(WaldeltaError, psycopg.Error), self.job.source.connect("sync") as connection:
+            return xmin_age(connection, self.holder.snapshot)
+        return 0
+
+
+def sync_table(
+    spark: SparkSession,
+    job: Job,
+    table_id: TableId,
+    attempt: Attempt,
+    drained: PublicationVersion,
+    former: Former | None = None,
+) -> tuple[SyncResult, ReplicatedTarget]:
+    """Copy one target's source from its own snapshot, and replace the target in one commit.
+
+    With its ``former`` copy, only rows that differ are written, where that is exact. With ``copy:
+    false`` no row is read: the target begins empty, or keeps its rows. Published columns, filter
+    and leaf partitions are those that the snapshot sees. Raises SnapshotLost, and commits nothing,
+    when the table was rewritten or the snapshot's session ended, or when the publications were
+    altered after old transactions had ``drained``.
+    """
+    began, name = time.monotonic(), f"waldelta snapshot {job.pipeline.source.slot} {table_id}"
+    with (
+        named_loss(job.source.conninfo),
+        SnapshotHolder(job.source.conninfo, name) as holder,
+        ExitStack() as watch,
+    ):
+        held = CopySnapshot(job, holder, began, watch)
+        result, replicated = _copy_as_of(spark, held, table_id, attempt, drained, former)
+    log.info(
+        "table=%s copied rows=%d bytes=%d seconds=%.1f",
+        table_id,
+        result.rows,
+        result.bytes,
+        result.seconds,
+    )
+    return result, replicated
+
+
+def _copy_as_of(
+    spark: SparkSession,
+    held: CopySnapshot,
+    table_id: TableId,
+    attempt: Attempt,
+    drained: PublicationVersion,
+    former: Former | None,
+) -> tuple[SyncResult, ReplicatedTarget]:
+    job, holder = held.job, held.holder
+    moment = SnapshotMoment(holder.lsn, read_clock(holder.connection))
+    check_version(holder, drained)
+    replicated, storage = source_as_of(holder, job, table_id)
+    membership = read_version_as_of(holder, drained, replicated.table.relation_ids)
+    where = _target_filter(job, replicated)
+    copies = job.pipeline.target.copies(str(table_id))
+    skipped = None if copies else skip_copy(job, replicated, holder)
+    tasks = _plan_reading(replicated.table) if copies else []
+    rows = _copy_rows(held, replicated, where, tasks, attempt, moment)
+    fault_point("sync.planned")
+    held.resources.enter_context(progress(holder, table_id, tasks))
+    written, verbatim, diff = _write(spark, job, rows, attempt.generation, former, skipped)
+    held.end()
+    check_unaltered(job, replicated, membership)
+    begins = skipped or holder
+    return SyncResult(
+        table_id,
+        attempt.generation,
+        written.version,
+        begins.snapshot,
+        begins.lsn,
+        written.rows,
+        written.bytes,
+        time.monotonic() - held.began,
+        attempt.number,
+        replicated.table.relation_ids,
+        storage,
+        to_text(where),
+        held.bill,
+        diff if isinstance(diff, RowDiff) else None,
+        diff if isinstance(diff, str) else None,
+        verbatim,
+        skipped,
+    ), replicated
+
+
+def _write(
+    spark: SparkSession,
+    job: Job,
+    rows: CopyRows,
+    generation: int,
+    former: Former | None,
+    skipped: SkippedCopy | None,
+) -> tuple[CommitResult, int | None, RowDiff | str | None]:
+    """Write the copy as write_copy() does; a target whose copy is skipped keeps its rows."""
+    if skipped is None:
+        return write_copy(spark, job, rows, generation, former)
+    if skipped.former is None:
+        return write_copy(spark, job, rows, generation, None)
+    return keep_target(spark, job, str(rows.target), generation), None, None
+
+
+def _plan_reading(table: PublishedTable) -> list[list[Chunk]]:
+    """Returns the chunks of a table's leaves that each task reads."""
+    size = bytes_per_task(table.size_bytes)
+    return plan_tasks(
+        plan_chunks([leaf for leaf in table.leaves if leaf.relkind == "r"], size), size
+    )
+
+
+def _copy_rows(
+    held: CopySnapshot,
+    replicated: ReplicatedTarget,
+    where: RowFilter | None,
+    tasks: Sequence[Sequence[Chunk]],
+    attempt: Attempt,
+    moment: SnapshotMoment,
+) -> CopyRows:
+    """Returns the rows to copy, as the snapshot sees them, with the names they are committed
+    under.
+    """
+    job, holder, table, name = held.job, held.holder, replicated.table, str(replicated.id)
+    target = job.pipeline.target
+    files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
+    lsn = holder.lsn.value if target.metadata_columns else None
+    copy = plan_copy(table, holder.snapshot_id, files, lsn, target.types_of(name), where)
+    log.info(
+        "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
+        name, attempt.generation, holder.snapshot, holder.lsn, sum(map(len, tasks)),
+        table.size_bytes,
+    )  # fmt: skip
+    return CopyRows(
+        replicated.id,
+        copy,
+        target_columns(table, target.types_of(name), target.metadata_columns),
+        max(1, len(tasks)),
+        _reader(job.source.conninfo, copy, tasks, holder.pid),
+        # Both numbers grow, so Delta skips an attempt that commits too late; the attempt then
+        # raises LateWriter.
+        (f"{job.read_identity().app_id}:sync:{name}", attempt.version),
+        {
+            "verb": "sync",
+            "run_id": job.run_id,
+            "table": name,
+            "generation": attempt.generation,
+            "attempt": attempt.number,
+            "snapshot": holder.snapshot,
+            "lsn": str(holder.lsn),
+        },
+        moment,
+        held.end,
+        keeps_rows(job, name, table.key_columns),
+    )
+
+
+def _reader(
+    conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
+) -> ChunkReader:
+    """Returns the function that reads a task's rows in Spark; only it has the connection string."""
+
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        # A partition root without leaves has one task with nothing to read.
+        for chunks in tasks[number : number + 1]:
+            yield from read_chunks(
+                conninfo, copy, chunks, reader_name(holder_pid, number, copy.table)
+            )
+
+    return read
+
+
+def source_as_of(
+    holder: SnapshotHolder, job: Job, table_id: TableId
+) -> tuple[ReplicatedTarget, StorageState | None]:
+    """Returns the target, and how its source rows are stored, as the snapshot sees them."""
+    try:
+        target = read_target(holder.connection, job.pipeline, table_id)
+        present = read_catalog_tables(
+            holder.connection, [target.table.oid] if target is not None else []
+        )
+    except psycopg.Error as err:
+        raise SnapshotLost(
+            f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})"
+        ) from None
+    if target is None:
+        raise StateError(
+            f"{table_id} isn't published any more: run setup, or sync without naming it"
+        )
+    if target.problem is not None:
+        raise ConfigError(target.problem)
+    now = present.get(target.table.oid)
+    is_part = target.mapping.root_id is not None or target.mapping.partition is not None
+    return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
+
+
+def check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
+    """Raise NotPrimary for a connection to a standby."""
+    if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
+        raise not_primary(job.source.conninfo)
+
+
+def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None:
+    """Check once, after all chunks are read, that columns and publications are unchanged.
+
+    Chunks name columns. Raises SnapshotLost when something changed.
+    """
+    with job.source.connect("sync") as connection:
+        check_primary(connection, job)
+        found = read_target(connection, job.pipeline, copied.id, catalogs=True)
+        present = found.table if found is not None else None
+        same = (
+            read_version(
+                connection, job.pipeline.source.publication_names, copied.table.relation_ids
+            )
+            == membership
+        )
+    then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.table.columns}
+    if (
+        present is None
+        or present.oid != copied.table.oid
+        or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}
+    ):
+        raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
+    if not same:
+        raise SnapshotLost(
+            f"what is published of {copied.id} changed while it was copied: its copy starts again"
+        )
+
+
+def _target_filter(job: Job, replicated: ReplicatedTarget) -> RowFilter | None:
+    """Returns the target's filter, after checking that it can be translated.
+
+    It is analysed on a separate connection, because the snapshot's connection is read-only.
+    """
+    if replicated.mapping.where is None:
+        return None
+    name, table = str(replicated.id), replicated.table
+    with job.source.connect("sync") as connection:
+        where = read_target_filter(connection, name, replicated.mapping.where, table)
+    plan_routing(
+        where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name))
+    )
+    return where
+
+
+def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> int:
+    """Returns the rows of a target's version with a value in ``_wd_raw``.
+
+    It reads only that column, which is nearly always null.
+    """
+    if not job.pipeline.target.metadata_columns:
+        return 0
+    frame = (
+        spark.read.format("delta").option("versionAsOf", version).load(job.lake.target(table).uri)
+    )
+    return frame.where(F.col(RAW).isNotNull()).count()
