@@ -110,10 +110,7 @@ def read_glance(
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
-    runs = read_runs(ledger, start)
-    # Nothing has changed for long, so the last run's findings are still valid.
-    if not any(run.verb in LANDING for run in runs):
-        runs += [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
+    runs = _runs(ledger, start)
     landing = [run for run in runs if run.verb in LANDING]
     recent = read_changed(ledger, since)
     changed = recent if start == since else read_changed(ledger, start)
@@ -142,6 +139,14 @@ def read_glance(
         *_unread(ledger, pipeline),
     ]
     return replace(glance, attention=worst_first(found))
+
+
+def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
+    runs = read_runs(ledger, start)
+    if any(run.verb in LANDING for run in runs):
+        return runs
+    # Nothing has changed for long, so the last run's findings are still valid.
+    return runs + [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
 
 
 def _upto(landing: Sequence[RunLine], idle_checked_at: datetime | None) -> datetime | None:

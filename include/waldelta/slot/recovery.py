@@ -100,8 +100,13 @@ def recover(
                 LsnRange(confirmed, Lsn(landed_end)),
             )
             bites = ReadWindows(job)
-            most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
-            behind = landed_behind(change_log, (job.first_batch(), last), confirmed, most)
+            behind = landed_behind(
+                change_log,
+                (job.first_batch(), last),
+                confirmed,
+                max_messages=job.pipeline.batch.max_changes,
+                max_bytes=bites.next.window_bytes,
+            )
             messages = change_log.sizes(last - 1, last).get(last, 0)
             move = slot_move(identity, job.run_id, landed_end, last, messages)
             try:
@@ -214,7 +219,12 @@ def _recovered(
 
 
 def landed_behind(
-    change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, most: tuple[int, int]
+    change_log: ChangeLog,
+    batches: tuple[int, int],
+    confirmed: Lsn,
+    *,
+    max_messages: int,
+    max_bytes: int,
 ) -> list[VerifiedRange]:
     """Return what has landed after the slot's position, by read request.
 
@@ -224,8 +234,8 @@ def landed_behind(
     grown past the landed end again. ``batches`` are those after the first number, up to the second.
 
     A range ends where the read request changed, even by an empty batch: up to there, the slot was
-    moved only past WAL without changes for the same request. It has no more than ``most``, messages
-    and bytes of WAL, like one read window, unless a single batch exceeds that.
+    moved only past WAL without changes for the same request. It has no more than ``max_messages``
+    and ``max_bytes`` of WAL, like one read window, unless a single batch exceeds that.
     """
     behind: set[int] = set()
     first = batches[1]
@@ -248,19 +258,16 @@ def landed_behind(
             ended = max(ended, landed.end_lsn)
         elif request is None:
             continue
-        if found and _is_one_window(found[-1], this, max(ended, this.begins), most):
+        if (
+            found
+            and found[-1].request == request
+            and found[-1].messages + this.messages <= max_messages
+            and max(ended, this.begins) - found[-1].begins <= max_bytes
+        ):
             found[-1] += this
         else:
             found.append(this)
     return found or [VerifiedRange(None, ended, batches)]
-
-
-def _is_one_window(
-    one: VerifiedRange, behind: VerifiedRange, ended: int, most: tuple[int, int]
-) -> bool:
-    most_messages, most_bytes = most
-    is_small = one.messages + behind.messages <= most_messages and ended - one.begins <= most_bytes
-    return one.request == behind.request and is_small
 
 
 def slot_move(
