@@ -174,13 +174,13 @@ def _attention(
     yield from of_stopped(stopped)
     for gap in glance.gaps:
         is_lost = gap.cause != SlotUnreadable.__name__
-        what = "lost changes" if is_lost else "can't be decoded past a transaction"
+        lost = "lost changes" if is_lost else "can't be decoded past a transaction"
         page = ("run", "any", gap.run_id)
-        yield Attention("failed", f"the slot {what}: {gap.cause}: {gap.remedy}", page)
+        yield Attention("failed", f"the slot {lost}: {gap.cause}: {gap.remedy}", page)
     when = "" if latest is None or latest.applied else " before all changes were applied"
     # The open gap already explains such a run's failure.
-    lost = {gap.cause for gap in glance.gaps}
-    yield from _of_failed(results, latest, f"the latest run failed{when}", "failed", lost)
+    causes = {gap.cause for gap in glance.gaps}
+    yield from _of_failed(results, latest, f"the latest run failed{when}", "failed", causes)
     held = {one.table_name for one in stopped}
     late = [name for name in behind if name not in held]
     yield from on_names("failed", late, "{}: not up to date; changes wait", anchor="tables")
@@ -295,5 +295,5 @@ def _of_slot(
     is_fine_since = idle_checked_at is not None and idle_checked_at > latest.at
     if not (is_lost or is_critical or is_fine_since):
         for told in results(latest).get("slot_critical") or ():
-            text = f"at the start of the latest run: {told}"
-            yield Attention("failed", text, ("run", latest.verb, latest.run_id))
+            page = ("run", latest.verb, latest.run_id)
+            yield Attention("failed", f"at the start of the latest run: {told}", page)

@@ -258,16 +258,20 @@ def landed_behind(
             ended = max(ended, landed.end_lsn)
         elif request is None:
             continue
-        if (
-            found
-            and found[-1].request == request
-            and found[-1].messages + this.messages <= max_messages
-            and max(ended, this.begins) - found[-1].begins <= max_bytes
-        ):
+        upto = max(ended, this.begins)
+        if found and _is_one_window(found[-1], this, upto, max_messages, max_bytes):
             found[-1] += this
         else:
             found.append(this)
     return found or [VerifiedRange(None, ended, batches)]
+
+
+def _is_one_window(
+    one: VerifiedRange, behind: VerifiedRange, ended: int, max_messages: int, max_bytes: int
+) -> bool:
+    messages = one.messages + behind.messages
+    is_small = messages <= max_messages and ended - one.begins <= max_bytes
+    return one.request == behind.request and is_small
 
 
 def slot_move(

@@ -208,20 +208,15 @@ def _of_schedule(
         yield Attention(
             "failed", f"the latest DAG run failed ({schedule.failed}): see its log in Airflow"
         )
-    for kind, is_planned, why in (
-        (
-            "maintenance",
-            pipeline.maintenance.schedule is not None,
-            "no compaction, no pruning, no full checks",
-        ),
-        (
-            "reconcile",
-            pipeline.quality.reconcile.schedule is not None,
-            "the lake is not compared with its source",
-        ),
-    ):
-        if glance.is_set_up and is_planned and kind in schedule.paused:
-            yield Attention("warning", f"the {kind} DAG is paused: {why}")
+    paused = schedule.paused if glance.is_set_up else ()
+    if "maintenance" in paused and pipeline.maintenance.schedule is not None:
+        yield Attention(
+            "warning", "the maintenance DAG is paused: no compaction, no pruning, no full checks"
+        )
+    if "reconcile" in paused and pipeline.quality.reconcile.schedule is not None:
+        yield Attention(
+            "warning", "the reconcile DAG is paused: the lake is not compared with its source"
+        )
 
 
 def pipeline_page(

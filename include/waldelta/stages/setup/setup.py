@@ -378,7 +378,8 @@ def run_statements(
 
     def run() -> None:
         with conn.transaction():
-            _bound_locks(conn)
+            limit = str(DDL_LOCK_TIMEOUT_MS)
+            conn.execute("select set_config('lock_timeout', %s, true)", (limit,))
             for statement in statements:
                 log.info("%s", statement.reason)
                 conn.execute(statement.sql)
@@ -446,10 +447,6 @@ def _with_lock_retry(
             f" {timeout_ms or DDL_LOCK_TIMEOUT_MS} ms; nothing was changed. Locks that stand in the"
             f" way:\n{holders}\nwait until they end, and run setup again"
         ) from err
-
-
-def _bound_locks(conn: Connection) -> None:
-    conn.execute("select set_config('lock_timeout', %s, true)", (str(DDL_LOCK_TIMEOUT_MS),))
 
 
 def _record_removed(conn: Connection, job: Job) -> None:
