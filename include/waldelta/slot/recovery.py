@@ -234,11 +234,10 @@ def landed_behind(
     grown past the landed end again. ``batches`` are those after the first number, up to the second.
 
     A range ends where the read request changed, even by an empty batch: up to there, the slot was
-    moved only past WAL without changes for the same request. It has no more than ``max_messages``
-    and ``max_bytes`` of WAL, like one read window, unless a single batch exceeds that.
+    moved only past WAL without changes for it. It has at most ``max_messages`` and ``max_bytes`` of
+    WAL, like one read window, unless a single batch has more.
     """
-    behind: set[int] = set()
-    first = batches[1]
+    behind, first = set[int](), batches[1]
     for first in sorted(change_log.sizes(*batches), reverse=True):
         # A batch without a transaction's end doesn't show the slot's position.
         if 0 < change_log.landed_end(first) <= confirmed.value:
