@@ -34,6 +34,11 @@ def problem(text: str) -> Finding:
     return Finding("problem", text)
 
 
+def problem_if(found: object, text: str) -> tuple[Finding, ...]:
+    """Returns a problem if something was found, or a condition holds."""
+    return (problem(text),) if found else ()
+
+
 def lacking(text: str, *needs: Need) -> Finding:
     """Returns a finding that refuses setup: the role lacks privileges for the pipeline's own
     work.

@@ -46,19 +46,8 @@ def run_stages(
         )
     result.attempt.begun = result.attempt.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
-    failures: dict[str, Exception] = {}
     chosen = [name for name in stages if only is None or name in only]
-    for name in chosen:
-        _forget_later(result, list(stages), name)
-        if failures.keys() & _BUILDS_ON.get(name, set()):
-            continue
-        try:
-            with result.stage(name) as progress:
-                log.info("stage %s of %s", name, job.run_id)
-                stages[name](spark, job, result, progress)
-        except Exception as err:
-            log.error("stage %s failed%s", name, _reason(err, failures))
-            failures[name] = err
+    failures = _run_each(spark, job, result, stages, chosen)
     result.error = next(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
     )
@@ -80,6 +69,29 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+def _run_each(
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    stages: Mapping[str, Stage],
+    chosen: Sequence[str],
+) -> dict[str, Exception]:
+    """Run these stages and return their errors; a stage that builds on a failed one is left out."""
+    failures: dict[str, Exception] = {}
+    for name in chosen:
+        _forget_later(result, list(stages), name)
+        if failures.keys() & _BUILDS_ON.get(name, set()):
+            continue
+        try:
+            with result.stage(name) as progress:
+                log.info("stage %s of %s", name, job.run_id)
+                stages[name](spark, job, result, progress)
+        except Exception as err:
+            log.error("stage %s failed%s", name, _reason(err, failures))
+            failures[name] = err
+    return failures
 
 
 def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:

@@ -10,7 +10,7 @@ from waldelta.config import Source
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import REMOVED, ExternalCommit
 from waldelta.monitoring._run_results import Results
-from waldelta.monitoring.attention import Attention, names
+from waldelta.monitoring.attention import Attention, on_names
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta.postgres.unpublished_tables import listed
@@ -43,16 +43,11 @@ def of_runs(
     )
     if run is None:
         return
-    if never := [name for name in result.get("never_copied") or () if name not in touched]:
-        yield Attention(
-            "warning", f"{names(never)}: published, but never copied: run the initial sync"
-        )
-    if unused := [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]:
-        yield Attention(
-            "warning",
-            f"expectation files without a table: {names(unused)}",
-            ("run", run.verb, run.run_id),
-        )
+    never = [name for name in result.get("never_copied") or () if name not in touched]
+    yield from on_names("warning", never, "{}: published, but never copied: run the initial sync")
+    unused = [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]
+    page = ("run", run.verb, run.run_id)
+    yield from on_names("warning", unused, "expectation files without a table: {}", *page)
 
 
 def _of_unpublished(
@@ -63,16 +58,12 @@ def _of_unpublished(
     An idle check may have found them without a following run, or a run has reported them.
     """
     known = {str(table) for _, table in listed(source)}
-    if lacking := {
-        *reported,
-        *(s.table_name for s in states if s.status == REMOVED and s.table_name in known),
-    }:
-        found = names(sorted(lacking))
-        yield Attention(
-            "failed",
-            f"{found}: in the pipeline file, but not in its publication: its changes are not"
-            " replicated",
-        )
+    removed = {s.table_name for s in states if s.status == REMOVED and s.table_name in known}
+    yield from on_names(
+        "failed",
+        sorted(removed.union(reported)),
+        "{}: in the pipeline file, but not in its publication: its changes are not replicated",
+    )
 
 
 def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
@@ -86,13 +77,12 @@ def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Att
         and state.status != REMOVED
         and not _is_outlived(state.foreign_commits[-1], state.table_name, compared)
     ]
-    if written:
-        found = names(sorted(written))
-        yield Attention(
-            "warning",
-            f"{found}: another program wrote to the target, which may differ from the source",
-            ("reconciliation",),
-        )
+    yield from on_names(
+        "warning",
+        sorted(written),
+        "{}: another program wrote to the target, which may differ from the source",
+        "reconciliation",
+    )
 
 
 def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:

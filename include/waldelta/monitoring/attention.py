@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
@@ -40,6 +40,18 @@ def names(found: Sequence[str]) -> str:
     ('a, b', 'a, b, c and 2 more')
     """
     return first_of(found, _MOST_NAMED)
+
+
+def on_names(
+    severity: AttentionLevel, found: Sequence[str], text: str, *page: str, anchor: str = ""
+) -> Iterator[Attention]:
+    """Yields attention for a list, unless it is empty: its names replace ``{}`` in ``text``.
+
+    >>> [item.text for item in on_names("failed", ["a", "b"], "{}: the copy failed")]
+    ['a, b: the copy failed']
+    """
+    if found:
+        yield Attention(severity, text.format(names(found)), page, anchor)
 
 
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:

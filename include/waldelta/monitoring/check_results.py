@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -135,17 +138,13 @@ def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
     grouped = rows.group_by(list(keys), use_threads=False).aggregate(
         [*lasts, ("version", "max"), ([], "count_all"), *((name, "sum") for name in counts)]
     )
-    names = ["expectations" if name == "count_all" else name for name in _without_suffix(grouped)]
+    names = [
+        "expectations" if name == "count_all" else re.sub("_(last|sum|max)$", "", name)
+        for name in grouped.column_names
+    ]
     return [
         Check(**row)
         for row in grouped.rename_columns(names).sort_by("at").select(list(_CHECK)).to_pylist()
-    ]
-
-
-def _without_suffix(table: pa.Table) -> list[str]:
-    return [
-        name.removesuffix("_last").removesuffix("_sum").removesuffix("_max")
-        for name in table.column_names
     ]
 
 
@@ -252,7 +251,7 @@ def tables_map(ledger: Ledger, now: datetime, most: int) -> HeatMap:
 
     Tables with the worst latest verdict come first.
     """
-    found = _widening(lambda since: read_checks(ledger, since), now, most)
+    found = _widening(partial(read_checks, ledger), attrgetter("run_id"), now, most)
     cells = {(c.table_name, c.run_id): Cell(c.verdict, c.summary) for c in found}
     return _heat_map([(c.at, c.run_id) for c in found], cells, most)
 
@@ -284,7 +283,7 @@ def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) 
         ).to_pylist()
         return rows
 
-    found = _widening(read, now, most)
+    found = _widening(read, itemgetter("run_id"), now, most)
     cells: dict[tuple[str, str], Cell] = {}
     ends: dict[tuple[str, str], object] = {}
     for row in found:
@@ -318,7 +317,12 @@ def _read(
     )
 
 
-def _widening(read: Callable[[datetime | None], list[R]], now: datetime, most: int) -> list[R]:
+def _widening(
+    read: Callable[[datetime | None], list[R]],
+    run_id: Callable[[R], object],
+    now: datetime,
+    most: int,
+) -> list[R]:
     """Read as far back as needed for this many runs.
 
     Hourly pipelines have them within days, busy ones within hours.
@@ -326,13 +330,9 @@ def _widening(read: Callable[[datetime | None], list[R]], now: datetime, most: i
     found: list[R] = []
     for step in _STEPS:
         found = read(None if step is None else now - step)
-        if len({_run_id(row) for row in found}) >= most:
+        if len(set(map(run_id, found))) >= most:
             break
     return found
-
-
-def _run_id(row: object) -> object:
-    return row["run_id"] if isinstance(row, dict) else getattr(row, "run_id", None)
 
 
 def _heat_map(

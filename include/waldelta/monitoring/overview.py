@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from waldelta.config import PipelineFile
@@ -12,8 +13,15 @@ from waldelta.lake.ledger import Ledger, Reconciliation
 from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, Gap
 from waldelta.monitoring._run_findings import of_runs
 from waldelta.monitoring._run_results import Results, results_of
-from waldelta.monitoring.attention import Attention, names, shortened, worst_first
-from waldelta.monitoring.check_results import read_latest_checks
+from waldelta.monitoring.attention import (
+    Attention,
+    AttentionLevel,
+    names,
+    on_names,
+    shortened,
+    worst_first,
+)
+from waldelta.monitoring.check_results import Verdict, read_latest_checks
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
@@ -24,7 +32,7 @@ from waldelta.monitoring.run_history import (
     latest_run,
     read_runs,
 )
-from waldelta.monitoring.stopped_tables import Stopped, of_stopped, read_stopped
+from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import (
     Operations,
     TableLine,
@@ -44,6 +52,16 @@ REACH = timedelta(days=7)
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
+_OF_STATUS: tuple[tuple[str, AttentionLevel, str], ...] = (
+    (FAILED, "failed", "the copy failed"),
+    (NEEDS_SYNC, "warning", "waiting for a new copy"),
+    (COPYING, "warning", "copy in progress, or killed"),
+)
+_OF_VERDICT: tuple[tuple[Verdict, AttentionLevel, str], ...] = (
+    ("failed", "failed", "critical expectations failed"),
+    ("warning", "warning", "expectations failed (warning only)"),
+    ("unknown", "warning", "expectations not evaluated"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +82,7 @@ class Glance:
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]
     compared: Compared
-    attention: tuple[Attention, ...]
+    attention: tuple[Attention, ...] = ()
 
     @property
     def landing(self) -> RunLine | None:
@@ -74,11 +92,7 @@ class Glance:
     @property
     def verdicts(self) -> dict[str, int]:
         """Returns the number of tables by the verdict of their last check."""
-        counts: dict[str, int] = {}
-        for line in self.tables:
-            if line.check is not None:
-                counts[line.check.verdict] = counts.get(line.check.verdict, 0) + 1
-        return counts
+        return Counter(line.check.verdict for line in self.tables if line.check is not None)
 
 
 def read_glance(
@@ -96,171 +110,117 @@ def read_glance(
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
-    runs = read_runs(ledger, start)
-    if not any(
-        run.verb in LANDING for run in runs
-    ):  # Nothing has changed for long, so the last run's findings are still valid.
-        runs += [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
+    runs = _runs(ledger, start)
     landing = [run for run in runs if run.verb in LANDING]
-    shown = [point for point in lag_points(runs) if point.at >= since]
     recent = read_changed(ledger, since)
-    latest_changes = recent if start == since else read_changed(ledger, start)
+    changed = recent if start == since else read_changed(ledger, start)
     states = latest_states(ledger)
     fed = [state.table_name for state in states if state.status != REMOVED]
-    tables = read_tables(
-        ledger,
-        runs,
-        latest_changes,
-        read_latest_checks(ledger, now - reach, fed),
-        idle_checked_at,
-        states,
-    )
-    compared = read_compared(ledger, fed)
-    results = results_of(ledger)
-    gaps = open_gaps(ledger.gaps(pipeline.source.slot))
-    latest = landing[0] if landing else None
-    stopped = (
-        read_stopped(pipeline, ledger) if any(line.status == "behind" for line in tables) else []
-    )
-    attention = [
-        *_silent(latest, now),
-        *of_stopped(stopped),
-        *_attention(pipeline, results, (latest, idle_checked_at), tables, stopped, gaps),
-        *(_unchecked(tables) if pipeline.quality.enabled and not _is_under_way(runs, now) else ()),
-        *of_compared(compared),
-        *of_runs(results, landing, states, compared, pipeline.source),
-        *_failed_otherwise(ledger, results, now),
-        *_unread(ledger, pipeline),
-    ]
-    upto = brought_up_to(landing)
-    if idle_checked_at is not None and (not landing or landing[0].applied):
-        upto = max(filter(None, (upto, idle_checked_at)))
-    return Glance(
+    checks = read_latest_checks(ledger, now - reach, fed)
+    tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
+    glance = Glance(
         is_set_up=bool(tables or runs or read_runs(ledger)),
-        upto=upto,
+        upto=_upto(landing, idle_checked_at),
         runs=tuple(run for run in runs if run.at >= since),
-        latest=latest,
-        lag=tuple(shown),
+        latest=landing[0] if landing else None,
+        lag=tuple(point for point in lag_points(runs) if point.at >= since),
         operations=total(recent.values()),
         changed_tables=len(recent),
         tables=tuple(tables),
-        gaps=tuple(gaps),
-        compared=compared,
-        attention=worst_first(attention),
+        gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
+        compared=read_compared(ledger, fed),
     )
+    results = results_of(ledger)
+    found = [
+        *_attention(pipeline, ledger, results, glance, now, idle_checked_at),
+        *of_compared(glance.compared),
+        *of_runs(results, landing, states, glance.compared, pipeline.source),
+        *_failed_otherwise(ledger, results, now),
+        *_unread(ledger, pipeline),
+    ]
+    return replace(glance, attention=worst_first(found))
 
 
-def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
-    """Returns attention for a run without recent events: a run that was killed records no end."""
-    if latest is None or latest.status != "running" or now - latest.at < _SILENT:
-        return []
-    hours = duration((now - latest.at) / timedelta(hours=1))
-    told = "it was killed, or a stage takes long"
-    page = ("run", latest.verb, latest.run_id)
-    return [Attention("warning", f"no update from the latest run for {hours}: {told}", page)]
+def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
+    runs = read_runs(ledger, start)
+    if any(run.verb in LANDING for run in runs):
+        return runs
+    # Nothing has changed for long, so the last run's findings are still valid.
+    return runs + [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
+
+
+def _upto(landing: Sequence[RunLine], idle_checked_at: datetime | None) -> datetime | None:
+    """Returns up to when the lake is complete; an idle check counts once all was applied."""
+    upto = brought_up_to(landing)
+    if idle_checked_at is None or (landing and not landing[0].applied):
+        return upto
+    return max(filter(None, (upto, idle_checked_at)))
 
 
 def _attention(
     pipeline: PipelineFile,
+    ledger: Ledger,
     results: Results,
-    newest: tuple[RunLine | None, datetime | None],
-    tables: list[TableLine],
-    stopped: Sequence[Stopped],
-    gaps: list[Gap],
+    glance: Glance,
+    now: datetime,
+    idle_checked_at: datetime | None,
 ) -> Iterator[Attention]:
-    """Yields what is wrong, then what may become wrong.
-
-    ``newest`` are the latest run, and the latest time a run found nothing to do.
-    """
-    latest, idle_checked_at = newest
-    for gap in gaps:
+    """Yields what is wrong, then what may become wrong."""
+    tables, latest = glance.tables, glance.latest
+    behind = [line.table_name for line in tables if line.status == "behind"]
+    stopped = read_stopped(pipeline, ledger) if behind else []
+    if latest is not None:
+        yield from _silent(latest, now)
+    yield from of_stopped(stopped)
+    for gap in glance.gaps:
+        is_lost = gap.cause != SlotUnreadable.__name__
+        lost = "lost changes" if is_lost else "can't be decoded past a transaction"
         page = ("run", "any", gap.run_id)
-        what = (
-            "lost changes"
-            if gap.cause != SlotUnreadable.__name__
-            else "can't be decoded past a transaction"
-        )
-        yield Attention("failed", f"the slot {what}: {gap.cause}: {gap.remedy}", page)
+        yield Attention("failed", f"the slot {lost}: {gap.cause}: {gap.remedy}", page)
+    when = "" if latest is None or latest.applied else " before all changes were applied"
     # The open gap already explains such a run's failure.
-    lost = {gap.cause for gap in gaps}
-    if (
-        latest is not None
-        and latest.status == "failed"
-        and _error_class(results, latest) not in lost
-    ):
-        when = "" if latest.applied else " before all changes were applied"
-        page = ("run", latest.verb, latest.run_id)
-        yield Attention("failed", f"the latest run failed{when}{_why(results, latest)}", page)
+    causes = {gap.cause for gap in glance.gaps}
+    yield from _of_failed(results, latest, f"the latest run failed{when}", "failed", causes)
     held = {one.table_name for one in stopped}
-    if behind := [
-        line.table_name
-        for line in tables
-        if line.status == "behind" and line.table_name not in held
-    ]:
-        yield Attention("failed", f"{names(behind)}: not up to date; changes wait", anchor="tables")
-    if failed := [line.table_name for line in tables if line.status == FAILED]:
-        yield Attention("failed", f"{names(failed)}: the copy failed", anchor="tables")
-    if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:
-        yield Attention("warning", f"{names(waiting)}: waiting for a new copy", anchor="tables")
-    if copying := [line.table_name for line in tables if line.status == COPYING]:
-        yield Attention(
-            "warning", f"{names(copying)}: copy in progress, or killed", anchor="tables"
-        )
-    yield from _of_checks(tables)
-    of_slot = list(_slot_attention(pipeline, latest))
-    yield from of_slot
-    if latest is not None and not any(item.severity == "failed" for item in of_slot):
-        yield from _slot_began(results, latest, idle_checked_at)
+    late = [name for name in behind if name not in held]
+    yield from on_names("failed", late, "{}: not up to date; changes wait", anchor="tables")
+    for status, severity, what in _OF_STATUS:
+        found = [line.table_name for line in tables if line.status == status]
+        yield from on_names(severity, found, f"{{}}: {what}", anchor="tables")
+    for verdict, severity, what in _OF_VERDICT:
+        found = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
+        yield from on_names(severity, found, f"{{}}: {what}", "expectations")
+    if latest is not None:
+        yield from _of_slot(pipeline, results, latest, idle_checked_at)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{counted(lacking, 'row')} in quarantine", ("quarantine",))
+    if pipeline.quality.enabled and not _is_under_way(glance.runs, now):
+        # A run checks its own changes, so such a table waits for the next run or maintenance.
+        found = [line.table_name for line in tables if _is_unchecked(line)]
+        yield from on_names(
+            "warning", found, "{}: not checked since the last change", "expectations"
+        )
+
+
+def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
+    """Yields attention for a run without recent events: a run that was killed records no end."""
+    if latest.status == "running" and now - latest.at >= _SILENT:
+        hours = duration((now - latest.at) / timedelta(hours=1))
+        told = "it was killed, or a stage takes long"
+        page = ("run", latest.verb, latest.run_id)
+        yield Attention("warning", f"no update from the latest run for {hours}: {told}", page)
 
 
 def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     """Yields attention for unreadable messages that block others, and for skipped ones."""
     messages = open_messages(ledger, pipeline.source.slot)
-    if waiting := [message.row.id for message in messages if not message.is_skipped]:
-        yield Attention("failed", f"unreadable messages: {names(waiting)}", ("quarantine",))
+    waiting = [message.row.id for message in messages if not message.is_skipped]
+    yield from on_names("failed", waiting, "unreadable messages: {}", "quarantine")
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
         lacking = "any table" if ANY_TABLE in tables else names(tables)
         yield Attention(
             "warning", f"{lacking} may miss changes of skipped messages", ("quarantine",)
-        )
-
-
-def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
-    if failed := [
-        line.table_name for line in tables if line.check is not None and line.check.failed
-    ]:
-        yield Attention(
-            "failed", f"{names(failed)}: critical expectations failed", ("expectations",)
-        )
-    if warned := [
-        line.table_name
-        for line in tables
-        if line.check is not None and line.check.verdict == "warning"
-    ]:
-        yield Attention(
-            "warning", f"{names(warned)}: expectations failed (warning only)", ("expectations",)
-        )
-    if unknown := [
-        line.table_name
-        for line in tables
-        if line.check is not None and line.check.verdict == "unknown"
-    ]:
-        yield Attention(
-            "warning", f"{names(unknown)}: expectations not evaluated", ("expectations",)
-        )
-
-
-def _unchecked(tables: list[TableLine]) -> Iterator[Attention]:
-    """Yields attention for tables without a check since their last change.
-
-    A run checks its own changes, so such a table waits for the next run or maintenance.
-    """
-    if found := [line.table_name for line in tables if _is_unchecked(line)]:
-        yield Attention(
-            "warning", f"{names(found)}: not checked since the last change", ("expectations",)
         )
 
 
@@ -287,64 +247,53 @@ def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterat
     """Yields failures of nightly runs; of reconciliations only those that reached no table."""
     since = now - _NIGHTLY
     told = set(ledger.table(Reconciliation).scan(("run_id",), since)["run_id"].unique().to_pylist())
-    if (run := latest_run(ledger, "maintain", since)) is not None and run.status == "failed":
-        yield Attention(
-            "warning",
-            f"the latest maintenance failed{_why(results, run)}",
-            ("run", run.verb, run.run_id),
-        )
+    maintained = latest_run(ledger, "maintain", since)
+    yield from _of_failed(results, maintained, "the latest maintenance failed")
     run = latest_run(ledger, "reconcile", since)
-    if run is not None and run.status == "failed" and run.run_id not in told:
-        yield Attention(
-            "warning",
-            f"the latest reconciliation failed{_why(results, run)}",
-            ("run", run.verb, run.run_id),
-        )
+    if run is not None and run.run_id not in told:
+        yield from _of_failed(results, run, "the latest reconciliation failed")
 
 
-def _error_class(results: Results, run: RunLine) -> str | None:
-    return (results(run).get("error") or {}).get("class")
-
-
-def _why(results: Results, run: RunLine) -> str:
-    error = results(run).get("error") or {}
-    message = shortened(str(error.get("message") or ""))
-    return f": {error.get('class')}: {message}" if message else ""
-
-
-def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[Attention]:
-    if latest is None:
-        return
-    if latest.wal_status not in (None, "reserved", "extended"):
-        yield Attention(
-            "failed", f"slot {pipeline.source.slot}: its wal_status is {latest.wal_status}"
-        )
-    limits, held = pipeline.slot_limits, latest.retained_bytes or 0
-    if held > limits.critical_mb << 20:
-        yield Attention(
-            "failed",
-            f"the slot keeps {size(held)} of WAL (limit slot_limits.critical_mb:"
-            f" {limits.critical_mb:,} MB)",
-        )
-    elif held > limits.warn_mb << 20:
-        yield Attention(
-            "warning",
-            f"the slot keeps {size(held)} of WAL (limit slot_limits.warn_mb:"
-            f" {limits.warn_mb:,} MB)",
-        )
-
-
-def _slot_began(
-    results: Results, latest: RunLine, idle_checked_at: datetime | None
+def _of_failed(
+    results: Results,
+    run: RunLine | None,
+    text: str,
+    severity: AttentionLevel = "warning",
+    explained: Collection[str] = (),
 ) -> Iterator[Attention]:
-    """Yields what was critical when the run began, and may be again before the next one.
-
-    The run's end alone doesn't show that. A later idle check found the slot fine, or would have
-    reported it.
-    """
-    if idle_checked_at is not None and idle_checked_at > latest.at:
+    """Yields attention for a failed run, unless its error's class is explained elsewhere."""
+    if run is None or run.status != "failed":
         return
-    for told in results(latest).get("slot_critical") or ():
+    error = results(run).get("error") or {}
+    if error.get("class") not in explained:
+        message = shortened(str(error.get("message") or ""))
+        why = f": {error.get('class')}: {message}" if message else ""
+        yield Attention(severity, text + why, ("run", run.verb, run.run_id))
+
+
+def _of_slot(
+    pipeline: PipelineFile, results: Results, latest: RunLine, idle_checked_at: datetime | None
+) -> Iterator[Attention]:
+    """Yields how the slot was at the end of the latest run, or, if it was fine, at its begin.
+
+    What was critical when the run began may be again before the next one, and the run's end alone
+    doesn't show that. A later idle check found the slot fine, or would have reported it.
+    """
+    limits, held = pipeline.slot_limits, latest.retained_bytes or 0
+    is_lost = latest.wal_status not in (None, "reserved", "extended")
+    is_critical = held > limits.critical_mb << 20
+    if is_lost:
+        slot = pipeline.source.slot
+        yield Attention("failed", f"slot {slot}: its wal_status is {latest.wal_status}")
+    if is_critical or held > limits.warn_mb << 20:
+        name = "critical_mb" if is_critical else "warn_mb"
         yield Attention(
-            "failed", f"at the start of the latest run: {told}", ("run", latest.verb, latest.run_id)
+            "failed" if is_critical else "warning",
+            f"the slot keeps {size(held)} of WAL (limit slot_limits.{name}:"
+            f" {getattr(limits, name):,} MB)",
         )
+    is_fine_since = idle_checked_at is not None and idle_checked_at > latest.at
+    if not (is_lost or is_critical or is_fine_since):
+        for told in results(latest).get("slot_critical") or ():
+            page = ("run", latest.verb, latest.run_id)
+            yield Attention("failed", f"at the start of the latest run: {told}", page)

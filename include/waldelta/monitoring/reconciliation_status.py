@@ -14,7 +14,7 @@ from waldelta.lake.ledger.ledger_row import rows_of
 from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, last_answers, last_whole
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.lake.ledger.table import last_rows
-from waldelta.monitoring.attention import Attention, names
+from waldelta.monitoring.attention import Attention, names, on_names
 from waldelta.monitoring.check_results import Verdict
 from waldelta.monitoring.table_list import copied_at
 from waldelta.quantities import counted
@@ -152,13 +152,7 @@ def of_compared(found: Compared) -> Iterator[Attention]:
             f" {names(found.different)}{since}",
             page,
         )
-    if found.copied:
-        yield Attention(
-            "warning",
-            f"{names(found.copied)}: differed and was copied since then: compare again",
-            page,
-        )
-    if found.broken:
-        yield Attention(
-            "warning", f"{names(found.broken)}: the comparison with the source failed", page
-        )
+    yield from on_names(
+        "warning", found.copied, "{}: differed and was copied since then: compare again", *page
+    )
+    yield from on_names("warning", found.broken, "{}: the comparison with the source failed", *page)

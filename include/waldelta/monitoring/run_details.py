@@ -95,7 +95,7 @@ class RunDetails:
 
 def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
     """Returns a run by its id, or None when the ledger doesn't have it (any more)."""
-    lines = [line for line in _lines(ledger, run_id) if line.verb == verb]
+    lines = [line for line in read_runs(ledger, run_id=run_id) if line.verb == verb]
     if not lines:
         return None
     line = lines[0]
@@ -121,11 +121,7 @@ def verbs_of(ledger: Ledger, run_id: str) -> list[str]:
     """Returns the verbs of a run id in this lake, the latest first: DAGs started together share
     ids.
     """
-    return [line.verb for line in _lines(ledger, run_id)]
-
-
-def _lines(ledger: Ledger, run_id: str) -> list[RunLine]:
-    return read_runs(ledger, run_id=run_id)
+    return [line.verb for line in read_runs(ledger, run_id=run_id)]
 
 
 def _stage(name: str, stage: dict[str, Any]) -> StageLine:

@@ -319,7 +319,4 @@ def _not_applied(ledger: Ledger, run: RunLine) -> list[str]:
 
 def total(changed: Iterable[WindowChanges]) -> Operations:
     """Returns the operations on all tables together."""
-    done = Operations()
-    for of in changed:
-        done += of.operations
-    return done
+    return sum((of.operations for of in changed), Operations())

@@ -5,7 +5,9 @@ They are streamed (protocol version 2), prepared (3) or parallel (4).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -110,25 +112,6 @@ def _stream_commit(reader: MessageReader) -> Control:
     return Control("c", xid, lsn=lsn, end_lsn=end, at_us=_time(reader, "commit_ts"))
 
 
-def _begin_prepare(reader: MessageReader) -> Control:
-    return _prepared(reader, "b")
-
-
-def _prepare(reader: MessageReader) -> Control:
-    _no_flags(reader)
-    return _prepared(reader, "P")
-
-
-def _stream_prepare(reader: MessageReader) -> Control:
-    _no_flags(reader)
-    return _prepared(reader, "p")
-
-
-def _commit_prepared(reader: MessageReader) -> Control:
-    _no_flags(reader)
-    return _prepared(reader, "K")
-
-
 def _rollback_prepared(reader: MessageReader) -> Control:
     _no_flags(reader)
     lsn, end = reader.integer(8, "prepare_end_lsn"), reader.integer(8, "end_lsn")
@@ -139,7 +122,10 @@ def _rollback_prepared(reader: MessageReader) -> Control:
     )
 
 
-def _prepared(reader: MessageReader, kind: str) -> Control:
+def _prepared(kind: str, reader: MessageReader) -> Control:
+    """Read a message about a prepared transaction; all but Begin Prepare have flags, none used."""
+    if kind != "b":
+        _no_flags(reader)
     lsn, end = reader.integer(8, "lsn"), reader.integer(8, "end_lsn")
     at = _time(reader, "ts")
     return Control(
@@ -156,14 +142,11 @@ def _time(reader: MessageReader, field: str) -> int:
     return int(unix_us(np.array(reader.integer(8, field, signed=True))))
 
 
-_READERS = {
+_READERS: dict[str, Callable[[MessageReader], Control]] = {
     "S": _stream_start,
     "E": _stream_stop,
     "A": _stream_abort,
     "c": _stream_commit,
-    "b": _begin_prepare,
-    "P": _prepare,
-    "p": _stream_prepare,
-    "K": _commit_prepared,
+    **{kind: partial(_prepared, kind) for kind in "bPpK"},
     "r": _rollback_prepared,
 }

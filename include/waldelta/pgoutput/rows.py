@@ -51,15 +51,14 @@ class Columns(Sequence[ArrowArray]):
     def __init__(
         self,
         messages: Messages,
-        has_tuple: Mask,
-        places: tuple[Bytes, Positions, Positions],
+        places: _Places,
         to_text: ToText | None = None,
         *,
         may_mix: bool = False,
     ) -> None:
-        self.has_tuple, self._to_text, self._may_mix = has_tuple, to_text, may_mix
-        kinds, starts, ends = places
-        self._messages, self._kinds, self._starts, self._ends = messages, kinds, starts, ends
+        self.has_tuple, self._to_text, self._may_mix = places.has_tuple, to_text, may_mix
+        self._messages, self._kinds = messages, places.kinds
+        self._starts, self._ends = places.starts, places.ends
         self._values: dict[int, ArrowArray] = {}
         self._texts: dict[int, ArrowArray] = {}
 
@@ -211,9 +210,7 @@ class _Places:
         if self.kinds.shape != self.shape:  # No message has such a tuple.
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
-        return Columns(
-            messages, self.has_tuple, (self.kinds, self.starts, self.ends), to_text, may_mix=may_mix
-        )
+        return Columns(messages, self, to_text, may_mix=may_mix)
 
 
 class _Walk:

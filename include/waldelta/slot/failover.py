@@ -204,28 +204,18 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
         return
     for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
-            latest = job.read_states().get(state.table_name)
+            latest = copies_beyond(
+                [one for one in [job.read_states().get(state.table_name)] if one is not None],
+                promotion.switchpoint,
+            )
             # After another run has recorded it, new copies are of the new timeline.
-            if (
-                latest is not None
-                and copies_beyond([latest], promotion.switchpoint)
-                and _recorded(job, identity) == done
-            ):
-                mark(
-                    job,
-                    latest,
-                    f"copied at {Lsn(latest.snapshot_lsn)}, beyond the failover at"
-                    f" {promotion.switchpoint}",
-                )
+            if latest and _recorded(job, identity) == done:
+                copied = Lsn(latest[0].snapshot_lsn)
+                why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
+                mark(job, latest[0], why)
+    slot, system, timeline = identity.slot, identity.system_identifier, identity.timeline
     moved = SlotMove(
-        now(),
-        job.run_id,
-        "promoted",
-        identity.slot,
-        identity.system_identifier,
-        identity.timeline,
-        identity.incarnation,
-        lsn,
+        now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn
     )
     fault_point("failover.marked")
     job.ledger.append_life(moved, done)

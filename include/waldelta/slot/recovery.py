@@ -100,8 +100,13 @@ def recover(
                 LsnRange(confirmed, Lsn(landed_end)),
             )
             bites = ReadWindows(job)
-            most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
-            behind = landed_behind(change_log, (identity.floor, last), confirmed, most)
+            behind = landed_behind(
+                change_log,
+                (identity.floor, last),
+                confirmed,
+                max_messages=job.pipeline.batch.max_changes,
+                max_bytes=bites.next.window_bytes,
+            )
             messages = change_log.sizes(last - 1, last).get(last, 0)
             move = slot_move(identity, job.run_id, landed_end, last, messages)
             try:
@@ -214,7 +219,12 @@ def _recovered(
 
 
 def landed_behind(
-    change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, most: tuple[int, int]
+    change_log: ChangeLog,
+    batches: tuple[int, int],
+    confirmed: Lsn,
+    *,
+    max_messages: int,
+    max_bytes: int,
 ) -> list[VerifiedRange]:
     """Return what has landed after the slot's position, by read request.
 
@@ -224,11 +234,10 @@ def landed_behind(
     grown past the landed end again. ``batches`` are those after the first number, up to the second.
 
     A range ends where the read request changed, even by an empty batch: up to there, the slot was
-    moved only past WAL without changes for the same request. It has no more than ``most``, messages
-    and bytes of WAL, like one read window, unless a single batch exceeds that.
+    moved only past WAL without changes for it. It has at most ``max_messages`` and ``max_bytes`` of
+    WAL, like one read window, unless a single batch has more.
     """
-    behind: set[int] = set()
-    first = batches[1]
+    behind, first = set[int](), batches[1]
     for first in sorted(change_log.sizes(*batches), reverse=True):
         # A batch without a transaction's end doesn't show the slot's position.
         if 0 < change_log.landed_end(first) <= confirmed.value:
@@ -248,7 +257,8 @@ def landed_behind(
             ended = max(ended, landed.end_lsn)
         elif request is None:
             continue
-        if found and _is_one_window(found[-1], this, max(ended, this.begins), most):
+        upto = max(ended, this.begins)
+        if found and _is_one_window(found[-1], this, upto, max_messages, max_bytes):
             found[-1] += this
         else:
             found.append(this)
@@ -256,10 +266,10 @@ def landed_behind(
 
 
 def _is_one_window(
-    one: VerifiedRange, behind: VerifiedRange, ended: int, most: tuple[int, int]
+    one: VerifiedRange, behind: VerifiedRange, ended: int, max_messages: int, max_bytes: int
 ) -> bool:
-    most_messages, most_bytes = most
-    is_small = one.messages + behind.messages <= most_messages and ended - one.begins <= most_bytes
+    messages = one.messages + behind.messages
+    is_small = messages <= max_messages and ended - one.begins <= max_bytes
     return one.request == behind.request and is_small
 
 

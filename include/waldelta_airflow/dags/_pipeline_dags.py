@@ -110,7 +110,7 @@ class _Job:
         pipeline = self.pipeline
         return DAG(
             dag_id=f"{pipeline.pipeline}_{kind}",
-            schedule=_timetable(schedule),
+            schedule=None if schedule is None else CronDataIntervalTimetable(schedule, "UTC"),
             auto_register=False,
             catchup=False,
             max_active_runs=1,
@@ -358,7 +358,3 @@ def _has_work(pipeline: PipelineFile, context: Any) -> bool:
     notify_critical(pipeline, seen.critical, context)
     log.info("%s (%s bytes of WAL behind)", seen.reason, seen.lag_bytes)
     return seen.has_work
-
-
-def _timetable(schedule: str | None) -> CronDataIntervalTimetable | None:
-    return None if schedule is None else CronDataIntervalTimetable(schedule, "UTC")

@@ -58,12 +58,7 @@ def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
                 raise pipeline
             dags.update({dag.dag_id: dag for dag in build_dags(path, pipeline)})
         except Exception as err:
-            refused = RefusedFile(
-                path, err if isinstance(err, ConfigError) else _unexpected(path, err)
-            )
+            why = f"pipeline file {path} is refused: {type(err).__name__}: {err}"
+            refused = RefusedFile(path, err if isinstance(err, ConfigError) else ConfigError(why))
             dags[refused.dag_id] = refused
     return dags
-
-
-def _unexpected(path: Path, err: Exception) -> ConfigError:
-    return ConfigError(f"pipeline file {path} is refused: {type(err).__name__}: {err}")

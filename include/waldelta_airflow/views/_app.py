@@ -173,7 +173,7 @@ def _add_pages(app: FastAPI) -> None:
     def run(page_request: PageRequestDep, name: str, verb: str, run_id: str) -> HTMLResponse:
         with _lake(page_request, name) as (found, ledger):
             text, is_known = pages.run_page(
-                page_request.base, found, ledger, (verb, run_id), page_request.reader
+                page_request.base, found, ledger, verb, run_id, page_request.reader
             )
             return _page(text, 200 if is_known else 404)
 
@@ -219,7 +219,7 @@ def _add_quarantine(app: FastAPI) -> None:
     def decide(page_request: PageRequestDep, name: str, form: FormDep) -> Response:
         conf = decision(form)
         return _trigger(
-            page_request, name, "quarantine", quarantine_dag(name), (conf["action"], conf)
+            page_request, name, "quarantine", quarantine_dag(name), conf["action"], conf
         )
 
 
@@ -286,7 +286,7 @@ def _repair(page_request: PageRequest, name: str, tables: list[str]) -> Response
     if not tables:
         raise HTTPException(409, "No table differs any more.")
     return _trigger(
-        page_request, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables))
+        page_request, name, "reconciliation", reconcile_dag(name), "repair", repair_of(tables)
     )
 
 
@@ -302,7 +302,12 @@ def _button(page_request: PageRequest, dag_id: str, run: str | None, refused: st
 
 
 def _trigger(
-    page_request: PageRequest, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
+    page_request: PageRequest,
+    name: str,
+    page: str,
+    dag_id: str,
+    action: str,
+    conf: dict[str, Any],
 ) -> Response:
     """Trigger a run and redirect to the page, which shows its state.
 
@@ -311,7 +316,7 @@ def _trigger(
     if read_action_dag(dag_id).under_way:
         return _back(page_request, name, page, refused="another run")
     try:
-        run_id = trigger_run(dag_id, *order, page_request.reader.user)
+        run_id = trigger_run(dag_id, action, conf, page_request.reader.user)
     except DagPaused:
         return _back(page_request, name, page, refused="paused")
     return _back(page_request, name, page, run=run_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -186,58 +186,37 @@ def _attention(
 
 def _of_schedule(
     pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
-) -> tuple[Attention, ...]:
-    """Returns what only Airflow knows: a DAG that doesn't run, or fails before it writes to the
+) -> Iterator[Attention]:
+    """Yields what only Airflow knows: a DAG that doesn't run, or fails before it writes to the
     ledger.
     """
     if schedule is None:
-        return ()
-    found = []
+        return
     if schedule.is_paused and glance.is_set_up:
-        found.append(
-            Attention(
-                "failed", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
-            )
+        yield Attention(
+            "failed", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
         )
     elif schedule.next_run_at is not None and at - schedule.next_run_at > _LATE:
         late = duration((at - schedule.next_run_at).total_seconds())
-        found.append(
-            Attention(
-                "warning",
-                f"the next run is overdue by {late}: an earlier run is still active, or the"
-                " scheduler is down",
-            )
+        yield Attention(
+            "warning",
+            f"the next run is overdue by {late}: an earlier run is still active, or the scheduler"
+            " is down",
         )
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
     if schedule.failed is not None and schedule.failed not in recorded:
-        found.append(
-            Attention(
-                "failed",
-                f"the latest DAG run failed ({schedule.failed}): see its log in Airflow",
-            )
+        yield Attention(
+            "failed", f"the latest DAG run failed ({schedule.failed}): see its log in Airflow"
         )
-    if (
-        glance.is_set_up
-        and "maintenance" in schedule.paused
-        and pipeline.maintenance.schedule is not None
-    ):
-        found.append(
-            Attention(
-                "warning",
-                "the maintenance DAG is paused: no compaction, no pruning, no full checks",
-            )
+    paused = schedule.paused if glance.is_set_up else ()
+    if "maintenance" in paused and pipeline.maintenance.schedule is not None:
+        yield Attention(
+            "warning", "the maintenance DAG is paused: no compaction, no pruning, no full checks"
         )
-    if (
-        glance.is_set_up
-        and "reconcile" in schedule.paused
-        and pipeline.quality.reconcile.schedule is not None
-    ):
-        found.append(
-            Attention(
-                "warning", "the reconcile DAG is paused: the lake is not compared with its source"
-            )
+    if "reconcile" in paused and pipeline.quality.reconcile.schedule is not None:
+        yield Attention(
+            "warning", "the reconcile DAG is paused: the lake is not compared with its source"
         )
-    return tuple(found)
 
 
 def pipeline_page(
@@ -303,14 +282,14 @@ def _is_under_way(name: str) -> bool:
 
 
 def run_page(
-    base: str, pipeline: PipelineFile, ledger: Ledger, run: tuple[str, str], reader: Reader
+    base: str, pipeline: PipelineFile, ledger: Ledger, verb: str, run_id: str, reader: Reader
 ) -> tuple[str, bool]:
     """Returns a run's page by verb and id, and whether the ledger knows the run.
 
     For ANY_VERB it shows the newest result. It has keys of rows only for readers who may see
     values.
     """
-    name, (verb, run_id) = pipeline.pipeline, run
+    name = pipeline.pipeline
     if verb == ANY_VERB:
         verb = next(iter(verbs_of(ledger, run_id)), "consume")
     details = read_run(ledger, verb, run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from functools import cache, partial
 from typing import Any
@@ -45,8 +44,6 @@ FORM_HEADERS = HEADERS | {
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
 # The browser reloads a page with an unfinished run after this many seconds, without a script.
 _REFRESH_S = 10
-
-Url = Callable[..., str]
 
 
 class SecurityHeaders:

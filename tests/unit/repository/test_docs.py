@@ -240,6 +240,11 @@ def test_every_ledger_column_is_explained(row):
     assert [field.name for field in fields(row) if f"`{field.name}`" not in text] == []
 
 
+# Where each function's call has the text, and the tables whose last elements are texts.
+ATTENTION = {"Attention": 1, "on_names": 2, "_of_failed": 2}
+ATTENTION_TABLES = {"_OF_STATUS", "_OF_VERDICT"}
+
+
 def attention_texts() -> list[str]:
     """What the pages' words for what needs attention begin with, behind the names of tables."""
     found = []
@@ -248,15 +253,25 @@ def attention_texts() -> list[str]:
         *(ROOT / "include/waldelta_airflow/views").glob("*.py"),
     ]:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Attention":
-                parts = (
-                    node.args[1].values
-                    if isinstance(node.args[1], ast.JoinedStr)
-                    else [node.args[1]]
-                )
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ATTENTION:
+                words = [node.args[ATTENTION[node.func.id]]]
+            elif (
+                isinstance(node, ast.AnnAssign)
+                and getattr(node.target, "id", "") in ATTENTION_TABLES
+            ):
+                words = [row.elts[-1] for row in node.value.elts]
+            else:
+                continue
+            for word in words:
+                parts = word.values if isinstance(word, ast.JoinedStr) else [word]
                 texts = [
-                    part.value.strip(" :;(,") for part in parts if isinstance(part, ast.Constant)
+                    part.value.replace("{}", "").strip(" :;(,")
+                    for part in parts
+                    if isinstance(part, ast.Constant)
                 ]
+                names = {getattr(part, "id", "") for part in ast.walk(word)}
+                if not any(" " in text for text in texts) and names & {"text", "what"}:
+                    continue  # The text of a caller or a table, which is found there.
                 assert any(" " in text for text in texts), (
                     f"{path.name}:{node.lineno} words that can be looked for"
                 )

@@ -168,7 +168,10 @@ def obstacle(repair: Repair) -> str | None:
             state.kept_as.keeps_rows,
             f"it is kept as {state.kept_as}, which a repair would overwrite",
         ),
-        (not _has_same_source(repair), "its changes come from another table than its copy"),
+        (
+            str(table.id) != (state.fed_by or state.table_name),
+            "its changes come from another table than its copy",
+        ),
         (
             not table.key_columns or state.key_columns != list(table.key_columns),
             "it has no key, or another key than its copy",
@@ -197,10 +200,6 @@ def obstacle(repair: Repair) -> str | None:
         ),
     ]
     return next((why for found, why in checks if found), None)
-
-
-def _has_same_source(repair: Repair) -> bool:
-    return str(repair.table.id) == (repair.state.fed_by or repair.state.table_name)
 
 
 def _is_same_relation(repair: Repair) -> bool:

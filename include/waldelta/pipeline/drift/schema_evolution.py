@@ -125,7 +125,7 @@ def plan_evolution(
     targets = column_types(named, key, options)
     columns = tuple(
         _new_column(
-            state, held.get(number), column, catalog, (named[column.name], targets[column.name])
+            state, held.get(number), column, catalog, named[column.name], targets[column.name]
         )
         for number, column in zip(numbers[-1], last.columns, strict=True)
     )
@@ -214,14 +214,15 @@ def _new_column(
     held: ColumnState | None,
     column: RelationColumn,
     catalog: CatalogTable,
-    types: tuple[PgType, TargetType],
+    pg_type: PgType,
+    target: TargetType,
 ) -> NewColumn:
     new = ColumnState(
         column.name,
         column.type_oid,
         column.typmod,
-        types[0].name,
-        types[1].spark,
+        pg_type.name,
+        target.spark,
         held.not_null if held else False,
         held.attnum if held else catalog.columns[column.name].attnum,
     )

@@ -233,11 +233,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         return
     wait_replayed(primary, conn)
     position = slot_position(conn, job, primary)
-    system, timeline, flushed = (
-        position.system_identifier,
-        position.timeline,
-        position.flush_lsn.value,
-    )
+    timeline = position.timeline
     if slot is not None:
         if not slot.confirmed_flush_lsn.value:
             raise SlotForeign(
@@ -246,28 +242,33 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         is_ours = scripted or _is_half_made(moves, slot)
         _record(job, replace(slot, timeline=timeline), "created" if is_ours else "adopted", last)
         return
+    system, flushed = position.system_identifier, position.flush_lsn.value
     creating = job.ledger.append_life(
         SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed), last
     )
     fault_point("setup.creating")
+    slot = _create(primary, conn, job, creating)
+    fault_point("setup.created")
+    _record(job, replace(slot, timeline=timeline), "created", creating)
+
+
+def _create(primary: Connection, conn: Connection, job: Job, creating: SlotMove) -> SlotState:
+    """Create the slot; if that fails, record that nothing was created, and raise."""
+    source = job.pipeline.source
     try:
-        source = job.pipeline.source
-        if conn is primary:
-            slot = create_slot(
-                conn, name, two_phase=source.options.two_phase, failover=bool(source.failover)
-            )
-        else:
-            slot = _create_on_standby(primary, conn, source)
+        if conn is not primary:
+            return _create_on_standby(primary, conn, source)
+        return create_slot(
+            conn, source.slot, two_phase=source.options.two_phase, failover=bool(source.failover)
+        )
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was created: a slot of this name that appears later is another program's.
         job.ledger.append_life(replace(creating, at=now(), event="dropped"), creating)
         if isinstance(err, WaldeltaError):
             raise
         raise SlotForeign(
-            f"slot {name!r} was created by another session at this moment: run setup again"
+            f"slot {source.slot!r} was created by another session at this moment: run setup again"
         ) from err
-    fault_point("setup.created")
-    _record(job, replace(slot, timeline=timeline), "created", creating)
 
 
 def _create_on_standby(primary: Connection, conn: Connection, source: Source) -> SlotState:

@@ -73,11 +73,8 @@ def renew_slot(
         plan = carry_out(connection, job, lock, translate, renew=True)
         for text in plan.warnings:
             log.warning("%s", text)
-        log.info(
-            "slot=%s recreated after the gap %s",
-            job.pipeline.source.slot,
-            describe(gap) if gap else "",
-        )
+        slot, lost = job.pipeline.source.slot, describe(gap) if gap else ""
+        log.info("slot=%s recreated after the gap %s", slot, lost)
         return gap
 
 

@@ -126,45 +126,9 @@ class SetupPlan:
         Use it only for plans whose only problems are missing privileges (``require_for_dba``): a
         DBA may do anything, also what makes the application's statements fail.
         """
-        lines: list[str] = []
-        if self.statements:
-            # A filter's text was checked with standard_conforming_strings on, where backslashes
-            # escape nothing.
-            standard = "set local standard_conforming_strings = on;"
-            lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
-            for statement in self.statements:
-                lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
-            lines.append("commit;")
-            if self.create_slot and self.read_from is not None:
-                # The same file is for the standby too, which can't write what the primary has.
-                lines = [
-                    "select not pg_is_in_recovery() as on_primary \\gset",
-                    "\\if :on_primary",
-                    *lines,
-                    "\\endif",
-                ]
+        lines = self._publications_as_sql()
         if self.create_slot:
-            flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
-            create = (
-                f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false,"
-                f" {flags.lower()})"
-            )
-            if self.read_from is None:
-                lines += ["-- after the publications, never in their transaction", f"{create};"]
-            else:
-                where = _on_one_line(repr(self.read_from))
-                lines += [
-                    (
-                        "-- after the publications, once the standby has replayed them: run this"
-                        f" on the standby of connection {where}; it waits"
-                    ),
-                    (
-                        "-- until the primary has run this (if need be, again): select"
-                        " pg_log_standby_snapshot()"
-                    ),
-                    # A slot created on a primary by mistake would never be read, and keep its WAL.
-                    f"{create} where pg_is_in_recovery();",
-                ]
+            lines += self._slot_as_sql()
         if self.alter_failover is not None:
             command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
             lines.append(
@@ -173,6 +137,44 @@ class SetupPlan:
         # By default psql continues after an error: the slot would be created without its
         # publications, and keep WAL without a reader.
         return "\n".join([STOP_ON_ERROR, *lines]) if lines else ""
+
+    def _publications_as_sql(self) -> list[str]:
+        if not self.statements:
+            return []
+        # A filter's text was checked with standard_conforming_strings on, where backslashes
+        # escape nothing.
+        standard = "set local standard_conforming_strings = on;"
+        lines = ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
+        for statement in self.statements:
+            lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
+        lines.append("commit;")
+        if self.create_slot and self.read_from is not None:
+            # The same file is for the standby too, which can't write what the primary has.
+            on_primary = "select not pg_is_in_recovery() as on_primary \\gset"
+            return [on_primary, "\\if :on_primary", *lines, "\\endif"]
+        return lines
+
+    def _slot_as_sql(self) -> list[str]:
+        flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
+        create = (
+            f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false,"
+            f" {flags.lower()})"
+        )
+        if self.read_from is None:
+            return ["-- after the publications, never in their transaction", f"{create};"]
+        where = _on_one_line(repr(self.read_from))
+        return [
+            (
+                "-- after the publications, once the standby has replayed them: run this"
+                f" on the standby of connection {where}; it waits"
+            ),
+            (
+                "-- until the primary has run this (if need be, again): select"
+                " pg_log_standby_snapshot()"
+            ),
+            # A slot created on a primary by mistake would never be read, and keep its WAL.
+            f"{create} where pg_is_in_recovery();",
+        ]
 
     def describe(self) -> str:
         """Returns findings and plan as readable text."""
@@ -376,7 +378,8 @@ def run_statements(
 
     def run() -> None:
         with conn.transaction():
-            _bound_locks(conn)
+            limit = str(DDL_LOCK_TIMEOUT_MS)
+            conn.execute("select set_config('lock_timeout', %s, true)", (limit,))
             for statement in statements:
                 log.info("%s", statement.reason)
                 conn.execute(statement.sql)
@@ -444,10 +447,6 @@ def _with_lock_retry(
             f" {timeout_ms or DDL_LOCK_TIMEOUT_MS} ms; nothing was changed. Locks that stand in the"
             f" way:\n{holders}\nwait until they end, and run setup again"
         ) from err
-
-
-def _bound_locks(conn: Connection) -> None:
-    conn.execute("select set_config('lock_timeout', %s, true)", (str(DDL_LOCK_TIMEOUT_MS),))
 
 
 def _record_removed(conn: Connection, job: Job) -> None:

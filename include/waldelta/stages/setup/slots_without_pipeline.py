@@ -6,7 +6,7 @@ the source itself shows what waldelta left there, even when pipeline file and la
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from waldelta.errors import ConfigError, PrivilegeMissing
@@ -103,6 +103,30 @@ def drop_slots_without_pipeline(
     """
     every = list(found)
     known = {orphan.slot.name: orphan for orphan in every}
+    _check_chosen(every, known, chosen)
+    dropped: list[str] = []
+    for name in chosen:
+        with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
+            servers = _servers(conn, slot_conn)
+            drop_slot(servers[-1] if known[name].slot.in_recovery else conn, name)
+            names = [publication.name for publication in known[name].publications]
+            dropped.append(f"slot {name}")
+            left = [slot for server in servers if (slot := read_slot(server, name)) is not None]
+            if any(not slot.is_servers_own for slot in left):
+                stays = f"stays: another server has a slot {name} too"
+                dropped += [f"publication {publication} {stays}" for publication in names]
+                continue
+            why = f"was read by slot {name} alone"
+            run_statements(conn, [plan_drop(p, f"publication {p} {why}") for p in names])
+            dropped += [f"publication {publication}" for publication in names]
+    return dropped
+
+
+def _check_chosen(
+    every: Sequence[SlotWithoutPipeline],
+    known: Mapping[str, SlotWithoutPipeline],
+    chosen: Sequence[str],
+) -> None:
     for name in chosen:
         if sum(orphan.slot.name == name for orphan in every) > 1:
             raise ConfigError(
@@ -121,29 +145,6 @@ def drop_slots_without_pipeline(
                 f"publication {', '.join(foreign)} belongs to another role, nothing was dropped:"
                 " let its owner run this"
             )
-    dropped: list[str] = []
-    for name in chosen:
-        with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
-            servers = _servers(conn, slot_conn)
-            drop_slot(servers[-1] if known[name].slot.in_recovery else conn, name)
-            made = known[name].publications
-            dropped.append(f"slot {name}")
-            left = [slot for server in servers if (slot := read_slot(server, name)) is not None]
-            if any(not slot.is_servers_own for slot in left):
-                dropped += [
-                    f"publication {p.name} stays: another server has a slot {name} too"
-                    for p in made
-                ]
-                continue
-            run_statements(
-                conn,
-                [
-                    plan_drop(p.name, f"publication {p.name} was read by slot {name} alone")
-                    for p in made
-                ],
-            )
-            dropped += [f"publication {p.name}" for p in made]
-    return dropped
 
 
 def _servers(conn: Connection, slot_conn: Connection | None) -> list[Connection]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,14 +64,6 @@ def _ipv6(address: bytes) -> str:
     return ":".join(texts[:best]) + "::" + ":".join(texts[best + length :])
 
 
-def _inet(values: Messages, valid: Mask) -> ArrowArray:
-    return _address(values, valid, is_cidr=False)
-
-
-def _cidr(values: Messages, valid: Mask) -> ArrowArray:
-    return _address(values, valid, is_cidr=True)
-
-
 def _hardware(size: int) -> Converter:
     def convert(values: Messages, valid: Mask) -> ArrowArray:
         start = sized(values, valid, size)
@@ -88,8 +82,8 @@ def _hardware(size: int) -> Converter:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "inet": _inet,
-    "cidr": _cidr,
+    "inet": partial(_address, is_cidr=False),
+    "cidr": partial(_address, is_cidr=True),
     "macaddr": _hardware(6),
     "macaddr8": _hardware(8),
 }

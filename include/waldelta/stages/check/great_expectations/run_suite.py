@@ -84,7 +84,9 @@ class SuiteCheck:
         ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
         (result,) = ran.run_results.values()
         if numbers := {
-            _number(item) for item in result.results if not item.success and _has_examples(item)
+            _number(item)
+            for item in result.results
+            if not item.success and "partial_unexpected_list" in item.result
         }:
             batch = self._batch.get_batch({"dataframe": frame})
             examples = batch.validate(self._part(numbers), result_format=WITH_EXAMPLES)
@@ -124,10 +126,6 @@ def _outcome(item: ExpectationValidationResult, plan: SuitePlan) -> Outcome:
         None if observed is None else str(observed)[:200],
         None if unexpected is None else int(unexpected),
     )
-
-
-def _has_examples(item: ExpectationValidationResult) -> bool:
-    return "partial_unexpected_list" in item.result
 
 
 def _number(item: ExpectationValidationResult) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from waldelta.config import PipelineFile, Publication
 from waldelta.errors import ConfigError, SlotForeign
-from waldelta.findings import Finding, lacking, owning, problem, warning
+from waldelta.findings import Finding, lacking, owning, problem, problem_if, warning
 from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.pipeline.report_folder import judge_docs
 from waldelta.quantities import counted, first_of, size
@@ -26,8 +26,6 @@ from waldelta.stages.setup.preflight._tables import judge_binary, judge_table
 from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
 
 MIN_VERSION = 150000
-_SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"
-_SLOT_ARGUMENTS_BEFORE_17 = "name, name, boolean, boolean"
 # Encodings in which every byte that PostgreSQL stores has a character in UTF-8.
 WITHIN_UTF8 = (
     "UTF8",
@@ -46,6 +44,8 @@ WITHIN_UTF8 = (
     "WIN866",
     "WIN1256",
 )
+
+_NO_CHANGES = "after the copy its tables get no changes, as with a subscription"
 
 
 def judge(
@@ -136,28 +136,45 @@ def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
 
 
 def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
-    if server.version < MIN_VERSION:
-        yield problem(
-            f"PostgreSQL 15 or later is needed, this is {server.settings.get('server_version')}:"
-            " upgrade it"
-        )
-    if server.in_recovery:
-        yield problem(
-            "the server is a standby: point the connection at the primary, copies need its"
-            " snapshots, or promote it (docs/how-to/failover.md)"
-        )
-    if (level := server.settings["wal_level"]) != "logical":
-        yield problem(
-            f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the"
-            " server"
-        )
-    if server.settings["server_encoding"] == "SQL_ASCII":
-        yield problem(
-            f"database {server.database} is in SQL_ASCII, which stores bytes without saying what"
-            " text they are, so values can't be read reliably: find out their real encoding,"
-            " create a database of that encoding (create database … encoding 'UTF8' template"
-            " template0), and load a pg_dump --encoding of it there"
-        )
+    settings, version = server.settings, server.settings.get("server_version")
+    yield from problem_if(
+        server.version < MIN_VERSION,
+        f"PostgreSQL 15 or later is needed, this is {version}: upgrade it",
+    )
+    yield from problem_if(
+        server.in_recovery,
+        "the server is a standby: point the connection at the primary, copies need its"
+        " snapshots, or promote it (docs/how-to/failover.md)",
+    )
+    yield from problem_if(
+        settings["wal_level"] != "logical",
+        f"wal_level is {settings['wal_level']!r}: alter system set wal_level = 'logical',"
+        " then restart the server",
+    )
+    yield from problem_if(
+        settings["server_encoding"] == "SQL_ASCII",
+        f"database {server.database} is in SQL_ASCII, which stores bytes without saying what"
+        " text they are, so values can't be read reliably: find out their real encoding,"
+        " create a database of that encoding (create database … encoding 'UTF8' template"
+        " template0), and load a pg_dump --encoding of it there",
+    )
+    yield from _privileges(pipeline.source.slot, server, slot_exists=slot_exists)
+    yield from _options(pipeline, server)
+    yield from _failover(pipeline, server)
+    yield from problem_if(
+        server.behind_pooler,
+        "a connection pooler answers instead of the server: snapshots and locks need whole"
+        " sessions; point the connection at PostgreSQL itself",
+    )
+    yield from problem_if(
+        settings["search_path"] != "pg_catalog",
+        "the session's settings didn't reach the server (a pooler drops the startup option"
+        " 'options'): point the connection at PostgreSQL itself",
+    )
+
+
+def _privileges(slot: str, server: ServerFacts, *, slot_exists: bool) -> Iterator[Finding]:
+    """Yields what the role lacks to make and read a slot."""
     if not server.can_replicate:
         on_rds = (
             "for replication slots; on Amazon RDS: grant rds_replication to"
@@ -167,28 +184,12 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds)
         )
     if not slot_exists and not server.can_make_slots:
-        is_17 = server.version >= 170000
-        arguments = _SLOT_ARGUMENTS if is_17 else _SLOT_ARGUMENTS_BEFORE_17
-        functions = [
-            f"pg_create_logical_replication_slot({arguments})",
-            "pg_drop_replication_slot(name)",
-        ]
+        arguments = "name, name, boolean, boolean" + ", boolean" * (server.version >= 170000)
         yield owning(
-            f"slot {pipeline.source.slot!r} must be created: the role may not execute"
+            f"slot {slot!r} must be created: the role may not execute"
             " pg_create_logical_replication_slot or pg_drop_replication_slot",
-            *(Grant("execute on function", function) for function in functions),
-        )
-    yield from _options(pipeline, server)
-    yield from _failover(pipeline, server)
-    if server.behind_pooler:
-        yield problem(
-            "a connection pooler answers instead of the server: snapshots and locks need whole"
-            " sessions; point the connection at PostgreSQL itself"
-        )
-    if server.settings["search_path"] != "pg_catalog":
-        yield problem(
-            "the session's settings didn't reach the server (a pooler drops the startup option"
-            " 'options'): point the connection at PostgreSQL itself"
+            Grant("execute on function", f"pg_create_logical_replication_slot({arguments})"),
+            Grant("execute on function", "pg_drop_replication_slot(name)"),
         )
 
 
@@ -217,17 +218,18 @@ def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
     call.
     """
     chosen = pipeline.source.options
-    for asked, since, name in (
+    version = server.settings.get("server_version")
+    for is_asked, since, name in (
         (chosen.streaming == "on", 14, "streaming: on"),
         (chosen.streaming == "parallel", 16, "streaming: parallel"),
         (chosen.two_phase, 15, "two_phase: true"),
         (chosen.origin != "any", 16, f"origin: {chosen.origin}"),
     ):
-        if asked and server.version < since * 10_000:
-            yield problem(
-                f"source.options.{name} needs PostgreSQL {since} or later, this is"
-                f" {server.settings.get('server_version')}: leave it out, or upgrade the server"
-            )
+        yield from problem_if(
+            is_asked and server.version < since * 10_000,
+            f"source.options.{name} needs PostgreSQL {since} or later, this is {version}: leave it"
+            " out, or upgrade the server",
+        )
 
 
 def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
@@ -302,20 +304,21 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
     except SlotForeign as err:
         yield problem(str(err))
         return
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        yield problem(f"slot {slot.name!r} is lost: run resync")
-    if slot.two_phase != pipeline.source.options.two_phase:
-        yield problem(
-            f"slot {slot.name!r} was created with two_phase {'on' if slot.two_phase else 'off'},"
-            " the pipeline file says otherwise: correct source.options.two_phase, or name another"
-            " slot"
-        )
-    if slot.active and not (slot.active_by or "").startswith("waldelta "):
-        yield problem(
-            f"slot {slot.name!r} is in use by pid {slot.active_pid}"
-            f" ({slot.active_by or 'no name'}): stop that reader, or give this pipeline a slot of"
-            " its own"
-        )
+    reader, two_phase = slot.active_by or "", "on" if slot.two_phase else "off"
+    yield from problem_if(
+        slot.wal_status == "lost" or slot.invalidation_reason,
+        f"slot {slot.name!r} is lost: run resync",
+    )
+    yield from problem_if(
+        slot.two_phase != pipeline.source.options.two_phase,
+        f"slot {slot.name!r} was created with two_phase {two_phase}, the pipeline file says"
+        " otherwise: correct source.options.two_phase, or name another slot",
+    )
+    yield from problem_if(
+        slot.active and not reader.startswith("waldelta "),
+        f"slot {slot.name!r} is in use by pid {slot.active_pid} ({reader or 'no name'}): stop"
+        " that reader, or give this pipeline a slot of its own",
+    )
 
 
 # --- publications
@@ -324,70 +327,62 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
 
 def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
     actual = facts.actual.get(entry.name)
-    if not entry.manage:
-        if actual is None:
-            yield problem(
-                f"publication {entry.name!r} does not exist, and with manage: false setup never"
-                " creates it: create it, or remove manage: false and say what it publishes"
-            )
-        return
-    if actual is None:
-        return
-    mark = Mark.parse(actual.comment)
-    if mark is None:
-        yield problem(
-            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
-            " false to read it as it is, choose another name, or drop it"
-        )
-    elif mark.pipeline != pipeline.pipeline:
-        yield problem(
-            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another"
-            " name, or write manage: false to read it as it is"
-        )
+    mark = Mark.parse(actual.comment) if actual is not None else None
+    is_managed = entry.manage and actual is not None
+    yield from problem_if(
+        not entry.manage and actual is None,
+        f"publication {entry.name!r} does not exist, and with manage: false setup never"
+        " creates it: create it, or remove manage: false and say what it publishes",
+    )
+    yield from problem_if(
+        is_managed and mark is None,
+        f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
+        " false to read it as it is, choose another name, or drop it",
+    )
+    yield from problem_if(
+        is_managed and mark is not None and mark.pipeline != pipeline.pipeline,
+        f"publication {entry.name!r} was made by pipeline {mark and mark.pipeline!r}: choose"
+        " another name, or write manage: false to read it as it is",
+    )
 
 
 def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:
+    # Findings on another's publication, which setup doesn't alter, are warnings.
+    judged = problem if entry.manage else warning
     if not state.publish:
-        if entry.manage:
-            yield problem(f"publication {state.name!r} publishes no operation: name one in publish")
-        else:
-            yield warning(
-                f"publication {state.name!r} publishes no operation: after the copy its tables get"
-                " no changes, as with a subscription"
-            )
-    if state.publishes_generated and facts.server.version < 180000:
-        yield problem(
-            f"publication {state.name!r}: publish_generated_columns needs PostgreSQL 18, this is "
-            f"{facts.server.settings.get('server_version')}: remove it"
+        yield judged(
+            f"publication {state.name!r} publishes no operation: "
+            + ("name one in publish" if entry.manage else _NO_CHANGES)
         )
-    whole = (
-        "all tables"
-        if state.all_tables
-        else f"schema {', '.join(state.schemas)}"
-        if state.schemas
-        else None
+    schemas = f"schema {', '.join(state.schemas)}" if state.schemas else None
+    whole = "all tables" if state.all_tables else schemas
+    absent = sorted(set(state.schemas) - facts.schemas)
+    listed = [str(t.id) for t in state.tables if t.columns is not None]
+    yield from problem_if(
+        state.publishes_generated and facts.server.version < 180000,
+        f"publication {state.name!r}: publish_generated_columns needs PostgreSQL 18, this is"
+        f" {facts.server.settings.get('server_version')}: remove it",
     )
-    if absent := sorted(set(state.schemas) - facts.schemas):
-        yield problem(
-            f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its"
-            " spelling"
-        )
-    if state.schemas and (listed := [str(t.id) for t in state.tables if t.columns is not None]):
-        yield problem(
-            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't be combined"
-            " with schemas: publish the schemas in a publication of their own"
-        )
+    yield from problem_if(
+        absent,
+        f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its"
+        " spelling",
+    )
+    yield from problem_if(
+        state.schemas and listed,
+        f"publication {state.name!r}: a column list ({', '.join(listed)}) can't be combined"
+        " with schemas: publish the schemas in a publication of their own",
+    )
     if whole and state.publishes_old_rows and not entry.accept_future_tables:
-        text = (
-            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created"
-            " later without a primary key would refuse its own UPDATEs and DELETEs"
+        remedy = (
+            "list the tables, or accept that with accept_future_tables: true"
+            if entry.manage
+            else "ask its owner to list the tables"
         )
-        if entry.manage:
-            yield problem(
-                f"{text}; list the tables, or accept that with accept_future_tables: true"
-            )
-        else:
-            yield warning(f"{text}; ask its owner to list the tables")
+        yield judged(
+            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created"
+            f" later without a primary key would refuse its own UPDATEs and DELETEs; {remedy}"
+        )
     if left_out := facts.unpublishable.get(entry.name):
         yield warning(
             f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"

@@ -14,7 +14,7 @@ from waldelta.errors import (
     SourceChanged,
     SourceUnreachable,
 )
-from waldelta.findings import Finding, problem, warning
+from waldelta.findings import Finding, problem, problem_if, warning
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
 from waldelta.slot import remaining_on_primary, slot_position
@@ -64,10 +64,7 @@ def judge_standby(
             " running transactions, and an idle primary never does: grant execute on function"
             f" pg_log_standby_snapshot() to {facts.server.role} (docs/reference/privileges.md)"
         )
-    yield from (
-        warning(text)
-        for text in remaining_on_primary(primary, connection, job.pipeline.source.slot)
-    )
+    yield from map(warning, remaining_on_primary(primary, connection, job.pipeline.source.slot))
 
 
 def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
@@ -94,23 +91,21 @@ def _servers_behind(job: Job) -> set[tuple[str, str]]:
 
 def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
     """Yields findings about the standby's own settings; pure."""
-    if standby.behind_pooler or standby.settings.get("search_path") != "pg_catalog":
-        yield problem(
-            "a connection pooler answers instead of source.read_from's server: point the connection"
-            " at PostgreSQL itself"
-        )
-    if (level := standby.settings["wal_level"]) != "logical":
-        yield problem(
-            f"wal_level of source.read_from's server is {level!r}, but decoding needs logical"
-            " there too: alter system set wal_level = 'logical', then restart that standby"
-        )
+    settings = standby.settings
+    yield from problem_if(
+        standby.behind_pooler or settings.get("search_path") != "pg_catalog",
+        "a connection pooler answers instead of source.read_from's server: point the connection"
+        " at PostgreSQL itself",
+    )
+    yield from problem_if(
+        settings["wal_level"] != "logical",
+        f"wal_level of source.read_from's server is {settings['wal_level']!r}, but decoding"
+        " needs logical there too: alter system set wal_level = 'logical', then restart that"
+        " standby",
+    )
     lacking = [
-        *(
-            ["hot_standby_feedback is off"]
-            if standby.settings.get("hot_standby_feedback") != "on"
-            else []
-        ),
-        *(["primary_slot_name is empty"] if not standby.settings.get("primary_slot_name") else []),
+        *(["hot_standby_feedback is off"] if settings.get("hot_standby_feedback") != "on" else []),
+        *(["primary_slot_name is empty"] if not settings.get("primary_slot_name") else []),
     ]
     if lacking:
         yield warning(

@@ -7,14 +7,15 @@ derived from what they name, as PostgreSQL does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import ModeRefused
-from waldelta.findings import Finding, problem, warning
+from waldelta.findings import Finding, problem, problem_if, warning
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.targets import TargetSource
@@ -96,13 +97,12 @@ def plan_targets(
     ]
     roots = {table: partition.oid for table, partition in there.items()}
     planned = PlannedTargets(published, target_sources(entries, short, roots, there))
-    findings: list[Finding] = []
-    for name in merged_roots(entries):
-        findings += _judge_merged(name, named.get(name), entries, planned)
-    for name, source in sources(entries).items():
-        findings += _judge_source(name, source, there, entries, planned)
-    findings += judge_modes(entries, planned)
-    return PlannedTargets(published, planned.sources, tuple(findings))
+    judged = (
+        *(_judge_merged(name, named.get(name), entries, planned) for name in merged_roots(entries)),
+        *(_judge_source(*each, there, entries, planned) for each in sources(entries).items()),
+        judge_modes(entries, planned),
+    )
+    return replace(planned, findings=tuple(chain.from_iterable(judged)))
 
 
 def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> Iterator[Finding]:
@@ -233,25 +233,26 @@ def _judge_leaves(
         if len({of(leaf) for leaf in leaves}) > 1:
             listed = "; ".join(f"{p.relation.id}: {_finding(of(p))}" for p in leaves)
             yield problem(f"{where}: its partitions have different {what} ({listed}): {remedy}")
-    if own := sorted(str(p.relation.id) for p in leaves if str(p.relation.id) in entries):
-        yield problem(
-            f"{where}: {', '.join(own)} can't be a target too: remove its entry under target.tables"
-        )
+    own = sorted(str(p.relation.id) for p in leaves if str(p.relation.id) in entries)
     oids = {p.relation.oid for p in leaves}
-    others = [
+    others = sorted(
         n
         for n, f in planned.sources.items()
         if n != name and f.root_id is not None and f.relation_ids & oids
-    ]
-    if others:
-        yield problem(
-            f"{where}: {', '.join(sorted(others))} merges the same partitions: remove one of them"
-        )
-    if taken := [c.name for c in root.columns if c.name.lower() == RELID]:
-        yield problem(
-            f"{where}: it has a column {taken[0]}, a name that the target needs for each row's"
-            " partition: rename it"
-        )
+    )
+    taken = [c.name for c in root.columns if c.name.lower() == RELID]
+    yield from problem_if(
+        own,
+        f"{where}: {', '.join(own)} can't be a target too: remove its entry under target.tables",
+    )
+    yield from problem_if(
+        others, f"{where}: {', '.join(others)} merges the same partitions: remove one of them"
+    )
+    yield from problem_if(
+        taken,
+        f"{where}: it has a column {', '.join(taken[:1])}, a name that the target needs for"
+        " each row's partition: rename it",
+    )
 
 
 def _finding(value: frozenset[Any]) -> str:
