@@ -40,7 +40,7 @@ MUTATIONS = (
         "kinds = ordered.take(pa.array(places))",
         "kinds = ordered",
         "Events that tasks return unordered get the operation of other events.",
-        (_WHERE,),
+        ("unit/changes/decode/test_route.py",),
     ),
     Mutation(
         "changes/decode/decode.py",

@@ -124,6 +124,13 @@ STATEMENTS = [
     "update t set c = case c when 'NSW' then 'NT' else 'NSW' end where a between 100 and 160",
     f"update t set a = 40 where a = 4 and big = {BIG}",
 ]
+# Where the filter's columns may be NULL: then the filter is NULL, and excludes the row.
+NULLABLE = ("by_full", "without_key")
+NULLS = [
+    "insert into t values (null, 201, 'NSW'), (9, 202, null), (10, 203, 'NSW')",
+    "update t set a = null where b = 203",  # leaves
+    "update t set a = 11 where b = 201",  # enters
+]
 AND_THEN = [
     "insert into t values (32, 5000, 'NSW')",
     "truncate t",
@@ -151,7 +158,8 @@ def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
     names = ("a", "b", "c", "big")
     for number, statements in enumerate([STATEMENTS, AND_THEN]):
         for table in IDENTITIES:
-            for statement in statements:
+            nulls = NULLS if number == 0 and table in NULLABLE else []
+            for statement in [*statements, *nulls]:
                 database.execute(of(table, statement))
         consume(spark, replace(job, run_id=f"run {number}"))
         for table in IDENTITIES:
