@@ -25,8 +25,8 @@ MUTATIONS = (
     ),
     Mutation(
         "slot/recovery.py",
-        "one.messages + behind.messages <= most_messages",
-        "one.messages <= most_messages",
+        "    messages = one.messages + behind.messages",
+        "    messages = one.messages",
         "One comparison after a restart exceeds a read window.",
         (_RECOVERY,),
     ),

@@ -176,6 +176,8 @@ def write_checkpoint(table: DeltaTable) -> bool:
         sync_commit(uri, version)
         entries = folder / "_delta_log"
         if (newest := _newest_checkpoint(entries)) == version:
+            # Another writer's: sync_commit() may have forced the commit before there was one.
+            sync_commits(uri, [version])
             return True
         with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
             made = _checkpoint_elsewhere(

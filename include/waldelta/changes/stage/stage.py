@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -239,7 +239,8 @@ class _Staging:
             yield from parts
             return
         folder = f"{self.folder}-routed/{BUCKET}={bucket}"
-        judged = NetFiles.of(folder, self.lake).read(["ord", "op"])
+        with _lost(folder):
+            judged = NetFiles.of(folder, self.lake).read(["ord", "op"])
         _check_rows(folder, len(judged), int(rows.sum()))
         yield from routed(pa.Table.from_batches(parts), judged).to_batches()
 
@@ -297,15 +298,25 @@ def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
 
 
 def _read_events(files: FileSystem, path: str, rows: int) -> list[pa.RecordBatch]:
+    with (
+        _lost(path),
+        files.open_input_stream(path) as stream,
+        pa.ipc.open_stream(stream) as events,
+    ):
+        read = list(events)
+    _check_rows(path, sum(map(len, read)), rows)
+    return read
+
+
+@contextmanager
+def _lost(path: str) -> Iterator[None]:
+    """Raise StagedLost for what can't be read: another run may have removed it."""
     try:
-        with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
-            read = list(events)
+        yield
     except (OSError, pa.ArrowException) as err:
         raise StagedLost(
             f"a staged file can't be read: {path}: {first_line(err)}: run again"
         ) from None
-    _check_rows(path, sum(map(len, read)), rows)
-    return read
 
 
 def _check_rows(path: str, found: int, rows: int) -> None:

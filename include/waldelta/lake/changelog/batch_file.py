@@ -96,14 +96,15 @@ def write_batch(
 ) -> BatchFile | None:
     """Write record batches as one file of the change log; None, and no file, when there are none.
 
-    Memory holds one row group. Raises TargetNotWritable when
-    the file can't be written, and whatever ``parts`` raises.
+    Memory holds one row group. Raises TargetNotWritable when the file can't be written, and
+    whatever ``parts`` raises.
     """
     prefix = f"batch={batch:d}/part-"
     with DataFile(place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
         for group in _row_groups(parts, schema):
             with _named_errors(place.uri):
                 file.write(group)
+            del group  # It would stay in memory while the next one is gathered.
         with _named_errors(place.uri):
             written = file.close()
     return BatchFile(**written) if written else None

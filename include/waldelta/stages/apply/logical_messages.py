@@ -99,7 +99,8 @@ def _append(
         .option("userMetadata", tag.metadata)
     )
     lock.verify()
-    if messages_applied(job, identity) != done:
+    # The identity is read again: with a new slot, batches have other numbers.
+    if messages_applied(job, job.read_identity()) != done:
         raise LateWriter("another run wrote logical messages at the same time: run again")
     fault_point("messages.writing")
     try:

@@ -628,9 +628,9 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     text = client.get("/").text
     assert "DAG is paused" in text
     assert "scheduled__early" in text
-    assert re.search(r'title="[^"]+">0\.\d s ago', text)
+    assert re.search(r'title="[^"]+">[\d.]+ s ago', text)
     assert re.search(
-        r"Last successful run</dt><dd><time[^>]*>0\.\d s ago", client.get("/p/shop").text
+        r"Last successful run</dt><dd><time[^>]*>[\d.]+ s ago", client.get("/p/shop").text
     )
     schedules["shop"] = Schedule(next_run_at=at - timedelta(hours=1), failed="scheduled__early")
     text = client.get("/p/shop").text
