@@ -167,9 +167,9 @@ def compare(
         )
     ours, theirs, source_seconds = _sum_up(source, target, aside)
     differing = ours.differing(theirs)
-    found = _drill(source, target, (ours, theirs), differing, aside)
+    found, is_complete = _drill(source, target, (ours, theirs), differing, aside)
     counts: dict[str, Any] = {
-        kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in DIFFERENCE_KINDS
+        kind: sum(one.rows for one in found if one.kind == kind) for kind in DIFFERENCE_KINDS
     }
     _check_same(job, state)
     status = DIFFERENT if len(differing) else EQUAL
@@ -178,8 +178,8 @@ def compare(
         position=holder.lsn.value, batch=feeding.batch, version=feeding.version,
         snapshot=holder.snapshot, source_rows=ours.count, target_rows=theirs.count, **counts,
         in_flight=aside.in_flight, lacking=aside.lacking, buckets=plan.buckets,
-        differing_buckets=len(differing), is_complete=found.is_complete, left_out=left_out,
-        differences=found.rows[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
+        differing_buckets=len(differing), is_complete=is_complete, left_out=left_out,
+        differences=found[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
         source_seconds=round(source_seconds, 3),
     )  # fmt: skip
     log.info(
@@ -188,7 +188,7 @@ def compare(
         row.table_name, row.source_rows, row.target_rows, row.differing, row.in_flight,
         row.lacking, len(differing), plan.buckets, row.seconds,
     )  # fmt: skip
-    return Found(row, frozenset(one.key for one in found.rows))
+    return Found(row, frozenset(one.key for one in found))
 
 
 def _sides(
@@ -386,22 +386,19 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     return batch_range.count(state) + len(truncated)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drilled:
-    rows: list[RowDifference]
-    is_complete: bool
-
-
 def _drill(
     source: SourceSide,
     target: TargetSide,
     sums: tuple[Sums, Sums],
     differing: Hashes,
     aside: _Aside,
-) -> _Drilled:
-    """Returns the rows that differ in differing buckets; of very many buckets only the first."""
+) -> tuple[list[RowDifference], bool]:
+    """Returns the rows that differ in differing buckets, and whether these are all.
+
+    Of very many buckets, only the first are compared.
+    """
     if not len(differing):
-        return _Drilled([], is_complete=True)
+        return [], True
     plan, (ours, theirs) = source.plan, sums
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
     chosen = differing[
@@ -414,7 +411,7 @@ def _drill(
     rows = differing_rows(held, there, source.shown, keyed=bool(plan.key))
     if plan.key:
         rows = _with_values(source, target, rows, held)
-    return _Drilled(rows, len(chosen) == len(differing))
+    return rows, len(chosen) == len(differing)
 
 
 def _with_values(

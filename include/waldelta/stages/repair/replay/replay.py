@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -107,20 +107,6 @@ class _Run:
     stretches: BatchRanges
     quarantine: Quarantine
     gates: Mapping[str, TableGate]
-
-
-@dataclass(frozen=True, slots=True)
-class _Mended:
-    """A target's staged rows: their counts, the statement that commits them, the number of keys
-    read.
-
-    ``filled`` are the completed rows to record once that has been committed.
-    """
-
-    counts: dict[str, int]
-    statement: str
-    keys: int = 0
-    filled: Sequence[IncompleteRow] = ()
 
 
 def replay(
@@ -281,18 +267,14 @@ def _replay_target(
         # The version grows with every commit, so a late writer of this run is skipped after a
         # newer commit.
         version = job.lake.target(name).version
-        mended = mend(run, plan, folder, fence, done)
-        tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
-        cut = _commit(run, plan, mended.statement, tag, fence)
-        if mended.filled:
-            run.quarantine.add(mended.filled, fence)
-    return cut, mended.keys
+        tag = CommitTag(app_id, version, job.run_id, verb="replay")
+        return mend(run, plan, folder, tag, fence, done)
 
 
 def _mend_by_key(
-    run: _Run, plan: ReplayPlan, folder: str, fence: TargetFence, done: Replayed
-) -> _Mended:
-    """Stage the rows that differ."""
+    run: _Run, plan: ReplayPlan, folder: str, tag: CommitTag, fence: TargetFence, done: Replayed
+) -> tuple[TargetCut, int]:
+    """Merge the rows that differ; returns how many keys were compared, too."""
     job, state, decode = run.job, plan.target.state, plan.target.decode
     uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
@@ -318,7 +300,10 @@ def _mend_by_key(
     )
     source = as_stored(changes.source, decode.types)
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
-    return _Mended(changes.counts, statement, keys, filled)
+    cut = _commit(run, plan, statement, replace(tag, counts=changes.counts), fence)
+    if filled:
+        run.quarantine.add(filled, fence)
+    return cut, keys
 
 
 def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
@@ -335,14 +320,16 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
     return folder
 
 
-def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: TargetFence, __: Replayed) -> _Mended:
-    """Stage all rows of a table without a key again; there are no keys to count."""
+def _mend_whole(
+    run: _Run, plan: ReplayPlan, folder: str, tag: CommitTag, fence: TargetFence, _: Replayed
+) -> tuple[TargetCut, int]:
+    """Replace all rows of a table without a key, if they differ; there are no keys to count."""
     job, state = run.job, plan.target.state
     uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, folder)
     columns = plan.target.decode.columns
     statement = replace_statement(uri, parquet(folder), columns, metadata_columns=kept)
-    return _Mended(counts, statement)
+    return _commit(run, plan, statement, replace(tag, counts=counts), fence), 0
 
 
 def _commit(
