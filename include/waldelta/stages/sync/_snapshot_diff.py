@@ -160,12 +160,8 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
     nothing committed, when the target has a key twice. Raises SnapshotLost when another writer
     changed it since its version ``compared``.
     """
-    table, uri, key = (
-        state.table_name,
-        job.lake.target(state.table_name).uri,
-        copied.copy.key_columns,
-    )
-    mode = job.pipeline.target.mode_of(table)
+    table, key = state.table_name, copied.copy.key_columns
+    uri, mode = job.lake.target(table).uri, job.pipeline.target.mode_of(table)
 
     def live_rows() -> DataFrame:
         return mode.live_rows(spark.read.format("delta").load(uri), key)
