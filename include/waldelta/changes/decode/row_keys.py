@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.decode import DecodePlan
+from waldelta.changes.decode.decode import DecodePlan, typed_key
+from waldelta.types import TargetType
 
 
 def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[str]:
@@ -28,6 +30,20 @@ def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
     """
     names = {plan.names[i] for i in plan.shape.key}
     return {key for key in keys if json.loads(key).keys() == names}
+
+
+def named_keys(keys: Collection[str], columns: Sequence[tuple[str, TargetType]]) -> pa.Table:
+    """Return these keys as texts, ``t<k>``, and in the types of these key columns, ``k<k>``.
+
+    Raises ApplyError for a key that its type can't hold.
+    """
+    held = [json.loads(key) for key in sorted(keys)]
+    texts = [pa.array([key[name] for key in held], pa.string()) for name, _ in columns]
+    table = pa.table(texts, [f"t{k}" for k in range(len(columns))])
+    required = np.ones(len(held), np.bool_)
+    for k, (name, kind) in enumerate(columns):
+        table = table.append_column(f"k{k}", typed_key(table[f"t{k}"], kind, name, required))
+    return table
 
 
 def typed_keys(keys: Collection[str], plan: DecodePlan) -> pa.Table:

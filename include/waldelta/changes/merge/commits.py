@@ -27,8 +27,8 @@ from waldelta.changes.merge.statements import (
     tagged,
     void_statement,
 )
-from waldelta.changes.merge.target_table import set_generation, target_write_error
-from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
+from waldelta.changes.merge.target_table import set_generation, writing_target
+from waldelta.errors import LateWriter, SnapshotLost
 from waldelta.failpoints import fault_point
 from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
@@ -111,13 +111,9 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
             target.log.check_entry(target.version + 1)
             set_generation(spark, target.uri, generation)
 
-    try:
+    with writing_target(target.uri):
         if not take_over(job.lake, name, shut_out):
             shut_out()
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        raise target_write_error(target.uri, err) from err
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from waldelta.lake import TargetVersion
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
-from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
+from waldelta.pipeline.task_errors import first_line, is_conflict, named_error, raised_as
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
@@ -120,7 +122,14 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
     Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
     written.
     """
-    try:
+
+    def not_writable(err: Exception) -> WaldeltaError:
+        return TargetNotWritable(
+            f"{uri} can't be written ({first_line(err)}): check target.root and the permissions of"
+            " the user that runs Spark"
+        )
+
+    with raised_as(not_writable):
         existing = _read_schema(spark, uri)
         if existing is None:
             remove_empty_log(uri)
@@ -132,13 +141,6 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         elif needs_mapping(columns) and not needs_mapping(existing.fields):
             listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
             spark.sql(f"alter table {path(uri)} set tblproperties {listed}")
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        raise TargetNotWritable(
-            f"{uri} can't be written ({first_line(err)}): check target.root and the permissions of"
-            " the user that runs Spark"
-        ) from None
 
 
 def writes_deletion_vectors(table: TargetVersion) -> bool:
@@ -225,6 +227,11 @@ def plainly_typed(frame: DataFrame) -> DataFrame:
             for f in frame.schema.fields
         )
     )
+
+
+def writing_target(uri: str) -> AbstractContextManager[None]:
+    """Raise a failure to write the target at ``uri`` as a named error."""
+    return raised_as(partial(target_write_error, uri))
 
 
 def target_write_error(uri: str, err: Exception) -> WaldeltaError:

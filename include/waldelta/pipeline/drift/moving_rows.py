@@ -104,7 +104,8 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         ]
         counted = _count(connection, wanted)
         numbers = counted or [
-            sum(_estimate(connection, *pair) for pair in pairs) for pairs in wanted
+            sum(estimate_rows(connection, f"select from {of} where {rule}") for of, rule in pairs)
+            for pairs in wanted
         ]
     except (psycopg.Error, ConfigError, FilterNotTranslatable, PrivilegeMissing):
         return None  # A column of the old filter is gone, or another session has locked the table.
@@ -143,11 +144,9 @@ def _count(
         return None
 
 
-def _estimate(connection: psycopg.Connection[Any], relation: str, condition: str) -> int:
-    statement = sql.SQL("explain (format json) select from {} where {}").format(
-        _text(relation), _text(condition)
-    )
-    ((plan,),) = connection.execute(statement).fetchall()
+def estimate_rows(connection: psycopg.Connection[Any], statement: str) -> int:
+    """Return the planner's estimate of the rows that a SELECT returns."""
+    ((plan,),) = connection.execute(f"explain (format json) {statement}".encode()).fetchall()
     return int(plan[0]["Plan"]["Plan Rows"])
 
 

@@ -6,13 +6,11 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.stages.repair.reconcile_targets import ReconcileRequest, compare_all
-    from waldelta.stages.repair.repair import repair_rows
     from waldelta.stages.repair.retry_quarantined import read_quarantined_again
 
-__all__ = ["ReconcileRequest", "compare_all", "read_quarantined_again", "repair_rows"]
+__all__ = ["ReconcileRequest", "compare_all", "read_quarantined_again"]
 __getattr__ = lazy_exports(
     __name__,
     reconcile_targets="ReconcileRequest compare_all",
-    repair="repair_rows",
     retry_quarantined="read_quarantined_again",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 MOST_KEYS = 20_000
 
 
-def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordBatch]:
+def read_staged_texts(folders: Collection[str], width: int) -> Iterator[pa.RecordBatch]:
     """Yields the texts of the touched keys in these folders (columns ``t<k>``), in batches for one
     statement each.
     """
@@ -49,7 +49,7 @@ def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordB
         yield from texts.combine_chunks().to_batches(KEYS_PER_READ)
 
 
-def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:
+def _read_staged_keys(folders: Collection[str], rows: RepairRows) -> pa.Table:
     """Returns the touched keys (columns ``k<k>``) cast to the target's types.
 
     Spark's files don't store these types exactly.
@@ -102,7 +102,7 @@ def _first_of_each(codes: Ints) -> Ints:
 
 
 def stage_net_in_driver(
-    rows: RepairRows, staged: str, touched: Sequence[str], why: str
+    rows: RepairRows, staged: str, touched: Collection[str], why: str
 ) -> dict[str, int] | None:
     """Write the net changes of the rows read again, as stage_net() does.
 

@@ -38,7 +38,7 @@ from waldelta.stages.check.gate.quarantined_rows import current_user, record_cur
 from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spark
 from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
-from waldelta.stages.repair.repair import Again, repair_rows
+from waldelta.stages.repair.repair import Again, repair
 from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
@@ -134,25 +134,20 @@ def compare_all(work: Reconciling) -> None:
         (work.order.tables or frozenset()) - {found.table_name for found in standings}
     ):
         work.put(name, NOT_COMPARED, "it is no longer replicated: status lists the tables")
-    for standing in chosen:
-        if standing.action != RequiredAction.APPLY:
-            work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
-    fed = {
-        found.table_name: found.state
-        for found in chosen
-        if found.action == RequiredAction.APPLY and found.state is not None
-    }
-    for name, why in {
-        name: why for name, state in fed.items() if (why := _why_other_rows(state))
-    }.items():
-        del fed[name]
-        work.put(name, NOT_COMPARED, why)
+    fed: dict[str, TableState] = {}
+    for found in chosen:
+        if found.action != RequiredAction.APPLY or found.state is None:
+            work.put(found.table_name, NOT_COMPARED, found.why or "it gets no changes")
+        elif why := _why_other_rows(found.state):
+            work.put(found.table_name, NOT_COMPARED, why)
+        else:
+            fed[found.table_name] = found.state
     keys: dict[str, tuple[ComparedTarget, Found]] = {}
     for names in in_groups({name: sizes.get(name, 0) for name in fed}):
         keys |= _compare_group(work, [fed[name] for name in names])
     if work.order.repair:
-        for name, (feeding, found) in sorted(keys.items()):
-            _repair(work, name, feeding, found)
+        for name, (feeding, compared) in sorted(keys.items()):
+            _repair(work, name, feeding, compared)
 
 
 def _why_other_rows(state: TableState) -> str | None:
@@ -336,11 +331,6 @@ def _compare_one(
 def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found) -> None:
     """Read the rows that differ again, as of a snapshot from which the stream continues."""
     row, job, order = work.found[name], work.job, work.order
-    if (why := _obstacle(found)) is not None:
-        work.found[name] = replace(
-            row, reason=f"not repaired: {why}: sync --tables {name} copies it again"
-        )
-        return
     reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
         f": {order.reason}" if order.reason else ""
     )
@@ -348,14 +338,13 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     # be reported.
     compared = None if row.in_flight or row.left_out else feeding.version
     try:
+        _check_repairable(found)
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
-        done = repair_rows(
-            work.spark, job, feeding.as_copied, Again(reason, order.by, found.keys, compared)
-        )
+        again = Again(reason, order.by, found.keys, compared)
+        done = repair(work.spark, job, feeding.as_copied, again)
     except NeedsSync as err:
-        work.found[name] = replace(
-            row, reason=f"not repaired: {err}: sync --tables {name} copies it again"
-        )
+        remedy = f"sync --tables {name} copies it again"
+        work.found[name] = replace(row, reason=f"not repaired: {err}: {remedy}")
         return
     except Exception as err:
         if not isinstance(err, WaldeltaError):
@@ -364,9 +353,8 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         work.found[name] = replace(row, reason=f"not repaired: {err}")
         return
     cut = done.cut
-    work.result.add_drained(done.drained)
+    done.add_to(work.result)
     work.result.warnings += told
-    work.result.add_repair(cut)
     mended = cut.inserted + cut.updated + cut.deleted
     work.found[name] = replace(
         row,
@@ -377,18 +365,17 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     record_current(job, [name])  # The repair also wrote quarantined rows.
 
 
-def _obstacle(found: Found) -> str | None:
-    """Returns why rows can't be repaired by their keys, or None."""
+def _check_repairable(found: Found) -> None:
+    """Raise NeedsSync when rows can't be repaired by their keys."""
     if not found.row.is_complete:
-        return (
+        raise NeedsSync(
             f"{found.row.differing_buckets:,} of {found.row.buckets:,} groups of rows differ, too"
             " many to compare each row"
         )
     if found.row.doubled:
-        return "its target has rows with the same key"
+        raise NeedsSync("its target has rows with the same key")
     if not found.keys:
-        return "no row that differs was found"
-    return None
+        raise NeedsSync("no row that differs was found")
 
 
 def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:

@@ -23,14 +23,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from waldelta.changes.merge import read_commit, take_over_target
 from waldelta.changes.merge.commits import commit_untouched
 from waldelta.changes.merge.snapshot_rows import merge_rows
-from waldelta.changes.stage import staged_in
+from waldelta.changes.stage import Staged, staged_in
 from waldelta.errors import (
     ApplyError,
     ConfigError,
@@ -50,10 +50,10 @@ from waldelta.lake.ledger.quarantine import (
     message_rows,
     watched_rows,
 )
-from waldelta.lake.ledger.records import COPYING, NEEDS_SYNC, SYNCED, FileState, StorageState, now
+from waldelta.lake.ledger.records import COPYING, NEEDS_SYNC, StorageState, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
-from waldelta.pipeline import AdvisoryLock, Job, target_lock
+from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.drift import as_published
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
@@ -62,11 +62,10 @@ from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import first_line, named_error
+from waldelta.pipeline.task_errors import first_line, named_error, raised_as
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
-from waldelta.row_filter import RowFilter
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.publication_version import (
     check_version,
@@ -83,14 +82,12 @@ from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
     RepairRows,
-    check_cost,
     hold_back,
     plan_rows,
     rows_to_judge,
     stage_named,
     stage_net,
     stage_rows,
-    unheld_keys,
     untouched,
 )
 from waldelta.stages.repair.reconcile import stage_changed
@@ -123,6 +120,11 @@ class Repaired:
     read_again: int
     drained: Drained
     kept: int = 0
+
+    def add_to(self, result: RunResult) -> None:
+        """Add what was landed and corrected to the result of the run."""
+        result.add_drained(self.drained)
+        result.add_repair(self.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +160,62 @@ class Again:
         )
 
 
-def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
-    """Repair a target that this drift marked ``needs_sync``, under the target's lock.
+@dataclass(frozen=True, slots=True)
+class _Quarantined:
+    """A target's quarantine: by key, rows to read again and discarded rows; and unreadable
+    messages.
 
-    Raises NeedsSync when only a whole copy is exact, or costs no more, and other WaldeltaErrors
-    when the repair failed. The table then still needs a copy, which corrects it; no change was
-    applied twice.
+    ``named`` are the keys to read again, ``accepted`` those of rows that are written without a
+    gate.
+    """
+
+    watched: dict[str, IncompleteRow]
+    discarded: dict[str, IncompleteRow]
+    messages: tuple[IncompleteRow, ...]
+    named: frozenset[str]
+    accepted: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A repair under its target's lock: what is read again, and the folder of staged rows."""
+
+    spark: SparkSession
+    job: Job
+    lock: AdvisoryLock
+    again: Again | None
+    held: _Quarantined
+    generation: int
+    folder: str
+
+    @property
+    def touched(self) -> str:
+        """The folder of keys that changes after the target's position touch."""
+        return f"{self.folder}/touched"
+
+
+def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None = None) -> Repaired:
+    """Correct a target by rows of a snapshot of its source, in one MERGE under the target's lock.
+
+    These are the rows that a drift moves, of a target that it marked ``needs_sync``, or with
+    ``again`` rows of a target without drift; quarantined rows that still fail their gate stay in
+    quarantine. Raises before anything is changed: NeedsSync when only a whole copy is exact, or
+    costs no more, and StateError or QualityFailed when it would also write rows that are kept out
+    of the target on purpose. Other WaldeltaErrors mean that it failed: target and quarantine are
+    unchanged, or, if the MERGE was committed after all, repaired. No change was applied twice.
     """
     if (why := obstacle(drifted)) is not None:
         raise NeedsSync(why)
-    name, began = drifted.state.table_name, time.monotonic()
-    with target_lock(job, name) as lock:
-        _check_marked(job, drifted.state)
-        done = _named_repair(spark, job, drifted, lock)
+    state, began = drifted.state, time.monotonic()
+    name = state.table_name
+
+    def failed(err: Exception) -> WaldeltaError:
+        return named_error(err) or ApplyError(f"{name}: {first_line(err)}")
+
+    with target_lock(job, name) as lock, raised_as(failed):
+        check_same_copy(job, state if again is not None else replace(state, status=NEEDS_SYNC))
+        check_target(job, state)
+        done = _repair(spark, job, drifted, lock, again)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
         name, done.lsn, done.entered, done.exited, done.read_again, time.monotonic() - began,
@@ -178,126 +223,27 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     return done
 
 
-def repair_rows(spark: SparkSession, job: Job, as_copied: Repair, again: Again) -> Repaired:
-    """Read rows of a target without drift again, quarantined ones too, and merge them in one MERGE.
-
-    Quarantined rows that still fail their gate stay there. Raises before anything is changed:
-    NeedsSync when only a whole copy is exact, StateError or QualityFailed when it would also write
-    rows that are kept out of the target on purpose. Other WaldeltaErrors mean that it failed:
-    target and quarantine are unchanged, or, if the MERGE was committed after all, repaired.
-    """
-    if (why := obstacle(as_copied)) is not None:
-        raise NeedsSync(why)
-    with target_lock(job, as_copied.state.table_name) as lock:
-        check_same_copy(job, as_copied.state)
-        return _named_repair(spark, job, as_copied, lock, again)
-
-
-def _named_repair(
-    spark: SparkSession,
-    job: Job,
-    drifted: Repair,
-    lock: AdvisoryLock,
-    again: Again | None = None,
-) -> Repaired:
-    try:
-        check_target(job, drifted.state)
-        return _repair(spark, job, drifted, lock, again)
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        raise named_error(err) or ApplyError(
-            f"{drifted.state.table_name}: {first_line(err)}"
-        ) from err
-
-
 def _repair(
     spark: SparkSession, job: Job, drifted: Repair, lock: AdvisoryLock, again: Again | None
 ) -> Repaired:
-    name, publications = drifted.state.table_name, job.pipeline.source.publication_names
-    generation = next_generation(job.ledger.table_rows(name))
+    state, quarantine = drifted.state, Quarantine(job.lake)
+    generation = next_generation(job.ledger.table_rows(state.table_name))
     lock.verify()
-    quarantine = Quarantine(job.lake)
-    fence = TargetFence(lock, Watermarks(job, job.read_identity()), drifted.state)
-    take_over_target(spark, job, drifted.state, quarantine, fence)
-    held = _read_quarantined(quarantine, drifted.state, again)
-    named = held.watched.keys() | ((again.keys if again is not None else None) or set())
+    fence = TargetFence(lock, Watermarks(job, job.read_identity()), state)
+    take_over_target(spark, job, state, quarantine, fence)
+    held = _read_quarantined(quarantine, state, again)
+    folder = staging_folder(job.lake, state.table_name, generation, 0, job.run_id)
+    work = _Work(spark, job, lock, again, held, generation, folder)
     drained = land_backlog(spark, job)
-    with job.source.connect("repair") as connection:
-        own = read_target_filter(connection, name, drifted.where, drifted.table)
-        settled = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
-    staged = staging_folder(job.lake, name, generation, 0, job.run_id)
-    with staged_in(spark, staged):
-        with SnapshotHolder(
-            job.source.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
-        ) as holder:
-            check_version(holder, settled)
-            replicated, storage = source_as_of(holder, job, TableId.parse(name))
-            membership = read_version_as_of(holder, settled, replicated.table.relation_ids)
-            drifted = _as_seen(job, drifted, replicated, storage)
-            with job.source.connect("repair") as connection:
-                rows = plan_rows(job, drifted, own, holder, connection)
-                rows = replace(
-                    rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named)
-                )
-                size = check_cost(connection, rows)
-            drained = drained.before(land_through(spark, job, holder.lsn))
-            counted = {
-                f"{staged}/touched": _stage_touched(spark, job, drifted, f"{staged}/touched"),
-                f"{staged}/named": stage_named(rows, named, f"{staged}/named"),
-            }
-            touched = sum(counted.values())
-            if is_dear(touched, size):
-                raise NeedsSync(
-                    f"{touched:,} of its rows changed during the repair, so a full copy costs no"
-                    " more"
-                )
-            folders = [folder for folder, count in counted.items() if count]
-            stage_rows(spark, job, rows, holder, staged, folders)
-            check_unaltered(job, replicated, membership)
+    with staged_in(spark, folder):
+        rows, keys, drained = _stage_rows(work, drifted, drained)
         # Touched rows equal the source's from this commit on.
-        left_out = untouched(
-            spark, rows, held.discarded.keys(), staged, counted[f"{staged}/touched"]
-        )
-        net = f"{staged}/net", stage_net(spark, job, drifted, rows, staged, folders)
-        carried = [held.discarded[key] for key in sorted(left_out)]
-        if again is not None:
-            waiting = f"{staged}/touched" if counted[f"{staged}/touched"] else None
-            if waiting and left_out != held.discarded.keys():
-                raise StateError(
-                    f"{name}: changes of discarded rows wait in the change log, and this would"
-                    " write them: let a CDC run apply them first"
-                )
-            still = _judge(spark, job, drifted.state, rows, staged, held=held, waiting=waiting)
-            if still:
-                net = hold_back(spark, rows, staged, still.keys())
-            carried += _decided(job, again, held, still, holder.lsn)
-        state = _synced_state(job, drifted, own, (holder, storage), generation)
-        if again is not None and again.compared is not None:
-            state = mirrored_at(state, again.compared)
-        carried = [
-            replace(row, at=now(), generation=generation) for row in (*carried, *held.messages)
-        ]
-        cut = _commit(spark, job, rows, state, net, (lock, again, carried))
-    _, counts = net
+        net, carried = _decide(work, rows, keys)
+        carried = [replace(row, at=now(), generation=generation) for row in carried]
+        cut = _commit(work, rows, net, carried)
     kept = sum(row.status == QUARANTINED for row in carried)
-    return Repaired(
-        cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained, kept
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Quarantined:
-    """A target's quarantine: by key, rows to read again and discarded rows; and unreadable
-    messages.
-
-    ``accepted`` are the keys of rows that are written without a gate.
-    """
-
-    watched: dict[str, IncompleteRow]
-    discarded: dict[str, IncompleteRow]
-    messages: tuple[IncompleteRow, ...]
-    accepted: frozenset[str] = frozenset()
+    entered, exited = (net.counts.get(why, 0) for why in (ENTERS, LEAVES))
+    return Repaired(cut, rows.holder.lsn, entered, exited, sum(keys.values()), drained, kept)
 
 
 def _read_quarantined(
@@ -305,63 +251,110 @@ def _read_quarantined(
 ) -> _Quarantined:
     """Read a target's quarantine.
 
-    Raises StateError when reading these keys would also write rows that are kept out on purpose.
+    Raises StateError when reading these keys would also write rows that are kept out on purpose:
+    once written they can't be found again.
     """
-    told = quarantine.rows(state.table_name, state.generation)
-    watched, messages = watched_rows(told), tuple(message_rows(told))
+    rows = quarantine.rows(state.table_name, state.generation)
+    watched = watched_rows(rows)
     # A key with other columns is from before the key was changed.
     discarded = {
         key: row
-        for key, row in discarded_rows(told).items()
+        for key, row in discarded_rows(rows).items()
         if json.loads(key).keys() == {*state.key_columns}
     }
-    if again is None:
-        return _Quarantined(watched, discarded, messages)
-    if again.keys is not None:
-        kept_out = [*watched.values(), *(discarded[key] for key in discarded.keys() & again.keys)]
-        _check_none_kept_out(state.table_name, kept_out)
-    return _Quarantined(watched, discarded, messages, again.accepts(watched))
+    keys = again.keys if again is not None else None
+    if keys is not None:
+        these = [*watched.values(), *(discarded[key] for key in discarded.keys() & keys)]
+        if kept_out := sum(row.is_kept_out for row in these):
+            raise StateError(
+                f"{state.table_name}: {counted(kept_out, 'row is', 'rows are')} quarantined by a"
+                " gate or discarded, and this would write them to the target: decide on them first"
+                " (quarantine --retry checks them again, --accept writes them as the source has"
+                " them, --discard leaves them out)"
+            )
+    accepted = again.accepts(watched) if again is not None else frozenset()
+    named = frozenset({*watched, *(keys or ())})
+    return _Quarantined(watched, discarded, tuple(message_rows(rows)), named, accepted)
 
 
-def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
-    """Raise StateError if rows are kept out of the target: once written they can't be found
-    again.
+def _stage_rows(
+    work: _Work, drifted: Repair, drained: Drained
+) -> tuple[RepairRows, dict[str, int], Drained]:
+    """Take a snapshot, land what it sees, and stage its rows that enter or are read again.
+
+    Returns how many keys were read again, by folder.
     """
-    if kept_out := sum(row.is_kept_out for row in watched):
-        raise StateError(
-            f"{name}: {counted(kept_out, 'row is', 'rows are')} quarantined by a gate or"
-            " discarded, and this would write them to the target: decide on them first"
-            " (quarantine --retry checks them again, --accept writes them as the source has them,"
-            " --discard leaves them out)"
-        )
+    spark, job, named, state = work.spark, work.job, work.held.named, drifted.state
+    name, publications = state.table_name, job.pipeline.source.publication_names
+    with job.source.connect("repair") as connection:
+        own = read_target_filter(connection, name, drifted.where, drifted.table)
+        version = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
+    with SnapshotHolder(
+        job.source.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
+    ) as holder:
+        check_version(holder, version)
+        replicated, storage = source_as_of(holder, job, TableId.parse(name))
+        membership = read_version_as_of(holder, version, replicated.table.relation_ids)
+        drifted = _as_seen(job, drifted, replicated, storage)
+        with job.source.connect("repair") as connection:
+            rows = plan_rows(job, drifted, own, holder, connection, named)
+        drained = drained.before(land_through(spark, job, holder.lsn))
+        identity = job.read_identity()
+        batches = Watermarks(job, identity).of(state), job.change_log(identity).last_batch() or 0
+        counts = {
+            work.touched: stage_changed(spark, job, state, batches, work.touched),
+            f"{work.folder}/named": stage_named(rows, named, f"{work.folder}/named"),
+        }
+        keys = {folder: count for folder, count in counts.items() if count}
+        if is_dear(read_again := sum(keys.values()), rows.size):
+            raise NeedsSync(
+                f"{read_again:,} of its rows changed during the repair, so a full copy costs no"
+                " more"
+            )
+        stage_rows(spark, job, rows, work.folder, keys)
+        check_unaltered(job, replicated, membership)
+    return rows, keys, drained
 
 
-def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accepted
-    spark: SparkSession,
-    job: Job,
-    state: TableState,
-    rows: RepairRows,
-    staged: str,
-    *,
-    held: _Quarantined,
-    waiting: str | None,
-) -> dict[str, StillFails]:
+def _decide(
+    work: _Work, rows: RepairRows, keys: Mapping[str, int]
+) -> tuple[Staged, list[IncompleteRow]]:
+    """Returns the net changes to merge, and the quarantine's rows of the new generation."""
+    spark, job, held, again = work.spark, work.job, work.held, work.again
+    waiting = work.touched if work.touched in keys else None
+    left_out = untouched(spark, rows, held.discarded.keys(), work.folder, waiting)
+    net = stage_net(spark, job, rows, work.folder, keys)
+    carried = [held.discarded[key] for key in sorted(left_out)]
+    if again is not None:
+        if waiting and left_out != held.discarded.keys():
+            raise StateError(
+                f"{rows.drifted.state.table_name}: changes of discarded rows wait in the change"
+                " log, and this would write them: let a CDC run apply them first"
+            )
+        if still := _judge(work, rows, waiting):
+            net = hold_back(spark, rows, work.folder, still.keys())
+        carried += _decided(job, again, held, still, rows.holder.lsn)
+    return net, [*carried, *held.messages]
+
+
+def _judge(work: _Work, rows: RepairRows, waiting: str | None) -> dict[str, StillFails]:
     """Returns the quarantined rows that still fail their gate, by key.
 
     Waiting changes are judged with them, because rows that a run would keep out must not enter this
     way.
     """
+    job, held, state = work.job, work.held, rows.drifted.state
     judged = {key: row for key, row in held.watched.items() if key not in held.accepted}
     gate = read_gates(job, [state]).get(state.table_name)
     if gate is None or not (judged or waiting):
         return {}
-    texts = {tuple(json.loads(key)[column] for column, _ in rows.key): key for key in judged}
-    opened = {of for of, key in texts.items() if judged[key].status == QUARANTINED}
-    found = rows_to_judge(spark, rows, staged, waiting, (judged, held.accepted))
+    names = rows.named(judged)
+    opened = {texts for texts, key in names.items() if judged[key].status == QUARANTINED}
+    found = rows_to_judge(work.spark, rows, work.folder, waiting, judged, held.accepted)
     still = judge_complete_rows(
         job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
     )
-    return {texts[row.key]: row for row in still}
+    return {names[row.key]: row for row in still}
 
 
 def _decided(
@@ -401,12 +394,6 @@ def _decided(
         )
 
 
-def _check_marked(job: Job, state: TableState) -> None:
-    present = job.read_states().get(state.table_name)
-    if present is None or (present.generation, present.status) != (state.generation, NEEDS_SYNC):
-        raise LateWriter(f"{state.table_name} was synced again during its repair")
-
-
 def _as_seen(
     job: Job, drifted: Repair, replicated: ReplicatedTarget, storage: StorageState | None
 ) -> Repair:
@@ -426,89 +413,58 @@ def _as_seen(
         raise NeedsSync("what is published of it changed again during the repair")
     if told := unsent_changes(state, storage):
         raise NeedsSync("; ".join(told))
-    if _leaves(drifted.storage) != _leaves(storage):
+    then_files, files = (found.files if found else [] for found in (drifted.storage, storage))
+    if then_files != files:
         raise NeedsSync("a partition was rewritten or truncated again during the repair")
     present = column_states(
         table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
     )
     if {c.name: c.spark_type for c in present} != {c.name: c.spark_type for c in state.columns}:
         raise NeedsSync("its columns have other types in the lake now")
-    return seen
+    return replace(seen, storage=storage)
 
 
-def _leaves(storage: StorageState | None) -> list[FileState]:
-    return storage.files if storage is not None else []
-
-
-def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) -> int:
-    """Write the keys of all changes after the target's position.
-
-    Raises NeedsSync for changes that aren't only of rows.
+def _first_row(work: _Work, rows: RepairRows, marked: TableState) -> TableState:
+    """Returns the new generation's first ledger row: as after a copy from that snapshot, without
+    its cost.
     """
-    state, held = drifted.state, Watermarks(job, job.read_identity())
-    after, last = held.of(state), held.change_log.last_batch()
-    return 0 if last is None else stage_changed(spark, job, state, (after, last), folder)
-
-
-def _synced_state(
-    job: Job,
-    drifted: Repair,
-    own: RowFilter | None,
-    seen: tuple[SnapshotHolder, StorageState | None],
-    generation: int,
-) -> TableState:
-    """Returns the new generation's ledger row: as after a copy from that snapshot, without its
-    cost.
-    """
-    state, (holder, storage) = drifted.state, seen
+    job, again, holder, table = work.job, work.again, rows.holder, rows.drifted.table
+    state, storage = rows.drifted.state, rows.drifted.storage
     types = job.pipeline.target.types_of(state.table_name)
-    return replace(
-        as_published(state, drifted.table, storage, to_text(own), types),
-        generation=generation,
-        status=SYNCED,
+    row = replace(
+        as_published(state, table, storage, to_text(rows.own), types),
+        at=now(),
+        run_id=job.run_id,
+        generation=work.generation,
+        status=COPYING,
+        reason=marked.reason if again is None else again.reason,
+        rows=0,
+        bytes=0,
+        seconds=0.0,
         snapshot=holder.snapshot,
         snapshot_lsn=holder.lsn.value,
         version=checked_upto(job.ledger.last_cut(), state),
     )
+    compared = again.compared if again is not None else None
+    return row if compared is None else mirrored_at(row, compared)
 
 
 def _commit(
-    spark: SparkSession,
-    job: Job,
-    rows: RepairRows,
-    state: TableState,
-    net: tuple[str, dict[str, int]],
-    given: tuple[AdvisoryLock, Again | None, Sequence[IncompleteRow]],
+    work: _Work, rows: RepairRows, net: Staged, carried: Sequence[IncompleteRow]
 ) -> TargetCut:
     """Commit the net changes between two ledger rows.
 
     A run that finds only the first row reads the target to find out whether they were committed
-    (repair_end). ``given`` ends with the quarantine's rows of the new generation, unreadable
-    messages included.
+    (end_repair). ``carried`` are the quarantine's rows of the new generation.
     """
-    (_, counts), (lock, again, carried), name = net, given, state.table_name
+    spark, job, lock, name = work.spark, work.job, work.lock, rows.drifted.state.table_name
     marked = job.read_states()[name]
-    reason = marked.reason if again is None else again.reason
     lock.verify()
-    first = replace(
-        state,
-        at=now(),
-        run_id=job.run_id,
-        status=COPYING,
-        reason=reason,
-        rows=0,
-        bytes=0,
-        seconds=0.0,
-    )
-    begun = job.ledger.append_state(first, marked)
+    begun = job.ledger.append_state(_first_row(work, rows, marked), marked)
     carry_over(job, begun, carried)
     fault_point("repair.begun")
     try:
-        cut = (
-            _merge(spark, job, rows, begun, net, lock)
-            if counts
-            else commit_untouched(spark, job, begun)
-        )
+        cut = _merge(work, rows, begun, net) if net.counts else commit_untouched(spark, job, begun)
         fault_point("repair.merged")
         lock.verify()
         present = job.read_states()[name]
@@ -517,7 +473,7 @@ def _commit(
                 f"{name} left the publications while it was repaired: sync it again once it is"
                 " published"
             )
-        record_repaired(spark, job, begun, cut, again.by if again is not None else None)
+        record_repaired(spark, job, begun, cut, work.again.by if work.again is not None else None)
     except (LateWriter, LockHeld):
         raise
     except Exception:
@@ -539,28 +495,15 @@ def _end(spark: SparkSession, job: Job, begun: TableState, lock: AdvisoryLock) -
         )
 
 
-def _merge(
-    spark: SparkSession,
-    job: Job,
-    rows: RepairRows,
-    begun: TableState,
-    net: tuple[str, dict[str, int]],
-    lock: AdvisoryLock,
-) -> TargetCut:
-    folder, counts = net
-    tag = repair_tag(begun, job.run_id, counts)
+def _merge(work: _Work, rows: RepairRows, begun: TableState, net: Staged) -> TargetCut:
+    job, name, lock = work.job, begun.table_name, work.lock
+    tag = repair_tag(begun, job.run_id, net.counts)
     # For a drift, Spark's MERGE leaves files alone that no row enters or leaves.
-    reread_only = not counts.keys() & {ENTERS, LEAVES}
-    if not (reread_only and merge_rows_in_driver(job, begun.table_name, rows, folder, tag, lock)):
+    reread_only = not net.counts.keys() & {ENTERS, LEAVES}
+    if not (reread_only and merge_rows_in_driver(job, name, rows, net.folder, tag, lock)):
         # A run that committed concurrently may have copied the target again.
         lock.verify()
-        merge_rows(
-            spark,
-            job.lake.target(begun.table_name).uri,
-            rows.copy,
-            [column for column, _ in rows.key],
-            folder,
-            tag,
-        )
+        key = [column for column, _ in rows.key]
+        merge_rows(work.spark, job.lake.target(name).uri, rows.copy, key, net.folder, tag)
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, begun, tag), skipped=0)

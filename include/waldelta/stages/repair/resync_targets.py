@@ -51,29 +51,24 @@ def resync_targets(
     failures: dict[str, WaldeltaError] = {}
     targets = result.targets
     targets.needs_sync, targets.not_applied = [], []  # This may be the stage's second attempt.
-    for copy in requiring(standings, RequiredAction.WAIT):
-        result.warnings.append(
-            f"{copy.table_name} is being copied, and its changes wait until that is done"
-        )
-        targets.not_applied.append(copy.table_name)
+    for name in (copy.table_name for copy in requiring(standings, RequiredAction.WAIT)):
+        result.warnings.append(f"{name} is being copied, and its changes wait until that is done")
+        targets.not_applied.append(name)
+    most = job.pipeline.target.copy_within_run_mb << 20
     for copy in pending:
-        if copy.table_name in busy:
-            failures[copy.table_name] = busy[copy.table_name]
+        name = copy.table_name
+        if name in busy:
+            failures[name] = busy[name]
             continue
         try:
-            if (drift := (drifted or {}).get(copy.table_name)) and _repair(
-                spark, job, result, copy, drift
-            ):
+            if (drift := (drifted or {}).get(name)) and _repair(spark, job, result, copy, drift):
                 continue
-            if (
-                job.hand_over
-                and sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20
-            ):
+            if job.hand_over and sizes.get(name, 0) > most:
                 _hand_over(job, result, copy)
             else:
                 _copy(spark, job, result, copy)
         except WaldeltaError as err:
-            failures[copy.table_name] = err
+            failures[name] = err
     targets.never_copied = [
         found.table_name for found in requiring(standings, RequiredAction.FIRST)
     ]
@@ -96,9 +91,8 @@ def _repair(
         log.warning("table=%s needs a whole copy: %s", copy.table_name, err)
         result.warnings.append(f"{copy.table_name} needs a whole copy: {err}")
         return False
-    result.add_drained(done.drained)
+    done.add_to(result)
     result.landed.end_lsn = str(result.landed.read_upto(done.drained.end))
-    result.add_repair(done.cut)
     result.warnings.append(
         f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
         f" added, {done.exited:,} removed, {done.read_again:,} that changed during the repair were"

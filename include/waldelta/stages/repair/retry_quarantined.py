@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.drift import CatalogTable, read_catalog_state
+from waldelta.pipeline.drift import CatalogTable, Repair, read_catalog_state
 from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import states
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table
+from waldelta.postgres.lock_waits import LockedTables
 from waldelta.quantities import counted
-from waldelta.stages.repair.repair import Again, repair_rows
+from waldelta.stages.repair.repair import Again, repair
 from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+_STILL = (
+    "row still fails a gate and stays in quarantine",
+    "rows still fail a gate and stay in quarantine",
+)
 
 
 def read_quarantined_again(
@@ -48,60 +55,58 @@ def read_quarantined_again(
         catalog_tables = read_catalog_state(connection, list(replicated.values()))
     for cut in ended.values():
         result.add_repair(cut)
-    if unknown := sorted(set(tables or ()) - replicated.keys()):
+    if unknown := ", ".join(sorted(set(tables or ()) - replicated.keys())):
         raise ConfigError(
-            f"unknown table, or one that gets no changes: {', '.join(unknown)}: status lists the"
-            " tables"
+            f"unknown table, or one that gets no changes: {unknown}: status lists the tables"
         )
-    mended, kept = 0, 0
+    rows: Counter[str] = Counter()
     for name, again in sorted(wanted(replicated).items()):
         try:
             if name not in replicated:
                 raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
-            if name in targets and targets[name].is_unread:
-                raise locked.busy(name)
             there = of_partition(replicated[name], catalog_tables[name], mappings.get(name))
-            passed, failing = _read_again(spark, job, result, (*there, targets.get(name)), again)
-            mended, kept = mended + passed, kept + failing
+            as_copied = _as_copied(job, *there, targets.get(name), locked)
+            rows.update(_read_again(spark, job, result, as_copied, again))
         except WaldeltaError as err:
             log.error("table=%s %s", name, err)
             failures[name] = of_table(err, name)
     result.targets.not_applied = sorted(failures)
-    stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} corrected"
-    if kept:
-        still = counted(
-            kept,
-            "row still fails a gate and stays in quarantine",
-            "rows still fail a gate and stay in quarantine",
-        )
-        stage.detail += f"; {still}"
-        result.warnings.append(still)
+    corrected, within = counted(rows["corrected"], "row"), counted(len(result.tables), "table")
+    stage.detail = f"{corrected} of {within} corrected"
+    if kept := rows["kept"]:
+        result.warnings.append(counted(kept, *_STILL))
+        stage.detail += f"; {result.warnings[-1]}"
     return failures
 
 
-def _read_again(
-    spark: SparkSession,
+def _as_copied(
     job: Job,
-    result: RunResult,
-    table: tuple[TableState, CatalogTable, ReplicatedTarget | None],
-    again: Again,
-) -> tuple[int, int]:
-    """Returns how many rows left the quarantine, and how many are still in it."""
-    state, catalog, target = table
-    name = state.table_name
+    state: TableState,
+    catalog: CatalogTable,
+    target: ReplicatedTarget | None,
+    locked: LockedTables,
+) -> Repair:
+    if target is not None and target.is_unread:
+        raise locked.busy(state.table_name)
     if target is None or target.problem is not None:
         raise NeedsSync(
-            f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in"
-            " quarantine"
+            f"{state.table_name}: {target.problem if target else 'it is no longer published'}; its"
+            " rows stay in quarantine"
         )
-    as_copied = source_as_copied(job.pipeline, state, catalog, target)
-    before = Quarantine(job.lake).open_counts({name: state.generation})
+    return source_as_copied(job.pipeline, state, catalog, target)
+
+
+def _read_again(
+    spark: SparkSession, job: Job, result: RunResult, as_copied: Repair, again: Again
+) -> dict[str, int]:
+    """Returns how many rows were corrected and left the quarantine, and how many it kept."""
+    name, generation = as_copied.state.table_name, as_copied.state.generation
+    before = Quarantine(job.lake).open_counts({name: generation})
     try:
-        done = repair_rows(spark, job, as_copied, again)
+        done = repair(spark, job, as_copied, again)
     except NeedsSync as err:
         raise NeedsSync(
             f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it again"
         ) from err
-    result.add_drained(done.drained)
-    result.add_repair(done.cut)
-    return before.get(name, 0) - done.kept, done.kept
+    done.add_to(result)
+    return {"corrected": before.get(name, 0) - done.kept, "kept": done.kept}

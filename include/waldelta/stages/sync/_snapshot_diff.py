@@ -13,34 +13,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
+from waldelta.changes.decode.collapse import ACTION_UPSERT
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import check_alone, commit_equal
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
-from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.states import count_actions
-from waldelta.changes.merge.target_table import target_write_error
 from waldelta.changes.stage import staged_in
-from waldelta.errors import StateError, WaldeltaError
+from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger import TableState, TargetCut
+from waldelta.lake.ledger import TableState
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.snapshot import TableCopy
-from waldelta.spark_sql import quote
+from waldelta.stages.repair.mend import ExpectedRows, differences
+from waldelta.stages.repair.mend.mend import TWICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
-
-# Action of a key that the target has more than once, which a MERGE can't repair row by row.
-TWICE = "twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +79,15 @@ class CopiedRows:
     stored: DataFrame
     all_read: Callable[[], object]
 
+    @property
+    def expected(self) -> ExpectedRows:
+        """Returns the rows as those that the target should have."""
+        copy, shape = self.copy, staged_shape(self.copy, self.copy.key_columns)
+        bases = [F.col(f"c{i}").alias(base) for base, i in zip(shape.bases, shape.key, strict=True)]
+        action = F.lit(ACTION_UPSERT).alias("action")
+        rows = self.rows.toDF(*staged_names(copy)).select(action, *bases, "*")
+        return ExpectedRows(rows, copy.columns, shape, () if copy.lsn is None else (RAW,))
+
 
 def obstacle(
     former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]
@@ -120,31 +124,23 @@ def mend_target(
     target = job.lake.target(state.table_name)
     uri, compared = target.uri, target.version
     target.log.check_entry(compared + 1)
-    if former.state is not None:
-        try:
+    diff: RowDiff | None = None
+    try:
+        if former.state is not None:
             check_target(job, former.state, compared)
-        except StateError as err:
-            log.warning("table=%s is copied as a whole: %s", state.table_name, err)
-            return str(err)
-    held = spark.read.format("delta").load(uri)
-    why = obstacle(former, copied.copy.key_columns, dict(held.dtypes), dict(copied.stored.dtypes))
+        held = spark.read.format("delta").load(uri).dtypes
+        why = obstacle(former, copied.copy.key_columns, dict(held), dict(copied.stored.dtypes))
+    except StateError as err:
+        why = str(err)
     if why is None:
         merge = partial(merge_rows, spark, uri, copied.copy, copied.copy.key_columns)
-        try:
-            done = merge_differences(
-                spark, job, state, copied, held, compared=compared, attempt=attempt, merge=merge
-            )
-        except WaldeltaError:
-            raise
-        except Exception as err:
-            raise target_write_error(uri, err) from None
-        if done is not None:
-            total = spark.read.format("delta").load(uri).count()
-            equal = total - done.inserted - done.updated
-            return RowDiff(done.version, done.inserted, done.updated, done.deleted, equal)
+        diff = merge_differences(
+            spark, job, state, copied, compared=compared, attempt=attempt, merge=merge
+        )
         why = "its target has rows with the same key"
-    log.warning("table=%s is copied as a whole: %s", state.table_name, why)
-    return why
+    if diff is None:
+        log.warning("table=%s is copied as a whole: %s", state.table_name, why)
+    return diff or why
 
 
 def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merged
@@ -152,75 +148,40 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
     job: Job,
     state: TableState,
     copied: CopiedRows,
-    target: DataFrame,
     *,
     compared: int,
     attempt: int,
     merge: Callable[[str, CommitTag], CommitTag],
-) -> TargetCut | None:
-    """Stage the differences between a copy and the target's rows, and commit them.
+) -> RowDiff | None:
+    """Stage the differences between a copy and the target's live rows, and commit them.
 
     ``merge`` merges the staged rows of a folder; it gets a tag with their number by action, and
     returns the one it committed under. ``attempt`` is the transaction's version. Returns None, with
     nothing committed, when the target has a key twice. Raises SnapshotLost when another writer
     changed it since its version ``compared``.
     """
-    copy, table = copied.copy, state.table_name
-    found = differences(copy, copied.rows.toDF(*staged_names(copy)), target)
+    table, key = state.table_name, copied.copy.key_columns
+    uri, mode = job.lake.target(table).uri, job.pipeline.target.mode_of(table)
+
+    def live_rows() -> DataFrame:
+        return mode.live_rows(spark.read.format("delta").load(uri), key)
+
     folder = staging_folder(job.lake, table, state.generation, attempt, job.run_id)
+    # The same transaction id as a copy's, which this replaces.
+    app_id = f"{job.read_identity().app_id}:sync:{table}"
     with staged_in(spark, folder):
-        found.write.mode("overwrite").parquet(folder)
+        differences(copied.expected, live_rows()).write.mode("overwrite").parquet(folder)
         counts = count_actions(spark, folder)
         if TWICE in counts:
             return None  # A whole copy reads the rows again.
         copied.all_read()
         fault_point("resync.compared")
-        # The same transaction id as a copy's, which this replaces.
-        app_id = f"{job.read_identity().app_id}:sync:{table}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
         done = (
             read_commit(job, state, merge(folder, tag))
             if counts
-            else commit_equal(spark, job, state, tag, copy.key_columns[0])
+            else commit_equal(spark, job, state, tag, key[0])
         )
         check_alone(job, done, compared)
-        return done
-
-
-def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:
-    """Returns the net changes from target to source: ``action``, ``b<k>``, and the source's
-    columns.
-    """
-    names = [name for name, _ in copy.columns]
-    key = staged_shape(copy, copy.key_columns).key
-    held = [F.col(quote(name)).alias(f"t{i}") for i, name in enumerate(names)]
-    if copy.lsn is not None:
-        held.append(F.col(RAW).alias("t_raw"))
-    target = target.select(*held).withColumn(
-        "copies", F.count("*").over(Window.partitionBy(*(f"t{i}" for i in key)))
-    )
-    joined = source.withColumn("given", F.lit(True)).join(
-        target, [F.col(f"c{i}") == F.col(f"t{i}") for i in key], "full_outer"
-    )
-    differs = F.expr(" or ".join(_differing(copy)))
-    action = (
-        F.when(F.col("copies") > 1, TWICE)
-        .when(F.col("copies").isNull(), ACTION_INSERT)
-        .when(F.col("given").isNull(), ACTION_DELETE)
-        .when(differs, ACTION_UPDATE)
-    )
-    bases = [F.coalesce(f"t{i}", f"c{i}").alias(f"b{k}") for k, i in enumerate(key)]
-    return joined.select(action.alias("action"), *bases, *staged_names(copy)).where(
-        "action is not null"
-    )
-
-
-def _differing(copy: TableCopy) -> list[str]:
-    """Returns a condition per column that is true where two rows of one key differ."""
-    found = []
-    for i, (_, kind) in enumerate(copy.columns):
-        sent = kind.stored_sql(f"c{i}")
-        found.append(f"not ({kind.exact_sql(f't{i}')} <=> {kind.exact_sql(sent)})")
-    if copy.lsn is not None:
-        found.append(f"not ({raw_entries('t_raw')} <=> {raw_entries('raw')})")
-    return found
+    equal = live_rows().count() - done.inserted - done.updated
+    return RowDiff(done.version, done.inserted, done.updated, done.deleted, equal)

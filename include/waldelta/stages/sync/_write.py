@@ -19,6 +19,7 @@ from waldelta.changes.merge.target_table import (
     stored_frame,
     target_schema,
     writes_deletion_vectors,
+    writing_target,
 )
 from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import TableState
@@ -102,7 +103,8 @@ def write_copy(
     if mode.keeps_rows:
         return copy_states(spark, job, begun, given, rows), None, None
     if former is not None:
-        diff = mend_target(spark, job, begun, former, given, rows.txn[1])
+        with writing_target(uri):
+            diff = mend_target(spark, job, begun, former, given, rows.txn[1])
     if isinstance(diff, RowDiff):
         return CommitResult(diff.version, diff.compared, 0), None, diff
     written = replace_target(spark, uri, frame, rows.txn, rows.metadata)

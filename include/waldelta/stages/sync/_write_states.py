@@ -32,9 +32,9 @@ from waldelta.changes.merge.target_table import (
     TargetColumn,
     prepare_target,
     replace_target,
-    target_write_error,
+    writing_target,
 )
-from waldelta.errors import ModeRefused, WaldeltaError
+from waldelta.errors import ModeRefused
 from waldelta.lake.ledger import TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
@@ -112,12 +112,8 @@ def copy_states(
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
         frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
         return replace_target(spark, uri, frame, rows.txn, rows.metadata)
-    try:
+    with writing_target(uri):
         return _add(spark, job, begun, copied, rows)
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        raise target_write_error(uri, err) from None
 
 
 def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[str]:
@@ -158,17 +154,15 @@ def _add(
             spark.sql(mode.statement(uri, kept, f"({states})")).collect()
         return tag
 
-    live = mode.live_rows(held, copy.key_columns)
     done = merge_differences(
-        spark, job, begun, copied, live, compared=compared, attempt=rows.txn[1], merge=merge
+        spark, job, begun, copied, compared=compared, attempt=rows.txn[1], merge=merge
     )
     if done is None:
         raise ModeRefused(
             f"the target of {table} has rows with the same key, and its mode keeps rows: move"
             " its folder away and sync it again"
         )
-    total = mode.live_rows(spark.read.format("delta").load(uri), copy.key_columns).count()
-    return CommitResult(done.version, total, 0)
+    return CommitResult(done.version, done.compared, 0)
 
 
 def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:

@@ -69,7 +69,7 @@ def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> No
 
 def record_repaired(
     spark: SparkSession, job: Job, begun: TableState, cut: TargetCut, by: str | None = None
-) -> TableState:
+) -> None:
     """Record in the ledger that a repair is done, and that its quarantined rows were read again.
 
     Raises LateWriter when another run owns the target now.
@@ -78,7 +78,7 @@ def record_repaired(
     held = _count_rows(spark, job, begun.table_name)
     at = now()
     done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
-    done = job.ledger.append_state(done, begun)
+    job.ledger.append_state(done, begun)
     fault_point("repair.recorded")
     # These records are for readers: rows of an earlier generation have no effect any more.
     quarantine = Quarantine(job.lake)
@@ -107,7 +107,6 @@ def record_repaired(
     if past:
         quarantine.add(past)
     log.info("table=%s repaired at version %d", begun.table_name, cut.version)
-    return done
 
 
 def _count_rows(spark: SparkSession, job: Job, name: str) -> int:

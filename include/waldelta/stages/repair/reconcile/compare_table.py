@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.decode import typed_key
+from waldelta.changes.decode.row_keys import named_keys
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.lake.changelog import BatchRanges, Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
@@ -156,81 +156,59 @@ def compare(
     Raises NeedsSync for a table that can't be compared now.
     """
     began, state = time.monotonic(), feeding.state
-    copy = _copy(job, feeding, holder)
-    raw, rows = job.pipeline.target.metadata_columns, _estimated_rows(job, state)
-    left_out = _uncompared_columns(state, copy)
-    columns = tuple(column for column in copy.columns if column[0] not in left_out)
-    encoding = holder.connection.info.parameter_status("server_encoding") or ""
-    plan = drawn(
-        state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding
-    )
-    source = _source(job, holder, feeding, copy, plan)
-    place = job.lake.target(state.table_name)
-    small = read_small(place, feeding.version)
-    target = TargetSide(spark, place.uri, feeding.version, plan, tuple(source.shown), small)
+    rows = _estimated_rows(job, state)
+    source, target, left_out = _sides(spark, job, holder, feeding, rows)
+    plan = source.plan
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
             f"{aside.in_flight:,} of its rows changed since its target's version"
             f" {feeding.version}: run again after a CDC run has applied these changes"
         )
-    taken = (
-        source.hashes(aside.texts)
-        if len(aside.hashes)
-        else (np.zeros(0, np.int64), np.zeros(0, np.int64))
-    )
-    with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
-        asked = pool.submit(_timed, source)
-        theirs = target.sums(aside.on_both)
-        whole, source_seconds = asked.result()
-    ours = whole.without(*taken)
+    ours, theirs, source_seconds = _sum_up(source, target, aside)
     differing = ours.differing(theirs)
-    found = (
-        _drill(source, target, (ours, theirs), differing, aside)
-        if len(differing)
-        else _Drilled([], is_complete=True)
-    )
+    found, is_complete = _drill(source, target, (ours, theirs), differing, aside)
     counts: dict[str, Any] = {
-        kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in DIFFERENCE_KINDS
+        kind: sum(one.rows for one in found if one.kind == kind) for kind in DIFFERENCE_KINDS
     }
     _check_same(job, state)
+    status = DIFFERENT if len(differing) else EQUAL
     row = Reconciliation(
-        now(),
-        job.run_id,
-        state.table_name,
-        DIFFERENT if len(differing) else EQUAL,
-        generation=state.generation,
-        position=holder.lsn.value,
-        batch=feeding.batch,
-        version=feeding.version,
-        snapshot=holder.snapshot,
-        source_rows=ours.count,
-        target_rows=theirs.count,
-        **counts,
-        in_flight=aside.in_flight,
-        lacking=aside.lacking,
-        buckets=plan.buckets,
-        differing_buckets=len(differing),
-        is_complete=found.is_complete,
-        left_out=sorted(left_out),
-        differences=found.rows[:ROWS_KEPT],
-        seconds=round(time.monotonic() - began, 3),
+        now(), job.run_id, state.table_name, status, generation=state.generation,
+        position=holder.lsn.value, batch=feeding.batch, version=feeding.version,
+        snapshot=holder.snapshot, source_rows=ours.count, target_rows=theirs.count, **counts,
+        in_flight=aside.in_flight, lacking=aside.lacking, buckets=plan.buckets,
+        differing_buckets=len(differing), is_complete=is_complete, left_out=left_out,
+        differences=found[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
         source_seconds=round(source_seconds, 3),
-    )
+    )  # fmt: skip
     log.info(
         "table=%s reconciled source_rows=%d target_rows=%d differing=%d in_flight=%d lacking=%d"
         " buckets=%d of %d seconds=%.1f",
-        row.table_name,
-        row.source_rows,
-        row.target_rows,
-        row.differing,
-        row.in_flight,
-        row.lacking,
-        len(differing),
-        plan.buckets,
-        row.seconds,
+        row.table_name, row.source_rows, row.target_rows, row.differing, row.in_flight,
+        row.lacking, len(differing), plan.buckets, row.seconds,
+    )  # fmt: skip
+    return Found(row, frozenset(one.key for one in found))
+
+
+def _sides(
+    spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: ComparedTarget, rows: int
+) -> tuple[SourceSide, TargetSide, list[str]]:
+    """Returns both sides of a comparison of about so many rows, and the columns that are left
+    out.
+    """
+    state, copy = feeding.state, _copy(job, feeding, holder)
+    left_out = _uncompared_columns(state, copy)
+    columns = tuple(column for column in copy.columns if column[0] not in left_out)
+    encoding = holder.connection.info.parameter_status("server_encoding") or ""
+    raw = job.pipeline.target.metadata_columns
+    plan = drawn(
+        state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding
     )
-    return Found(row, frozenset(one.key for one in found.rows))
+    source, place = _source(job, holder, feeding, copy, plan), job.lake.target(state.table_name)
+    small = read_small(place, feeding.version)
+    target = TargetSide(spark, place.uri, feeding.version, plan, tuple(source.shown), small)
+    return source, target, left_out
 
 
 def _estimated_rows(job: Job, state: TableState) -> int:
@@ -244,6 +222,19 @@ def _estimated_rows(job: Job, state: TableState) -> int:
         if "num_records" in actions.column_names
         else state.rows
     )
+
+
+def _sum_up(source: SourceSide, target: TargetSide, aside: _Aside) -> tuple[Sums, Sums, float]:
+    """Returns the sums of the source and of the target without the keys set aside, and how long
+    the source took.
+    """
+    nothing = np.zeros(0, np.int64)
+    taken = source.hashes(aside.texts) if len(aside.hashes) else (nothing, nothing)
+    with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
+        asked = pool.submit(_timed, source)
+        theirs = target.sums(aside.on_both)
+        whole, source_seconds = asked.result()
+    return whole.without(*taken), theirs, source_seconds
 
 
 def _timed(source: SourceSide) -> tuple[Sums, float]:
@@ -334,13 +325,7 @@ def _touched(
     try:
         for number, (seen, batches) in enumerate(ranges):
             if stage_changed(spark, job, seen, batches, f"{folder}/{number}"):
-                keys = open_parquet(f"{folder}/{number}").to_table()
-                typed = [
-                    one_array(keys[f"k{k}"]).cast(kind.arrow)
-                    for k, (_, kind) in enumerate(plan.key_columns)
-                ]
-                texts = [one_array(keys[f"t{k}"]).cast(pa.string()) for k in range(len(plan.key))]
-                yield hash_keys(typed, plan), texts
+                yield _hashed(open_parquet(f"{folder}/{number}").to_table(), plan)
     finally:
         remove_folder(folder)
 
@@ -348,25 +333,26 @@ def _touched(
 def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Keys, _Keys]:
     """Returns the keys of rows known to be outdated, and known to be missing, when the batch was
     applied.
-    """
-    quarantine = Quarantine(job.lake)
-    told = quarantine.lacking(feeding.state.table_name, feeding.state.generation, feeding.batch)
-    outdated = {key for key, row in told.items() if row.outdated}
-    return _hashed(outdated, plan), _hashed(told.keys() - outdated, plan)
-
-
-def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
-    """Returns the hashes and texts of quarantined keys.
 
     A key with other columns is from before the key was changed, and is skipped.
     """
-    held = [key for key in map(json.loads, sorted(keys)) if key.keys() == set(plan.key)]
-    texts = [pa.array([key[name] for key in held], pa.string()) for name in plan.key]
-    present = np.ones(len(held), np.bool_)
+    told = Quarantine(job.lake).lacking(
+        feeding.state.table_name, feeding.state.generation, feeding.batch
+    )
+    own = {key for key in told if json.loads(key).keys() == set(plan.key)}
+    outdated = {key for key in own if told[key].outdated}
+    return (
+        _hashed(named_keys(outdated, plan.key_columns), plan),
+        _hashed(named_keys(own - outdated, plan.key_columns), plan),
+    )
+
+
+def _hashed(keys: pa.Table, plan: Fingerprint) -> _Keys:
+    """Returns the hashes and texts of keys in the columns of named_keys()."""
     typed = [
-        typed_key(pa.chunked_array([column]), kind, name, present)
-        for column, (name, kind) in zip(texts, plan.key_columns, strict=True)
+        one_array(keys[f"k{k}"]).cast(kind.arrow) for k, (_, kind) in enumerate(plan.key_columns)
     ]
+    texts = [one_array(keys[f"t{k}"]).cast(pa.string()) for k in range(len(plan.key))]
     return hash_keys(typed, plan), texts
 
 
@@ -401,20 +387,19 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     return batch_range.count(state) + len(truncated)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drilled:
-    rows: list[RowDifference]
-    is_complete: bool
-
-
 def _drill(
     source: SourceSide,
     target: TargetSide,
     sums: tuple[Sums, Sums],
     differing: Hashes,
     aside: _Aside,
-) -> _Drilled:
-    """Returns the rows that differ in differing buckets; of very many buckets only the first."""
+) -> tuple[list[RowDifference], bool]:
+    """Returns the rows that differ in differing buckets, and whether these are all.
+
+    Of very many buckets, only the first are compared.
+    """
+    if not len(differing):
+        return [], True
     plan, (ours, theirs) = source.plan, sums
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
     chosen = differing[
@@ -427,7 +412,7 @@ def _drill(
     rows = differing_rows(held, there, source.shown, keyed=bool(plan.key))
     if plan.key:
         rows = _with_values(source, target, rows, held)
-    return _Drilled(rows, len(chosen) == len(differing))
+    return rows, len(chosen) == len(differing)
 
 
 def _with_values(

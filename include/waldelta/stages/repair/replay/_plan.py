@@ -68,51 +68,34 @@ def plan_replay(
     """
     if what := "; ".join(unsent_changes(state, catalog.storage)):
         raise NeedsSync(f"{state.table_name}: {what}")
-    stream, snapshot, target = (
-        batch_range.stream,
-        Snapshot.parse(state.snapshot),
-        job.pipeline.target,
-    )
+    stream, snapshot, name = batch_range.stream, Snapshot.parse(state.snapshot), state.table_name
     check_prepared(stream, state, snapshot)
-    policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+    target = job.pipeline.target
+    policy, options = target.policy_of(name), target.types_of(name)
     volume = batch_range.volume(state)
     history = [row for row in job.read_all_states() if _is_of_copy(row, state)]
     if state.root_id is not None:
         _check_leaves(batch_range, state, history)
-    versions = (
-        bringing_rows(batch_range, snapshot, read_versions(stream, state.relation_ids))
-        if volume.rows
-        else []
-    )
+    described = read_versions(stream, state.relation_ids) if volume.rows else []
+    versions = bringing_rows(batch_range, snapshot, described)
     evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
-    decode = plan_decode(
-        partial(read_types, connection), batch_range, state, (versions, evolution), policy, options
-    )
-    untold = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
-    toastable = tuple(sorted({*decode.shape.toastable, *(untold - set(decode.shape.key))}))
+    types, planned = partial(read_types, connection), (versions, evolution)
+    decode = plan_decode(types, batch_range, state, planned, policy, options)
+    absent = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
+    toastable = tuple(sorted({*decode.shape.toastable, *(absent - set(decode.shape.key))}))
+    shape = replace(decode.shape, toastable=toastable)
     truncated_at = last_truncates(stream, state, snapshot)
-    decode = replace(
-        decode,
-        shape=replace(decode.shape, toastable=toastable),
-        truncated_at=truncated_at,
-        keeps_absent=True,
-    )
-    may_move = any(version.relation.replica_identity == "f" for version in versions)
+    decode = replace(decode, shape=shape, truncated_at=truncated_at, keeps_absent=True)
+    is_full = any(version.relation.replica_identity == "f" for version in versions)
+    may_move = is_full or decode.routing is not None
+    # Spark derives the states from the whole change log.
     plan = TargetPlan(
-        state,
-        batch_range.batches,
-        volume,
-        decode,
-        bool(truncated_at),
-        None,
-        may_move or decode.routing is not None,
-        None,
+        state, batch_range.batches, volume, decode, bool(truncated_at), None, may_move, None
     )
-    hides_origins = job.pipeline.source.options.origin != "any"
     first = history[0] if history else state
-    return ReplayPlan(
-        plan, upto, invents=not may_lack_rows(state, first, hides_origins=hides_origins)
-    )
+    hides_origins = job.pipeline.source.options.origin != "any"
+    invents = not may_lack_rows(state, first, hides_origins=hides_origins)
+    return ReplayPlan(plan, upto, invents)
 
 
 def _is_of_copy(row: TableState, state: TableState) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -31,7 +32,7 @@ from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
 from waldelta.changes.merge.statements import as_stored, merge_statement, tagged
-from waldelta.changes.stage import Staged, staged_in
+from waldelta.changes.stage import staged_in
 from waldelta.errors import LockHeld, ModeRefused, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
@@ -42,11 +43,11 @@ from waldelta.lake.ledger.quarantine import DISCARDED
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.drift import CatalogTable, read_catalog_state
-from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
+from waldelta.pipeline.targets import RequiredAction, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, states
 from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
-from waldelta.pipeline.task_errors import of_table, writing_error
+from waldelta.pipeline.task_errors import of_table, raised_as, writing_error
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
@@ -105,21 +106,7 @@ class _Run:
     held: Watermarks
     stretches: BatchRanges
     quarantine: Quarantine
-    gates: Mapping[str, TableGate] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mended:
-    """A target's staged rows: their counts, the statement that commits them, the number of keys
-    read.
-
-    ``filled`` are the completed rows to record once that has been committed.
-    """
-
-    counts: dict[str, int]
-    statement: str
-    keys: int = 0
-    filled: Sequence[IncompleteRow] = ()
+    gates: Mapping[str, TableGate]
 
 
 def replay(
@@ -137,34 +124,25 @@ def replay(
                 f"{name} has mode {mode}, so a replay would overwrite rows that it keeps: sync it"
                 " again, which adds what differs as changes"
             )
-    identity = job.read_identity()
+    identity, done = job.read_identity(), Replayed()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(identity.floor, change_log.last_batch() or span.upto)
-    quarantine = Quarantine(job.lake)
-    run = _Run(
-        spark, job, span, Watermarks(job, identity), BatchRanges(change_log, sizes), quarantine
-    )
     # These ranges start at the span; the others end at the targets' watermarks.
+    ranges = BatchRanges(change_log, sizes)
     touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
-    done = Replayed()
     with job.source.connect("replay") as connection:
-        standings = read_lifecycles(job, read_published(connection, job))
-        states = [
-            s.state for s in standings if s.action == RequiredAction.APPLY and s.state is not None
-        ]
-        catalog_tables = read_catalog_state(connection, states)
-    run = replace(run, gates=read_gates(job, states))
-    for lifecycle in standings:
-        if (
-            lifecycle.action != RequiredAction.APPLY
-            and _is_chosen(lifecycle.table_name, tables)
-            and _is_not_replayed(touched, lifecycle)
-        ):
-            done.warnings.append(f"{lifecycle.table_name} isn't replayed: {lifecycle.why}")
-    for state in states:
+        found = read_lifecycles(job, read_published(connection, job))
+        replicated = states(found, RequiredAction.APPLY)
+        catalog_tables = read_catalog_state(connection, replicated)
+    marks, gates = Watermarks(job, identity), read_gates(job, replicated)
+    run = _Run(spark, job, span, marks, ranges, Quarantine(job.lake), gates)
+    chosen = [one for one in found if tables is None or one.table_name in tables]
+    for other in chosen:
+        state = other.state if other.action != RequiredAction.APPLY else None
+        if state is not None and state.snapshot and _concerns(touched, state):
+            done.warnings.append(f"{other.table_name} isn't replayed: {other.why}")
+    for state in states(chosen, RequiredAction.APPLY):
         name = state.table_name
-        if not _is_chosen(name, tables):
-            continue
         done.warnings += _older_than_copy(touched, state)
         if not _concerns(touched, state) or _keeps(state, done):
             continue
@@ -198,16 +176,6 @@ def _keeps(state: TableState, done: Replayed) -> bool:
         return False
     done.warnings.append(f"{state.table_name} isn't replayed: {why}")
     return True
-
-
-def _is_chosen(name: str, tables: Collection[str] | None) -> bool:
-    return tables is None or name in tables
-
-
-def _is_not_replayed(touched: BatchRange, lifecycle: TableLifecycle) -> bool:
-    """Returns whether the range has anything for a table that isn't replicated now."""
-    state = lifecycle.state
-    return state is not None and bool(state.snapshot) and _concerns(touched, state)
 
 
 def _concerns(touched: BatchRange, state: TableState) -> bool:
@@ -289,39 +257,35 @@ def _replay_target(
     name = state.table_name
     folder = staging_folder(job.lake, name, state.generation, watermark, job.run_id)
     mend = _mend_by_key if state.key_columns else _mend_whole
-    try:
-        with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
-            fence.lock.verify()
-            check_target(job, state)
-            take_over_target(run.spark, job, state, run.quarantine, fence)
-            # The version grows with every commit, so a late writer of this run is skipped after a
-            # newer commit.
-            version = job.lake.target(name).version
-            mended = mend(run, plan, folder, fence, done)
-            tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
-            cut = _commit(run, plan, mended.statement, tag, fence)
-            if mended.filled:
-                run.quarantine.add(mended.filled, fence)
-            return cut, mended.keys
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        raise writing_error(name, err) from err
+    with (
+        raised_as(partial(writing_error, name)),
+        staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))),
+    ):
+        fence.lock.verify()
+        check_target(job, state)
+        take_over_target(run.spark, job, state, run.quarantine, fence)
+        # The version grows with every commit, so a late writer of this run is skipped after a
+        # newer commit.
+        version = job.lake.target(name).version
+        tag = CommitTag(app_id, version, job.run_id, verb="replay")
+        return mend(run, plan, folder, tag, fence, done)
 
 
 def _mend_by_key(
-    run: _Run, plan: ReplayPlan, folder: str, fence: TargetFence, done: Replayed
-) -> _Mended:
-    """Stage the rows that differ."""
+    run: _Run, plan: ReplayPlan, folder: str, tag: CommitTag, fence: TargetFence, done: Replayed
+) -> tuple[TargetCut, int]:
+    """Merge the rows that differ; returns how many keys were compared, too."""
     job, state, decode = run.job, plan.target.state, plan.target.decode
     uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = derive_states(run.spark, change_log, plan, f"{folder}-states")
-    but = _stage_discarded(run, plan.target, f"{folder}-discarded")
-    changes = write_differences(
-        run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but
-    )
-    done.warnings += _skipped_warning(state, changes)
+    discarded = _stage_discarded(run, plan.target, f"{folder}-discarded")
+    changes = write_differences(run.spark, job, f"{folder}-states", plan, folder, discarded)
+    if skipped := changes.counts.get(ACTION_SKIP):
+        why = "missing in the target, as expected if what is published changed"
+        done.warnings.append(
+            f"{state.table_name}: {counted(skipped, 'row')} that the range changed {why}: left out"
+        )
     judged = judge_of(run.spark, job, plan.target, run.gates)
     filled: list[IncompleteRow] = []
     changes = complete_rows(
@@ -336,7 +300,10 @@ def _mend_by_key(
     )
     source = as_stored(changes.source, decode.types)
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
-    return _Mended(changes.counts, statement, keys, filled)
+    cut = _commit(run, plan, statement, replace(tag, counts=changes.counts), fence)
+    if filled:
+        run.quarantine.add(filled, fence)
+    return cut, keys
 
 
 def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
@@ -353,14 +320,16 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
     return folder
 
 
-def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: TargetFence, __: Replayed) -> _Mended:
-    """Stage all rows of a table without a key again; there are no keys to count."""
+def _mend_whole(
+    run: _Run, plan: ReplayPlan, folder: str, tag: CommitTag, fence: TargetFence, _: Replayed
+) -> tuple[TargetCut, int]:
+    """Replace all rows of a table without a key, if they differ; there are no keys to count."""
     job, state = run.job, plan.target.state
     uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, folder)
     columns = plan.target.decode.columns
     statement = replace_statement(uri, parquet(folder), columns, metadata_columns=kept)
-    return _Mended(counts, statement)
+    return _commit(run, plan, statement, replace(tag, counts=counts), fence), 0
 
 
 def _commit(
@@ -375,10 +344,3 @@ def _commit(
         run.spark.sql(statement).collect()
     fault_point("replay.merged")
     return read_commit(job, state, tag)
-
-
-def _skipped_warning(state: TableState, changes: Staged) -> list[str]:
-    if not (skipped := changes.counts.get(ACTION_SKIP)):
-        return []
-    why = "missing in the target, as expected if what is published changed"
-    return [f"{state.table_name}: {counted(skipped, 'row')} that the range changed {why}: left out"]
