@@ -18,6 +18,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay
 from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.records import now
+from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -260,6 +261,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     assert len(told) == 4
     assert sum("'touched'" in row for row in rows(job, "t")) == 1
     assert stands(database) == slot
+    assert [staged_for(job.lake, f"public.{name}") for name in NAMES] == [[]] * len(NAMES)
 
     never = replace(
         job,

@@ -59,7 +59,7 @@ def write_rows(
     """
     plan, kept = replay.target, job.pipeline.target.metadata_columns
     columns, target = plan.decode.columns, job.lake.target(plan.state.table_name)
-    staged = stage(spark, change_log, plan, f"{folder}-net")
+    staged = stage(spark, change_log, plan, f"{folder}-net/net")
     version = (
         "limit 0"
         if plan.is_truncated

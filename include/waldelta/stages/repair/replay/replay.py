@@ -79,7 +79,6 @@ _STAGED = (
     "-completed",
     "-replaced",
     "-net",
-    "-net-routed",
     "-let",
     "-let-aside",
     "-let-gone",
