@@ -112,7 +112,7 @@ class DeltaTarget:
 
 @dataclass(slots=True)
 class TargetVersion:
-    """One version of a Delta table; ``table`` is delta-rs's, for modules of the lake.
+    """One version of a Delta table; ``table`` is delta-rs's, for this package alone.
 
     A commit makes it the version that was committed.
     """
@@ -129,6 +129,11 @@ class TargetVersion:
     def schema(self) -> pa.Schema:
         """The columns."""
         return pa.schema(self.table.schema().to_arrow())
+
+    @property
+    def delta_schema(self) -> Schema:
+        """The columns with the types that Delta's log names."""
+        return self.table.schema()
 
     @property
     def properties(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ MOST_DRIVER_MESSAGE_BYTES = 32 << 20
 def is_small(files: pa.Table) -> bool:
     """Return whether a target with these files is read in the driver; False without row counts.
 
-    ``files`` is what Delta's log has of them (``lake.files_of``).
+    ``files`` is what Delta's log has of them (``TargetVersion.files``).
     """
     return is_at_most(files, MOST_DRIVER_ROWS, MOST_FILE_BYTES)
 

@@ -77,7 +77,7 @@ def read_table_details(
     filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
     try:
         table = target.open()
-        schema, files = table.table.schema(), table.files
+        schema, files = table.delta_schema, table.files
     except (
         DeltaError,
         OSError,

@@ -24,7 +24,7 @@ _WITHIN_A_MILLISECOND = pa.scalar(999, pa.duration("us"))
 
 
 def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
-    """Return which files (lake.files_of) may have a row with one of these keys.
+    """Return which files (``TargetVersion.files``) may have a row with one of these keys.
 
     ``keys`` has the values of the columns ``names``.
     """

@@ -197,7 +197,7 @@ def quick_outcomes(
     ``are_met`` find out, in this order, until one returns True. Returns None when Great
     Expectations must run.
     """
-    columns = {listed(field.name): _spark_type(field.type) for field in table.table.schema().fields}
+    columns = {listed(field.name): _spark_type(field.type) for field in table.delta_schema.fields}
     kinds = [(kind_of(planned.type), planned) for planned in plan.expectations]
     if not all(kind.fits(columns, planned.kwargs) for kind, planned in kinds):
         return None

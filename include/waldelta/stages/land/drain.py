@@ -169,10 +169,10 @@ class _SlotDrain:
         is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
         # A call that was cut off before any transaction had ended, by discarded messages only,
         # must return more.
-        is_short = self._limit is not None and is_cut_off and not landed.end_lsn
-        self._limit = (
-            2 * self._limit if self._limit is not None and is_short else self._most_messages
-        )
+        if self._limit is not None and is_cut_off and not landed.end_lsn:
+            self._limit *= 2
+        else:
+            self._limit = self._most_messages
         is_whole = not is_cut_off and bound.upto_lsn < self._server.flush_lsn
         self._windows.answered(times.total_s, is_whole=is_whole)
         read_upto = Lsn(landed.end_lsn) if is_cut_off else bound.upto_lsn

@@ -459,8 +459,9 @@ def _commit(
     """
     spark, job, lock, name = work.spark, work.job, work.lock, rows.drifted.state.table_name
     marked = job.read_states()[name]
+    first = _first_row(work, rows, marked)
     lock.verify()
-    begun = job.ledger.append_state(_first_row(work, rows, marked), marked)
+    begun = job.ledger.append_state(first, marked)
     carry_over(job, begun, carried)
     fault_point("repair.begun")
     try:

@@ -103,7 +103,7 @@ def _fits(table: TargetVersion, wanted: Schema) -> bool:
     It may have fewer NOT NULL constraints, not more.
     """
     held, asked = (
-        {field.name: field for field in schema.fields} for schema in (table.table.schema(), wanted)
+        {field.name: field for field in schema.fields} for schema in (table.delta_schema, wanted)
     )
     if not table.is_writable or held.keys() != asked.keys():
         return False
@@ -216,7 +216,7 @@ def _commit(table: TargetVersion, files: Sequence[tuple[str, int, str]], tag: Ta
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
-    place, wanted = table.place, table.table.schema()
+    place, wanted = table.place, table.delta_schema
     late = LateWriter(
         f"{place.uri} was changed by another writer while it was replaced: run the sync again"
     )
