@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.integration.check.test_quality import GOOD, Lake
+from tests.integration.check.test_quality import GOOD, Scene
 from waldelta.spark import SessionPool
 from waldelta.spark.session_pool import MOST_AT_ONCE
 
@@ -24,7 +24,7 @@ expectations:
 
 @pytest.fixture
 def lake(spark, tmp_path):
-    return Lake(spark, tmp_path)
+    return Scene(spark, tmp_path)
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ import json
 import pytest
 from pyspark.sql import functions as F
 
-from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
+from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Scene
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import ColumnState
@@ -102,7 +102,7 @@ def own_file(expectations):
 
 @pytest.fixture
 def lake(spark, tmp_path):
-    return Lake(spark, tmp_path)
+    return Scene(spark, tmp_path)
 
 
 @pytest.mark.soak
