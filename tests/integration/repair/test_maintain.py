@@ -20,7 +20,7 @@ from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
 from waldelta.jobs import Pipeline
-from waldelta.lake import bookkeeping_uri
+from waldelta.lake import Lake, bookkeeping_uri
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger import prune_ledger as ledger_upkeep
 from waldelta.lake.ledger.records import Run, SlotMove, now
@@ -261,12 +261,12 @@ def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
 
 def test_delta_keeps_logs_and_files_as_long_as_promised(spark, lake):
     """By properties that are only set where Delta keeps less, or something else, by itself."""
-    write_deltalake(uri := f"{lake}/t", pa.table({"id": [1]}))
-    told = []
+    target, told = Lake(lake).target("public.t"), []
+    write_deltalake(target.uri, pa.table({"id": [1]}))
     for hours in (168, 500, 500, 1000, 168):
-        set_retention(spark, uri, DeltaTable(uri), hours)
-        table = DeltaTable(uri)
-        told.append((table.version(), *sorted(table.metadata().configuration.values())))
+        set_retention(spark, target.uri, target.open(), hours)
+        seen = target.open()
+        told.append((seen.version, *sorted(seen.properties.values())))
     by_hour = "interval {} hours".format
     assert told == [
         (0,),
