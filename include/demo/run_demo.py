@@ -27,8 +27,7 @@ from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
-from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger
+from waldelta.pipeline.job import ledger_of
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Demo:
             self._reconcile_and_maintain(airflow)
             runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
         return DemoOutcome(loaded, self.operations, self.seconds, runs, self.compare(),
-                       Ledger(Lake(self.pipeline.target.root)))  # fmt: skip
+                       ledger_of(self.pipeline))  # fmt: skip
 
     def load(self) -> Loaded:
         """Load the source as scheduled, and decide what will happen."""
@@ -85,7 +84,7 @@ class Demo:
         from tests.oracles.compare import compare_target
         from waldelta.spark import open_session
 
-        states = Ledger(Lake(self.pipeline.target.root)).table_states()
+        states = ledger_of(self.pipeline).table_states()
         names = sorted(
             table.name
             for publication in self.pipeline.source.publications

@@ -22,7 +22,6 @@ from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.quarantine import watched_rows
 from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.run_result import RunAttempt
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
 from waldelta.stages.repair import read_quarantined_again
 from waldelta.stages.repair.repair import Again
@@ -107,6 +106,5 @@ def _run(
 
     stages: dict[str, Stage] = {action: read_again, "check": check_stage}
     earlier = continued(job, "quarantine", fresh=False)
-    attempt = RunAttempt(earlier.attempt.begun)
-    result = RunResult("quarantine", job.run_id, tables=dict(earlier.tables), attempt=attempt)
+    result = RunResult("quarantine", job.run_id, tables=earlier.tables, attempt=earlier.attempt)
     return run_stages(spark, job, result, stages, None)

@@ -22,6 +22,7 @@ from deltalake import (
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from deltalake.transaction import AddAction, RemoveAction
 
 from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 # feature is written by Spark.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
+_SPARK_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
 class Overtaken(CommitFailedError):
@@ -134,6 +136,11 @@ class TargetVersion:
     def delta_schema(self) -> Schema:
         """The columns with the types that Delta's log names."""
         return self.table.schema()
+
+    @property
+    def spark_types(self) -> dict[str, str]:
+        """The type of each column as Spark's ``simpleString`` writes it."""
+        return {field.name: _spark_type(field.type) for field in self.delta_schema.fields}
 
     @property
     def properties(self) -> dict[str, str]:
@@ -259,6 +266,10 @@ class TargetVersion:
         self.keep(made)
         return made
 
+    def update(self) -> None:
+        """Make it the newest version; reads only the commits since this one."""
+        self.table.update_incremental()
+
     def keep(self, version: int) -> None:
         """Make a commit durable, and write a checkpoint at regular intervals.
 
@@ -266,7 +277,7 @@ class TargetVersion:
         """
         sync_commit(self.place.uri, version)
         if self.version < version:
-            self.table.update_incremental()
+            self.update()
         if self.version % self.place.interval == 0:
             write_checkpoint(self.table)
 
@@ -287,3 +298,16 @@ class TargetVersion:
         """Write a checkpoint, and drop the log's old entries, which it replaces."""
         if write_checkpoint(self.table):
             self.table.cleanup_metadata()
+
+
+def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:
+    match kind:
+        case ArrayType():
+            return f"array<{_spark_type(kind.element_type)}>"
+        case MapType():
+            return f"map<{_spark_type(kind.key_type)},{_spark_type(kind.value_type)}>"
+        case StructType():
+            fields = ",".join(f"{field.name}:{_spark_type(field.type)}" for field in kind.fields)
+            return f"struct<{fields}>"
+        case _:
+            return _SPARK_NAMES.get(kind.type, kind.type)

@@ -4,21 +4,16 @@ location.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import Schema
 from deltalake.exceptions import DeltaError
-from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from waldelta.lake.ledger import ColumnState, Ledger, TableState
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
-
-_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ def read_table_details(
     filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
     try:
         table = target.open()
-        schema, files = table.delta_schema, table.files
+        types, files = table.spark_types, table.files
     except (
         DeltaError,
         OSError,
@@ -92,7 +87,7 @@ def read_table_details(
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
     return TableDetails(
         uri,
-        _columns(schema, state),
+        _columns(types, state),
         state.mode,
         filters,
         row_count(files),
@@ -104,13 +99,10 @@ def read_table_details(
     )
 
 
-def _columns(schema: Schema, state: TableState) -> tuple[ColumnLine, ...]:
+def _columns(types: Mapping[str, str], state: TableState) -> tuple[ColumnLine, ...]:
     """Returns the source's columns as the target has them, then waldelta's own."""
     known = {column.name: column for column in state.columns}
-    lines = [
-        _line(field.name, _name_of(field.type), known.get(field.name), state)
-        for field in schema.fields
-    ]
+    lines = [_line(name, kind, known.get(name), state) for name, kind in types.items()]
     return tuple(
         sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(PREFIX))
     )
@@ -120,18 +112,3 @@ def _line(name: str, type_name: str, column: ColumnState | None, state: TableSta
     if column is None:
         return ColumnLine(name, type_name)
     return ColumnLine(name, type_name, column.type_name, name in state.key_columns, column.not_null)
-
-
-def _name_of(kind: Any) -> str:
-    """Returns a type's name in Spark SQL."""
-    if isinstance(kind, PrimitiveType):
-        return _NAMES.get(kind.type, kind.type)
-    if isinstance(kind, ArrayType):
-        return f"array<{_name_of(kind.element_type)}>"
-    if isinstance(kind, MapType):
-        return f"map<{_name_of(kind.key_type)},{_name_of(kind.value_type)}>"
-    if isinstance(kind, StructType):
-        return (
-            f"struct<{','.join(f'{field.name}:{_name_of(field.type)}' for field in kind.fields)}>"
-        )
-    return "variant"

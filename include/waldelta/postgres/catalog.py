@@ -155,6 +155,11 @@ class PublishedTable:
         """Bytes of the table's main storage, all leaves together."""
         return sum(leaf.size_bytes for leaf in self.leaves)
 
+    @property
+    def stored_leaves(self) -> list[Leaf]:
+        """The leaves whose rows this server stores, which are no foreign tables."""
+        return [leaf for leaf in self.leaves if leaf.relkind == "r"]
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:

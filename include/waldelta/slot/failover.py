@@ -204,15 +204,16 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
         return
     for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
-            latest = copies_beyond(
-                [one for one in [job.read_states().get(state.table_name)] if one is not None],
-                promotion.switchpoint,
-            )
+            latest = job.read_state(state.table_name)
             # After another run has recorded it, new copies are of the new timeline.
-            if latest and _recorded(job, identity) == done:
-                copied = Lsn(latest[0].snapshot_lsn)
+            if (
+                latest is not None
+                and copies_beyond([latest], promotion.switchpoint)
+                and _recorded(job, identity) == done
+            ):
+                copied = Lsn(latest.snapshot_lsn)
                 why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
-                mark(job, latest[0], why)
+                mark(job, latest, why)
     slot, system, timeline = identity.slot, identity.system_identifier, identity.timeline
     moved = SlotMove(
         now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn

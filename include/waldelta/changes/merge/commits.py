@@ -107,8 +107,8 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     target = job.lake.target(name)
 
     def shut_out() -> None:
-        if target.exists:
-            target.log.check_entry(target.version + 1)
+        if (table := target.find()) is not None:
+            target.log.check_entry(table.version + 1)
             set_generation(spark, target.uri, generation)
 
     with writing_target(target.uri):

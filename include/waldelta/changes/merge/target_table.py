@@ -194,10 +194,8 @@ def replace_target(
     writer = _writer(frame, txn, user_metadata)
     if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
         writer = _writer(plainly_typed(frame), txn, user_metadata).option(option, "true")
-    try:
+    with writing_target(uri):
         writer.save(uri)
-    except Exception as err:
-        raise target_write_error(uri, err) from None
     written = _read_commit(spark, uri, user_metadata)
     sync_commit(uri, written.version)
     return written

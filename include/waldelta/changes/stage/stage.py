@@ -205,9 +205,15 @@ class _Staging:
         name = f"{number}-{uuid.uuid4().hex}"
         rows = np.zeros(buckets, np.int64)
         plan, schema = self.plan, self.plan.event_schema
+        files, net = self._files()
         with ExitStack() as opened:
-            sinks = [self._open_events(opened, bucket, name) for bucket in range(buckets)]
-            decoded = None if plan.routing is None else self._open_decoded(opened, name)
+            sinks = [
+                self._open_events(opened, files, f"{net}-events/{bucket}/{name}.arrow")
+                for bucket in range(buckets)
+            ]
+            decoded = None
+            if plan.routing is not None:
+                decoded = self._open_decoded(opened, files, f"{net}-decoded/{name}.parquet")
             for part in parts:
                 events = pa.Table.from_batches([part])
                 bucket_of = buckets_of(_identities(events, plan), buckets)
@@ -264,24 +270,18 @@ class _Staging:
         return self.lake.files(base), net
 
     def _open_events(
-        self, opened: ExitStack, bucket: int, name: str
+        self, opened: ExitStack, files: FileSystem, path: str
     ) -> pa.ipc.RecordBatchStreamWriter:
-        files, net = self._files()
-        files.create_dir(f"{net}-events/{bucket}")
-        path, options = (
-            f"{net}-events/{bucket}/{name}.arrow",
-            pa.ipc.IpcWriteOptions(compression="lz4"),
-        )
+        files.create_dir(path.rpartition("/")[0])
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
         stream = opened.enter_context(files.open_output_stream(path))
         return opened.enter_context(
             pa.ipc.new_stream(stream, self.plan.event_schema, options=options)
         )
 
-    def _open_decoded(self, opened: ExitStack, name: str) -> pq.ParquetWriter:
-        files, net = self._files()
-        files.create_dir(f"{net}-decoded")
+    def _open_decoded(self, opened: ExitStack, files: FileSystem, path: str) -> pq.ParquetWriter:
+        files.create_dir(path.rpartition("/")[0])
         schema = self.plan.filtered_schema.append(pa.field(BUCKET, pa.int64()))
-        path = f"{net}-decoded/{name}.parquet"
         return opened.enter_context(pq.ParquetWriter(path, schema, filesystem=files))
 
 

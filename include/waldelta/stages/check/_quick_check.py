@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from pyspark.sql import functions as F
 
 from waldelta.lake import TargetVersion
@@ -35,7 +34,7 @@ from waldelta.stages.check._incremental import (
     suite_of,
 )
 from waldelta.stages.check.measure import Measured, Reference
-from waldelta.stages.check.measure.columns import listed, simple_type
+from waldelta.stages.check.measure.columns import listed
 from waldelta.stages.check.measure.profile import profile_in_driver
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
 from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, kind_of
@@ -197,27 +196,13 @@ def quick_outcomes(
     ``are_met`` find out, in this order, until one returns True. Returns None when Great
     Expectations must run.
     """
-    columns = {listed(field.name): _spark_type(field.type) for field in table.delta_schema.fields}
+    columns = {listed(name): kind for name, kind in table.spark_types.items()}
     kinds = [(kind_of(planned.type), planned) for planned in plan.expectations]
     if not all(kind.fits(columns, planned.kwargs) for kind, planned in kinds):
         return None
     if not any(find_out() for find_out in are_met):
         return None
     return tuple(kind.outcome(planned) for kind, planned in kinds if kind.is_judged(planned))
-
-
-def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:
-    """Returns a Delta type as Spark's ``simpleString`` writes it."""
-    match kind:
-        case ArrayType():
-            return f"array<{_spark_type(kind.element_type)}>"
-        case MapType():
-            return f"map<{_spark_type(kind.key_type)},{_spark_type(kind.value_type)}>"
-        case StructType():
-            fields = ",".join(f"{field.name}:{_spark_type(field.type)}" for field in kind.fields)
-            return f"struct<{fields}>"
-        case _:
-            return simple_type(kind.type)
 
 
 def rest_outcomes(

@@ -20,7 +20,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
@@ -66,31 +66,31 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
             check_target(job, state, version)
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
-        _compact(spark, target)
+        _compact(spark, table)
         # Otherwise only the next commit would make the log durable, and a cut could name a version
         # that a power failure removes.
         version = sync_behind(uri, version)
     # The deleted files have been unused for a week at least, so no other run waits while the
     # table's folder is listed.
-    _vacuum(spark, target, hours)
+    _vacuum(spark, table, hours)
     sync_behind(uri, version)
 
 
-def _vacuum(spark: SparkSession, target: DeltaTarget, hours: int) -> None:
+def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
     """Delete files that no version newer than ``hours`` needs, including those of killed writers.
 
     delta-rs does it where it knows all writer features of the table: Spark's VACUUM of a small
     table takes seconds of CPU.
     """
-    table = target.open()
+    table.update()
     if table.is_writable:
         try:
             table.vacuum(hours, full=True)
         except (DeltaError, OSError) as err:  # The files may belong to another user, for example.
-            log.info("%s is vacuumed by Spark: %s", target.uri, err)
+            log.info("%s is vacuumed by Spark: %s", table.place.uri, err)
         else:
             return
-    spark.sql(f"vacuum {path(target.uri)} retain {int(hours)} hours").collect()
+    spark.sql(f"vacuum {path(table.place.uri)} retain {int(hours)} hours").collect()
 
 
 def _keep_as_chosen(
@@ -111,10 +111,11 @@ def _keep_as_chosen(
     set_deletion_vectors(spark, uri, deletion_vectors)
 
 
-def _compact(spark: SparkSession, target: DeltaTarget) -> None:
-    if _has_work(target.open()):
+def _compact(spark: SparkSession, table: TargetVersion) -> None:
+    table.update()
+    if _has_work(table):
         with session_settings(spark, _FILE_SIZES):
-            spark.sql(f"optimize {path(target.uri)}").collect()
+            spark.sql(f"optimize {path(table.place.uri)}").collect()
     fault_point("maintain.compacted")
 
 

@@ -96,7 +96,7 @@ def plan_rows(
     would keep the lock, and a TRUNCATE or ALTER would wait for it, with all writers behind.
     """
     state, table = drifted.state, drifted.table
-    files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
+    files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
     moving = moving_rows(drifted, own, files)
     with_metadata = job.pipeline.target.metadata_columns
     copy = plan_copy(

@@ -21,7 +21,6 @@ from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTIO
 from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.commits import (
-    read_untouched,
     take_over_for_copy,
 )
 from waldelta.changes.merge.snapshot_rows import staged_shape
@@ -133,8 +132,8 @@ def _add(
     rows: CopyRows,
 ) -> CommitResult:
     mode = job.pipeline.target.mode_of(begun.table_name)
-    copy, table, uri = copied.copy, begun.table_name, job.lake.target(begun.table_name).uri
-    compared = read_untouched(job, begun).version
+    copy, table, target = copied.copy, begun.table_name, job.lake.target(begun.table_name)
+    uri, compared = target.uri, target.version
     if complete := job.ledger.complete_states(table):
         check_target(job, complete[-1], compared)
     held = spark.read.format("delta").load(uri)

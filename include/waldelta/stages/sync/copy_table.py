@@ -191,19 +191,15 @@ def _write(
     skipped: SkippedCopy | None,
 ) -> tuple[CommitResult, int | None, RowDiff | str | None]:
     """Write the copy as write_copy() does; a target whose copy is skipped keeps its rows."""
-    if skipped is None:
-        return write_copy(spark, job, rows, generation, former)
-    if skipped.former is None:
-        return write_copy(spark, job, rows, generation, None)
-    return keep_target(spark, job, str(rows.target), generation), None, None
+    if skipped is not None and skipped.former is not None:
+        return keep_target(spark, job, str(rows.target), generation), None, None
+    return write_copy(spark, job, rows, generation, former if skipped is None else None)
 
 
 def _plan_reading(table: PublishedTable) -> list[list[Chunk]]:
     """Returns the chunks of a table's leaves that each task reads."""
     size = bytes_per_task(table.size_bytes)
-    return plan_tasks(
-        plan_chunks([leaf for leaf in table.leaves if leaf.relkind == "r"], size), size
-    )
+    return plan_tasks(plan_chunks(table.stored_leaves, size), size)
 
 
 def _copy_rows(
@@ -219,7 +215,7 @@ def _copy_rows(
     """
     job, holder, table, name = held.job, held.holder, replicated.table, str(replicated.id)
     target = job.pipeline.target
-    files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
+    files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
     lsn = holder.lsn.value if target.metadata_columns else None
     copy = plan_copy(table, holder.snapshot_id, files, lsn, target.types_of(name), where)
     log.info(

@@ -59,7 +59,7 @@ def job(lake):
 
 
 def test_a_watermark_belongs_to_one_copy(job):
-    """A new copy begins anew, whatever was applied to the one before."""
+    """A new copy starts at its own snapshot, whatever was applied to the one before."""
     copies = [STATE, replace(STATE, generation=2)]
     identity = SlotIdentity("s", "1", 1, "0/1")
     properties = CommitProperties(app_transactions=[Transaction(apply_app_id(identity, STATE), 5)])
@@ -87,7 +87,7 @@ def test_a_watermark_belongs_to_one_copy(job):
     ],
 )
 def test_changes_are_applied_to_the_copy_they_were_selected_for(job, changed, is_same):
-    """Of which the ledger may know more by then."""
+    """The ledger may know more of the copy by then."""
     selected = replace(STATE, incarnation="0/1")
     latest = None
     if changed is not None:

@@ -242,7 +242,7 @@ def judge_complete_rows(
     asides = _ByRow(gate, columns, [v for v in verdicts if v.gated.item.gate == "quarantine"])
     quarantined = F.col(f"{_NET}.t0").isNotNull()
     try:
-        failing = asides.count(frame.where(quarantined)) if asides.verdicts else 0
+        failing = asides.count(frame.where(quarantined))
         still = _still_failing(frame.where(quarantined), copy, asides, opened) if failing else []
         kept = [verdict.unexpected or 0 for verdict in asides.verdicts]
         _check_enters(gate, columns, frame.where(~(quarantined & asides.any_fails)), verdicts)
@@ -327,8 +327,11 @@ class _ByRow:
     def count(self, frame: DataFrame, *, together: bool = True) -> int:
         """Count the rows that fail each expectation, and ``together`` any, in one query.
 
-        Raises QualityFailed for an expectation that Spark can't evaluate.
+        Without expectations it asks nothing. Raises QualityFailed for an expectation that Spark
+        can't evaluate.
         """
+        if not self.verdicts:
+            return 0
         asked = [F.count(F.when(self.any_fails if together else F.lit(False), 1)).alias("any")]
         for number, (fails, condition) in enumerate(
             zip(self.failing, self._conditions, strict=True)
@@ -437,7 +440,7 @@ def _values(job: Job, columns: _Columns) -> list[Column]:
 def _set_aside(
     spark: SparkSession, plan: TargetPlan, asides: _ByRow, staged: Staged, frame: DataFrame
 ) -> JudgedChanges:
-    count = asides.count(frame) if asides.verdicts else 0
+    count = asides.count(frame)
     if not count:
         return JudgedChanges(staged)
     table = asides.gate.table
@@ -465,8 +468,7 @@ def _stopped(
 ) -> list[_Verdict]:
     """Returns the expectations that the rows don't meet."""
     by_row = [verdict for verdict in verdicts if verdict.condition is not None]
-    if by_row:
-        _ByRow(gate, columns, by_row).count(frame, together=False)
+    _ByRow(gate, columns, by_row).count(frame, together=False)
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
         import_great_expectations({verdict.gated.item.type for verdict in others})
         for number, verdict in enumerate(others):

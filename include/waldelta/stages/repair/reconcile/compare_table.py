@@ -250,7 +250,7 @@ def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> T
         return plan_copy(table, "", {}, None, options)
     with job.source.connect("reconcile") as connection:
         own = read_target_filter(connection, state.table_name, feeding.as_copied.where, table)
-    files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
+    files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
     return plan_copy(table, holder.snapshot_id, files, None, options, own)
 
 
@@ -269,7 +269,6 @@ def _source(
     job: Job, holder: SnapshotHolder, feeding: ComparedTarget, copy: TableCopy, plan: Fingerprint
 ) -> SourceSide:
     state, table = feeding.state, feeding.as_copied.table
-    leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
     types = {column.name: column.type_name for column in state.columns}
     again = whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes)
     key = tuple((column, types[column]) for column in state.key_columns)
@@ -277,7 +276,7 @@ def _source(
         job.source.conninfo,
         plan,
         copy,
-        tuple(plan_chunks(leaves, BYTES_PER_CHUNK)),
+        tuple(plan_chunks(table.stored_leaves, BYTES_PER_CHUNK)),
         again,
         key,
         holder.pid,

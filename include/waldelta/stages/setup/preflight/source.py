@@ -327,23 +327,25 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
 
 def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
     actual = facts.actual.get(entry.name)
-    mark = Mark.parse(actual.comment) if actual is not None else None
-    is_managed = entry.manage and actual is not None
-    yield from problem_if(
-        not entry.manage and actual is None,
-        f"publication {entry.name!r} does not exist, and with manage: false setup never"
-        " creates it: create it, or remove manage: false and say what it publishes",
-    )
-    yield from problem_if(
-        is_managed and mark is None,
-        f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
-        " false to read it as it is, choose another name, or drop it",
-    )
-    yield from problem_if(
-        is_managed and mark is not None and mark.pipeline != pipeline.pipeline,
-        f"publication {entry.name!r} was made by pipeline {mark and mark.pipeline!r}: choose"
-        " another name, or write manage: false to read it as it is",
-    )
+    if not entry.manage:
+        yield from problem_if(
+            actual is None,
+            f"publication {entry.name!r} does not exist, and with manage: false setup never"
+            " creates it: create it, or remove manage: false and say what it publishes",
+        )
+        return
+    if actual is None:  # Setup creates it.
+        return
+    if (mark := Mark.parse(actual.comment)) is None:
+        yield problem(
+            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
+            " false to read it as it is, choose another name, or drop it"
+        )
+    elif mark.pipeline != pipeline.pipeline:
+        yield problem(
+            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another"
+            " name, or write manage: false to read it as it is"
+        )
 
 
 def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:

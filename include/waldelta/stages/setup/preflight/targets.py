@@ -240,7 +240,6 @@ def _judge_leaves(
         for n, f in planned.sources.items()
         if n != name and f.root_id is not None and f.relation_ids & oids
     )
-    taken = [c.name for c in root.columns if c.name.lower() == RELID]
     yield from problem_if(
         own,
         f"{where}: {', '.join(own)} can't be a target too: remove its entry under target.tables",
@@ -248,11 +247,11 @@ def _judge_leaves(
     yield from problem_if(
         others, f"{where}: {', '.join(others)} merges the same partitions: remove one of them"
     )
-    yield from problem_if(
-        taken,
-        f"{where}: it has a column {', '.join(taken[:1])}, a name that the target needs for"
-        " each row's partition: rename it",
-    )
+    if taken := [c.name for c in root.columns if c.name.lower() == RELID]:
+        yield problem(
+            f"{where}: it has a column {taken[0]}, a name that the target needs for each row's"
+            " partition: rename it"
+        )
 
 
 def _finding(value: frozenset[Any]) -> str:
