@@ -38,6 +38,9 @@
      +-- SyncFailed                  some tables couldn't be copied; the others are synced
      +-- LakeError                   the Delta side
      |    +-- TargetNotWritable
+     |    +-- StoreRefused               credentials, permissions or region of the object store
+     |    +-- StoreMissing               no such bucket
+     |    +-- StoreUnreachable           (retryable) the store doesn't answer
      |    +-- LateWriter                 (retryable) a newer run has already committed
      +-- ApplyError                  changes that can't be merged into a target
      |    +-- StagedLost                 (retryable) staged files are gone or cut short
@@ -328,6 +331,20 @@ class TargetNotWritable(LakeError):
     ``retryable`` is set on an instance where another attempt can help. By default it is False, so
     that a full disk doesn't make a copy read its whole table again.
     """
+
+
+class StoreRefused(LakeError):
+    """The lake's object store refuses the credentials, or they lack a permission."""
+
+
+class StoreMissing(LakeError):
+    """The lake's object store has no such bucket or container."""
+
+
+class StoreUnreachable(LakeError):
+    """The lake's object store doesn't answer, or answers that it has too much to do."""
+
+    retryable = True
 
 
 class LateWriter(LakeError):

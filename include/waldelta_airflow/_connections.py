@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from waldelta.errors import ConfigError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow.sdk import Connection
+
+    from waldelta.config import PipelineFile
+    from waldelta.lake import Lake
 
 # Airflow's own environment is not for the job: its database, keys and other connections.
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
@@ -50,6 +54,35 @@ def _source_variable(conn_id: str) -> dict[str, str]:
     _mask(connection.password)
     # The JSON form, because a URI's host loses upper case, which a socket folder may have.
     return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+
+
+def store_environment(conn_id: str | None) -> dict[str, str]:
+    """Returns the connection of the lake's object store as the environment variable that a job
+    reads; empty without one.
+
+    Raises ConfigError when Airflow doesn't have it.
+    """
+    if conn_id is None:
+        return {}
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        raise ConfigError(
+            f"Airflow has no connection {conn_id!r}, which target.conn_id names: add it, or correct"
+            " target.conn_id"
+        ) from None
+    _mask(connection.password)
+    for value in connection.extra_dejson.values():
+        if isinstance(value, str):
+            _mask(value)
+    return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+
+
+def pipeline_lake(pipeline: PipelineFile) -> Lake:
+    """Returns a pipeline's lake, for code that runs in Airflow's own processes."""
+    from waldelta.pipeline.job import lake_of
+
+    return lake_of(pipeline, os.environ | store_environment(pipeline.target.conn_id))
 
 
 def source_conninfo(conn_id: str) -> str:

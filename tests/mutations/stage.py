@@ -38,7 +38,7 @@ MUTATIONS = (
         (_SPLIT,),
     ),
     Mutation(
-        "changes/stage/net_files.py",
+        "lake/storage.py",
         'not in ("", ".", "_")]',
         'not in ("", ".")]',
         "Spark's marker file is read as net changes.",

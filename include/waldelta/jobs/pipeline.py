@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +41,17 @@ class Pipeline:
     def check(self, spark: SparkSession | None = None) -> SetupPlan:
         """Check source and lake without changes; returns findings, and what setup would do.
 
-        A lake on disk is tested from this machine, with ``spark`` also from one of its tasks; an
-        object store isn't accessed. Raises PreflightFailed for a lake on S3 where Spark may
-        overwrite commits.
+        A lake on disk is tested from this machine, with ``spark`` also from one of its tasks. An
+        object store is probed as by probe_store(), also for errors.
         """
         from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
         from waldelta.stages.setup import plan_setup
+        from waldelta.stages.setup.preflight import probe_store
 
         job, root = self.job(), self.file.target.root
-        self._check_store(job, spark)
+        probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("check") as connection:
             plan = plan_setup(connection, job, translate)
@@ -69,23 +68,17 @@ class Pipeline:
     def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent.
 
-        For a lake on S3, Spark's log store is read from ``spark``, or from a session opened for
-        that.
+        An object store is probed before, as by probe_store(), also for errors.
         """
         from waldelta.changes.decode.route import translate
         from waldelta.stages.setup import apply_setup
+        from waldelta.stages.setup.preflight import probe_store
 
         job = self.job(run_id)
-        self._check_store(job, spark)
+        probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("setup") as connection:
             return apply_setup(connection, job, translate)
-
-    def _check_store(self, job: Job, spark: SparkSession | None) -> None:
-        from waldelta.spark.session import read_log_store
-        from waldelta.stages.setup.preflight import check_store
-
-        check_store(self.file.target, partial(read_log_store, spark), job.lake)
 
     def sync(
         self,

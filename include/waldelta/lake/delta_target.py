@@ -94,6 +94,8 @@ class DeltaTarget:
 
         Raises TableNotFoundError when there is no table, DeltaError when it can't be read.
         """
+        if version is None and (idle := self.lake.idle.take(self.uri)) is not None:
+            return TargetVersion(self, idle)
         options = self.lake.storage_options
         return TargetVersion(self, DeltaTable(self.uri, version=version, storage_options=options))
 
@@ -121,6 +123,10 @@ class TargetVersion:
 
     place: DeltaTarget
     table: DeltaTable
+
+    def __del__(self) -> None:
+        """Leave the table to the next caller that opens it."""
+        self.place.lake.idle.give_back(self.place.uri, self.table)
 
     @property
     def version(self) -> int:

@@ -3,20 +3,65 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
 from waldelta.lake.delta_target import DeltaTarget
-from waldelta.lake.storage import bookkeeping_uri, local_path, target_uri
+from waldelta.lake.storage import bookkeeping_uri, open_folder, target_uri
+from waldelta.lake.store_connection import read_store_options
 
-# Prefixes of the environment variables with an object store's credentials, as delta-rs names them,
-# e.g. AWS_ENDPOINT_URL.
-_STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 # Spark writes checkpoints of targets at the same interval, in versions.
 TARGET_CHECKPOINT_INTERVAL = 10
+# A run works on one target after the other, a few at once, and on the ledger's tables all the time.
+_MOST_IDLE = 64
+
+
+class IdleTables:
+    """Opened tables that no caller holds any more, by URI.
+
+    Opening a table reads its checkpoint and every commit behind it, each by one request to an
+    object store. Bringing one up to date that was opened before reads only the commits since then.
+    A table is handed to one caller at a time: its commits are compare-and-swaps on the version that
+    the caller has read.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._tables: OrderedDict[str, DeltaTable] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[IdleTables], tuple[()]]:
+        return IdleTables, ()  # Another process opens its own.
+
+    def take(self, uri: str) -> DeltaTable | None:
+        """Hand out a table at its newest version; None when none was opened before."""
+        with self._lock:
+            table = self._tables.pop(uri, None)
+        try:
+            if table is not None:
+                table.update_incremental()
+        except (DeltaError, OSError):  # Opening it says why.
+            return None
+        return table
+
+    def give_back(self, uri: str, table: DeltaTable) -> None:
+        """Keep a table whose caller is done, unless a newer one is kept.
+
+        The one that was kept longest goes.
+        """
+        with self._lock:
+            if (kept := self._tables.get(uri)) is not None and kept.version() > table.version():
+                return
+            self._tables[uri] = table
+            self._tables.move_to_end(uri)
+            if len(self._tables) > _MOST_IDLE:
+                self._tables.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +74,17 @@ class Lake:
 
     root: str
     storage_options: dict[str, str] | None = field(default=None, repr=False, compare=False)
+    idle: IdleTables = field(default_factory=IdleTables, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, root: str) -> Lake:
-        """Return the lake with the credentials of the environment; a local folder has none."""
-        if root.startswith("file://"):
-            return cls(root)
-        return cls(root, {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)})
+    def of(
+        cls,
+        root: str,
+        conn_id: str | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Lake:
+        """Return the lake with its store's options; see read_store_options(), also for errors."""
+        return cls(root, read_store_options(root, conn_id, environment) or None)
 
     def target(self, table_name: str) -> DeltaTarget:
         """Return the target of a table, by its name with the schema."""
@@ -51,7 +100,4 @@ class Lake:
 
     def files(self, uri: str) -> FileSystem:
         """Return a folder of the lake as a file system of its own."""
-        folder = local_path(uri)
-        if folder is not None:
-            return SubTreeFileSystem(str(folder), LocalFileSystem())
-        return PyFileSystem(DeltaStorageHandler(uri, self.storage_options))
+        return open_folder(uri, self.storage_options)

@@ -23,14 +23,18 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import (
     FileSelector,
     FileSystem,
     FileType,
     LocalFileSystem,
+    PyFileSystem,
+    SubTreeFileSystem,
 )
 
 from waldelta.errors import TargetNotWritable
+from waldelta.lake.store_connection import read_store_options
 
 log = logging.getLogger(__name__)
 
@@ -311,17 +315,15 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
             f"{folder} can't be removed, and its old files would be read together with the new"
             " ones: see the log for the reason"
         )
-    files, path = _file_system(folder)
-    files.create_dir(path)
-    pq.write_table(table, f"{path}/part-{part}.parquet", filesystem=files)
+    if (path := local_path(folder)) is not None:
+        path.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, f"part-{part}.parquet", filesystem=open_folder(folder))
 
 
 def open_parquet(folder: str) -> ds.Dataset:
     """Open the Parquet files of a folder, whether Spark or Arrow wrote them."""
-    files, path = _file_system(folder)
-    return ds.dataset(
-        path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
-    )
+    files, layout = open_folder(folder), ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+    return ds.dataset(data_paths(files), filesystem=files, format=layout)
 
 
 def row_group_bytes(dataset: ds.Dataset) -> list[int]:
@@ -360,9 +362,7 @@ def remove_folder(uri: str) -> bool:
             if os.path.lexists(folder):
                 shutil.rmtree(folder)
         else:
-            files, path = _file_system(uri)
-            if files.get_file_info(path).type != FileType.NotFound:
-                files.delete_dir(path)
+            open_folder(uri).delete_dir_contents("", accept_root_dir=True, missing_dir_ok=True)
     except FileNotFoundError:  # Another run has removed it since.
         return True
     except OSError as err:
@@ -424,10 +424,11 @@ def list_folders(uri: str) -> dict[str, datetime]:
 
     Returns none when the folder isn't there.
     """
-    files, path = _file_system(uri)
+    if (folder := local_path(uri)) is not None and not folder.exists():
+        return {}
     written: dict[str, datetime] = {}
-    for info in files.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
-        name, _, rest = info.path.removeprefix(path).lstrip("/").partition("/")
+    for info in open_folder(uri).get_file_info(FileSelector("", recursive=True)):
+        name, _, rest = info.path.partition("/")
         if (rest or info.type == FileType.Directory) and info.mtime is not None:
             written[name] = max(written.get(name, info.mtime), info.mtime)
     return {f"{uri}/{name}": at for name, at in written.items()}
@@ -435,22 +436,31 @@ def list_folders(uri: str) -> dict[str, datetime]:
 
 def folders_in(uri: str) -> list[str]:
     """Return the URIs of the folders directly below a folder; none when it isn't there."""
-    files, path = _file_system(uri)
-    found = files.get_file_info(FileSelector(path, allow_not_found=True))
+    if (folder := local_path(uri)) is not None and not folder.exists():
+        return []
+    found = open_folder(uri).get_file_info(FileSelector(""))
     return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
 
 
-def _file_system(uri: str) -> tuple[FileSystem, str]:
-    """Return the file system and path of a URI.
+def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
+    """Return a folder as a file system of its own; a store's ``options`` as delta-rs names them.
 
-    Hadoop's schemes have other names in Arrow, and a local path isn't decoded.
+    Without ``options``, they are those of the environment.
     """
     folder = local_path(uri)
     if folder is not None:
-        return LocalFileSystem(), str(folder)
-    scheme, rest = uri.split("://", 1)
-    files, path = FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{rest}")
-    return files, path
+        return SubTreeFileSystem(str(folder), LocalFileSystem())
+    found = read_store_options(uri) if options is None else options
+    return PyFileSystem(DeltaStorageHandler(uri, found))
+
+
+def data_paths(files: FileSystem) -> list[str]:
+    """Return the data files directly in a folder, without those that Spark hides.
+
+    S3A marks a folder by an object without bytes, which is listed as an entry without a name.
+    """
+    listed = sorted(info.path for info in files.get_file_info(FileSelector("")))
+    return [path for path in listed if path.rpartition("/")[2][:1] not in ("", ".", "_")]
 
 
 def _fsync(path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 
 from waldelta.errors import TargetNotWritable
+from waldelta.lake.store_errors import answer_in, store_text
 
 # The operating system's error number as delta-rs prints it ("os error 28", "Os { code: 28"), and as
 # pyarrow and Python do.
@@ -32,36 +33,6 @@ _REMEDIES = {
 }
 # Java prints these texts of such an error, without its number.
 _WORDS = {os.strerror(number): number for numbers in _REMEDIES for number in numbers}
-# Answers of object stores, as delta-rs and Arrow print them.
-_REFUSED = re.compile(
-    r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary"
-    r" privileges|valid authentication credentials"
-    r"|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed"
-    r"|AuthorizationPermissionMismatch"
-)
-_ABSENT = re.compile(r"NoSuchBucket|ContainerNotFound|\b404 Not Found")
-_NO_ANSWER = re.compile(
-    r"\b(?:429|5\d\d) [A-Z][a-z]+|SlowDown|dns error|error sending request|operation timed"
-    r" out|connection closed"
-    r"|Connection refused|Connection reset"
-    # These are from Hadoop's file systems, and from Spark Connect.
-    r"|Status Code:"
-    r" 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException"
-    r"|\bUNAVAILABLE\b|ExecutorLostFailure",
-)
-_ANSWERS = (
-    (
-        _REFUSED,
-        (
-            "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and their"
-            " permissions for target.root"
-        ),
-    ),
-    (_ABSENT, "create the bucket or container, or correct target.root"),
-)
-# How delta-rs lays out a chain of causes; and the part of an address that may be a signature.
-_LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
-_QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 
 
 def target_not_writable(
@@ -73,7 +44,7 @@ def target_not_writable(
     ``who`` is the writer; ``besides`` is added to the message. It is retryable where an object
     store didn't answer, and where the cause isn't known.
     """
-    said = _QUERY.sub(r"\1?…", " ".join(_LAYOUT.sub("", str(err)).split()))
+    said = store_text(err)
     remedy, transient = _remedy(err, said)
     error = TargetNotWritable(f"{uri} can't be written ({said}): {remedy.format(who=who)}{besides}")
     error.retryable = transient
@@ -92,7 +63,8 @@ def not_writable_by_spark(
     words, shown = (said, said) if refused is None else (refused, f"{refused}: {said}")
     remedy = _remedy(Exception(words), words)[0].format(who="Spark")
     error = TargetNotWritable(f"{place} can't be written ({shown}): {remedy}{besides}")
-    error.retryable = _NO_ANSWER.search(str(err)) is not None
+    answer = answer_in(str(err))
+    error.retryable = answer is not None and answer.error.retryable
     return error
 
 
@@ -130,9 +102,6 @@ def _remedy(err: Exception, said: str) -> tuple[str, bool]:
     for numbers, remedy in _REMEDIES.items():
         if number in numbers:
             return remedy, False
-    for answer, remedy in _ANSWERS:
-        if answer.search(said):
-            return remedy, False
-    if _NO_ANSWER.search(said):
-        return "the store doesn't answer: check its address and the network, and run again", True
+    if (answer := answer_in(said)) is not None:
+        return answer.remedy, answer.error.retryable
     return "check target.root and the permissions of the user that runs {who}", True

@@ -77,7 +77,8 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     unmet = dict(_unmet(ledger, run.run_id, left)) if run is not None and left else {}
     if not unmet:
         return []
-    job = Job(pipeline, SourceConnections(pipeline.source), run.run_id if run is not None else "")
+    run_id = run.run_id if run is not None else ""
+    job = Job(pipeline, SourceConnections(pipeline.source), run_id, lake=ledger.lake)
     try:
         watermarks = Watermarks(job, job.read_identity())
     except (

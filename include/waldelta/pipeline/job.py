@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -11,14 +13,27 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import now
+from waldelta.lake.store_connection import read_store_options
 from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.pipeline.source_connections import SourceConnections
 from waldelta.postgres.connection import conninfo_from_environment
 
 
-def ledger_of(pipeline: PipelineFile) -> Ledger:
-    """Return a pipeline's ledger, with its object store's credentials from the environment."""
-    return Ledger(Lake.of(pipeline.target.root))
+def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ) -> Lake:
+    """Return a pipeline's lake; the environment has what opens its object store.
+
+    Raises ConfigError as read_store_options() does.
+    """
+    return Lake.of(pipeline.target.root, pipeline.target.conn_id, environment)
+
+
+def ledger_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ) -> Ledger:
+    """Return a pipeline's ledger, as lake_of() does the lake."""
+    return Ledger(lake_of(pipeline, environment))
+
+
+# Stands for the lake of the job's pipeline, opened by the environment's connections.
+_OF_PIPELINE = Lake("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +41,8 @@ class Job:
     """A run of a command: its pipeline, the connections to its source, and why it runs.
 
     ``hand_over`` is True when a sync follows this run: large copies are left to that sync.
-    ``again`` is True when this part of the run ran before, and was retried or cleared.
+    ``again`` is True when this part of the run ran before, and was retried or cleared. ``lake`` has
+    the pipeline's Delta tables, with the object store's credentials from the environment.
     """
 
     pipeline: PipelineFile
@@ -37,11 +53,12 @@ class Job:
     interval_end: datetime | None = None
     hand_over: bool = False
     again: bool = False
+    lake: Lake = field(default=_OF_PIPELINE, repr=False, compare=False)
 
-    @property
-    def lake(self) -> Lake:
-        """The pipeline's Delta tables, with the object store's credentials from the environment."""
-        return Lake.of(self.pipeline.target.root)
+    def __post_init__(self) -> None:
+        """Make the lake unless it is given: all stages share the tables that one of them opened."""
+        if self.lake is _OF_PIPELINE:
+            object.__setattr__(self, "lake", lake_of(self.pipeline))
 
     @property
     def ledger(self) -> Ledger:
@@ -89,7 +106,12 @@ class Job:
 
 
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:
-    """Create a job whose connections come from the environment, where an Airflow task puts them."""
+    """Create a job whose connections come from the environment, where an Airflow task puts them.
+
+    What opens the object store is put there by delta-rs's names: the JVM that this process may
+    start reads it there, too.
+    """
+    os.environ.update(read_store_options(pipeline.target.root, pipeline.target.conn_id))
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     conninfos = map(conninfo_from_environment, pipeline.source.conn_ids)
     return Job(pipeline, SourceConnections(pipeline.source, *conninfos), run_id, **details)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from waldelta import errors
+from waldelta.lake.store_errors import store_error
 from waldelta.lake.write_errors import (
     not_writable_by_spark,
     not_writable_from_text,
@@ -50,7 +51,7 @@ _FENCED = re.compile(
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
     """Return the error that a task raised, if it is one of ours; SparkUnreachable when Spark's JVM
-    ended.
+    ended; an error of the lake's object store by its name.
 
     The text has no attributes of the instance. ``retryable`` is the class's default, or follows
     from the reason of a TargetNotWritable.
@@ -69,7 +70,7 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
                 return kind(message.strip())
             except TypeError:  # An error with a structure of its own keeps at least its text.
                 return errors.WaldeltaError(f"{name}: {message.strip()}")
-    return errors.SparkUnreachable(_JVM_ENDED) if has_lost_jvm(err) else None
+    return errors.SparkUnreachable(_JVM_ENDED) if has_lost_jvm(err) else store_error(err)
 
 
 def has_lost_jvm(err: BaseException) -> bool:

@@ -4,13 +4,11 @@ on.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
 from psycopg import sql
@@ -19,6 +17,7 @@ from psycopg.pq import Conninfo
 from psycopg.pq import version as pq_version
 from psycopg.rows import Row
 
+from waldelta.config.airflow_connection import read_connection
 from waldelta.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -123,31 +122,25 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
     Raises ConfigError when the variable is missing, isn't a PostgreSQL connection, or has a
     protection in its extra that libpq doesn't know. The error never contains the variable's value.
     """
-    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
-    text = environment.get(variable)
-    if not text:
+    found = read_connection(conn_id, _EXAMPLE, environment)
+    if found.conn_type not in ("postgres", "postgresql"):
         raise ConfigError(
-            f"connection {conn_id!r} is not known here: set {variable} to"
-            " postgresql://user:password@host:port/database"
+            f"{found.variable} is a connection of type {found.conn_type!r}, and the source is"
+            f" PostgreSQL: write {_EXAMPLE}"
         )
-    try:
-        fields = (
-            _fields_from_json(text) if text.lstrip().startswith("{") else _fields_from_uri(text)
-        )
-    except _WrongKind as err:
-        raise ConfigError(
-            f"{variable} is a connection of type {err}, and the source is PostgreSQL: write "
-            "postgresql://user:password@host:port/database"
-        ) from None
-    except (ValueError, AttributeError):
-        # The parser's own message may repeat the value, so it isn't chained.
-        raise ConfigError(
-            f"{variable} is neither an Airflow connection URI nor its JSON form"
-        ) from None
+    fields = {
+        "host": found.host,
+        "port": found.port,
+        "user": found.login,
+        "password": found.password,
+        "dbname": found.schema,
+        **_of_libpq(found.extra),
+    }
     if unknown := sorted(k for k in fields if k.startswith(_PROTECTS) and k not in _LIBPQ_EXTRAS):
         raise ConfigError(
-            f"{variable}: the extra sets {', '.join(unknown)}, which libpq {_libpq_version()} does"
-            " not know, so it would protect nothing: correct its name, or remove it"
+            f"{found.variable}: the extra sets {', '.join(unknown)}, which libpq"
+            f" {_libpq_version()} does not know, so it would protect nothing: correct its"
+            " name, or remove it"
         )
     return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
 
@@ -358,41 +351,6 @@ def _switches(settings: Mapping[str, str]) -> str:
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
-def _fields_from_json(text: str) -> dict[str, Any]:
-    document = json.loads(text)
-    extra = document.get("extra") or {}
-    extra = json.loads(extra) if isinstance(extra, str) else extra
-    _check_kind(document.get("conn_type", ""))
-    return {
-        "host": document.get("host"),
-        "port": document.get("port"),
-        "user": document.get("login"),
-        "password": document.get("password"),
-        "dbname": document.get("schema"),
-        **_of_libpq(extra),
-    }
-
-
-def _fields_from_uri(text: str) -> dict[str, Any]:
-    parts = urlsplit(text)
-    if "@" in parts.path + parts.query + parts.fragment:
-        # The password has an unescaped slash or question mark: what follows would be taken for host
-        # and database.
-        raise ValueError("password")
-    _check_kind(parts.scheme if "://" in text else "")
-    query = dict(parse_qsl(parts.query))
-    extra = json.loads(query["__extra__"]) if "__extra__" in query else query
-    host = query.get("host") or unquote(parts.hostname or "")
-    return {
-        "host": host,
-        "port": parts.port,
-        "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
-        "dbname": unquote(parts.path.lstrip("/")),
-        **_of_libpq(extra),
-    }
-
-
 def _of_libpq(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of an extra that are meant for libpq, known to it or not."""
     return {k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)}
@@ -402,18 +360,7 @@ def _libpq_version() -> str:
     return f"{pq_version() // 10000}.{pq_version() % 10000}"
 
 
-class _WrongKind(Exception):
-    """A connection of another type than PostgreSQL; the message is that type."""
-
-
-def _check_kind(kind: object) -> None:
-    if kind in ("postgres", "postgresql"):
-        return
-    # Any other text before the first colon may be a user name.
-    raise _WrongKind(repr(kind)) if isinstance(kind, str) and _KIND.fullmatch(kind) else ValueError
-
-
-_KIND = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
+_EXAMPLE = "postgresql://user:password@host:port/database"
 # connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A
 # network failure has no SQLSTATE.
 _CONNECTION_LOST = ("08", "57P")

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from waldelta.errors import ConfigError, SparkUnreachable, WaldeltaError
+from waldelta.errors import ConfigError, SparkUnreachable
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import session_lock
 from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE, first_line, has_lost_jvm
@@ -139,23 +139,26 @@ def open_session(
                 _stop(spark)
 
 
-def read_log_store(spark: SparkSession | None, scheme: str) -> str:
+def read_log_store(spark: SparkSession, scheme: str) -> str:
     """Return the configured class by which Spark commits to Delta tables of a scheme.
 
-    It is empty where Delta's default applies. Without ``spark``, a session as a job would have is
-    opened; raises its named error when that fails.
+    It is empty where Delta's default applies.
     """
-    if (spark := spark or _active_session()) is not None:
-        configured = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
-        return next(filter(None, (spark.conf.get(name, "") for name in configured)), None) or ""
-    try:
-        with open_session("waldelta check") as opened:
-            return read_log_store(opened, scheme)
-    except WaldeltaError:
-        raise
-    except Exception as err:  # Setup needs Spark only for this.
-        log.warning("can't read Spark's log store setting: %s", err)
-        return ""
+    configured = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
+    return next(filter(None, (spark.conf.get(name, "") for name in configured)), None) or ""
+
+
+@contextmanager
+def borrowed_session(spark: SparkSession | None) -> Iterator[SparkSession]:
+    """Yield the given session, or the active one, or else one as a job would have, for the block.
+
+    Raises the named error when that one can't be opened.
+    """
+    if (found := spark or _active_session()) is not None:
+        yield found
+        return
+    with open_session("waldelta check") as opened:
+        yield opened
 
 
 def _active_session() -> SparkSession | None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from waldelta_airflow.launchers.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
-_JUDGING_STORE = frozenset({"check", "setup"})
+_PROBING_STORE = frozenset({"check", "setup"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
@@ -66,7 +66,7 @@ class WaldeltaJobOperator(BaseOperator):
     :param pipeline_path: the pipeline file
     :param pipeline: its content
     :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but
-        the first two read its log store where the lake is on S3
+        the first two probe the lake by it where that is in an object store
     :param stage: the stage of the verb that this task runs
     :param first: whether this is the verb's first stage
     :param options: further command line options by name; empty values are left out, ``True`` makes
@@ -147,7 +147,8 @@ class WaldeltaJobOperator(BaseOperator):
         from waldelta_airflow import _connections as connections
 
         source = connections.source_environment(*self.pipeline.source.conn_ids)
-        if self.verb in WITHOUT_SPARK and not self._judges_store():
+        source |= connections.store_environment(self.pipeline.target.conn_id)
+        if self.verb in WITHOUT_SPARK and not self._probes_store():
             return self._run_child(context, source)
         spark = connections.spark_connection(self.pipeline.spark_conn_id)
         if spark.conn_type == "spark_connect":
@@ -155,13 +156,11 @@ class WaldeltaJobOperator(BaseOperator):
             return self._run_child(context, source | remote)
         return self._outcome_so_far(context) or self._run_application(context, spark, source)
 
-    def _judges_store(self) -> bool:
-        """Returns whether preflight needs Spark's log store, which the Spark connection
-        determines.
-        """
-        from waldelta.stages.setup.preflight.lake import is_judged
+    def _probes_store(self) -> bool:
+        """Returns whether preflight probes an object store, which it does by Spark, too."""
+        from waldelta.stages.setup.preflight.lake import is_in_store
 
-        return self.verb in _JUDGING_STORE and is_judged(self.pipeline.target)
+        return self.verb in _PROBING_STORE and is_in_store(self.pipeline.target)
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
         from waldelta_airflow._connections import job_environment
@@ -355,9 +354,10 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     """
     import json
 
-    from waldelta.pipeline.job import ledger_of
+    from waldelta.lake.ledger import Ledger
+    from waldelta_airflow._connections import pipeline_lake
 
-    ledger = ledger_of(pipeline)
+    ledger = Ledger(pipeline_lake(pipeline))
     runs = [
         ledger.run_result(run_id, name)
         for name in ((verb, "replay") if verb == "consume" else (verb,))
@@ -371,13 +371,15 @@ def job_of(
 ) -> Job:
     """Returns the run as the job's functions need it: its id, type and interval."""
     from waldelta.pipeline import Job, SourceConnections
+    from waldelta_airflow._connections import pipeline_lake
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)
     start, end = bounds if all(bounds) else (None, None)
     source = SourceConnections(pipeline.source, conninfo, read_conninfo)
     again = _try_number(context) > 1
-    return Job(pipeline, source, run.run_id, _run_type(run), start, end, again=again)
+    lake = pipeline_lake(pipeline)
+    return Job(pipeline, source, run.run_id, _run_type(run), start, end, again=again, lake=lake)
 
 
 def _run_type(run: Any) -> str:

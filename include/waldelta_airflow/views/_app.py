@@ -19,7 +19,7 @@ from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
-from waldelta.pipeline.job import ledger_of
+from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
@@ -386,7 +386,7 @@ def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, 
     """
     found = page_request.pipeline(name)
     try:
-        yield found, ledger_of(found)
+        yield found, Ledger(pipeline_lake(found))
     except pages.READ_ERRORS as err:
         raise HTTPException(
             502,

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
-from waldelta.errors import WaldeltaError
+from waldelta.errors import ConfigError, LakeError, WaldeltaError
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
@@ -29,9 +29,9 @@ from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed, replicated_tables
-from waldelta.pipeline.job import ledger_of
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
+from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
 from waldelta_airflow.views._formats import bytes_of, duration
@@ -49,7 +49,7 @@ from waldelta_airflow.views._reports import read_reports, reports_of
 log = logging.getLogger(__name__)
 
 # Errors raised by a store, a file, or a table that isn't waldelta's.
-READ_ERRORS = (DeltaError, OSError, pa.ArrowException)
+READ_ERRORS = (DeltaError, OSError, pa.ArrowException, ConfigError, LakeError)
 HOURS = (24, 168)
 # Used in addresses where only the run's id is known.
 ANY_VERB = "any"
@@ -136,7 +136,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     try:
         glance = read_glance(
             pipeline,
-            ledger_of(pipeline),
+            Ledger(pipeline_lake(pipeline)),
             at,
             HOURS[0],
             _last_idle_check(pipeline, schedule),

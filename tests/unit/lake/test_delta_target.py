@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
@@ -108,3 +110,51 @@ def test_credentials_are_in_no_repr(lake, monkeypatch):
     assert there.storage_options["AWS_SECRET_ACCESS_KEY"] == "geheim"
     assert "geheim" not in repr(there.target("s.t"))
     assert Lake.of(lake).storage_options is None
+
+
+def test_a_table_is_opened_once_and_then_brought_up_to_date(target, monkeypatch):
+    """Another writer's commits are there, and the log is read from its beginning only once."""
+    opened = []
+    monkeypatch.setattr(
+        module,
+        "DeltaTable",
+        lambda *args, **options: opened.append(1) or DeltaTable(*args, **options),
+    )
+    for version in range(3):
+        assert target.open().version == version
+        write_deltalake(target.uri, ROWS, mode="append")
+    assert len(opened) == 1
+
+
+def test_a_table_that_someone_holds_is_not_shared(target):
+    """The commits of each are compare-and-swaps on what it has read."""
+    one, other = target.open(), target.open()
+    assert one.table is not other.table
+    rows(one)
+    assert other.version == 0
+
+
+def test_a_table_whose_newest_version_is_kept_is_not_replaced_by_an_older_one(target):
+    early, late = target.open(), target.open()
+    rows(late)
+    del late
+    del early
+    assert target.lake.idle.take(target.uri).version() == 1
+
+
+def test_tables_that_were_opened_are_not_sent_to_another_process(target):
+    target.open()
+    other = pickle.loads(pickle.dumps(target))
+    assert other == target
+    assert other.lake.idle.take(target.uri) is None
+    assert target.lake.idle.take(target.uri) is not None
+
+
+def test_only_so_many_tables_are_kept(lake, monkeypatch):
+    monkeypatch.setattr("waldelta.lake.lake._MOST_IDLE", 2)
+    targets = [Lake(lake).target(f"s.t{number}") for number in range(3)]
+    idle = targets[0].lake.idle
+    for target in targets:
+        write_deltalake(target.uri, ROWS)
+        idle.give_back(target.uri, DeltaTable(target.uri))
+    assert [idle.take(target.uri) is not None for target in targets] == [False, True, True]

@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector
 
 from waldelta.arrow import Bools, Ints
 from waldelta.lake import Lake
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, data_paths
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
 # file.
@@ -40,9 +39,7 @@ class NetFiles:
     def of(cls, folder: str, lake: Lake) -> NetFiles:
         """Return the files of a folder, whether Spark or Arrow wrote them."""
         files = lake.files(folder)
-        listed = sorted(info.path for info in files.get_file_info(FileSelector("")))
-        # S3A marks a folder by an object without bytes, which is listed as an entry without a name.
-        paths = [path for path in listed if path.rpartition("/")[2][:1] not in ("", ".", "_")]
+        paths = data_paths(files)
         rows = []
         for path in paths:
             with files.open_input_file(path) as source:

@@ -242,17 +242,33 @@ def test_verbs_without_spark_need_no_spark_connection(make_task, make_context, j
 
 @pytest.mark.parametrize("verb", ["check", "setup"])
 @pytest.mark.parametrize("accepts", [False, True])
-def test_a_lake_on_s3_is_judged_by_the_session_that_jobs_get(
+def test_a_lake_on_s3_is_probed_by_the_session_that_jobs_get(
     write_pipeline, make_context, job, verb, accepts
 ):
-    """Spark's log store is configured where the connection leads; a file that accepts any store
-    needs no Spark.
-    """
+    """Spark finds the store by settings that are where the connection leads."""
     on_s3(write_pipeline, verb, accepts=accepts).execute(make_context())
-    assert ("SPARK_REMOTE" in job.seen["environment"]) != accepts
+    assert "SPARK_REMOTE" in job.seen["environment"]
 
 
-def test_a_lake_on_s3_is_judged_by_the_application_that_jobs_are(
+def test_the_store_s_connection_travels_in_the_environment_only(
+    write_pipeline, make_context, job, monkeypatch, caplog
+):
+    """As the source's does."""
+    caplog.set_level(logging.DEBUG)
+    stored = {"conn_type": "aws", "login": "key", "password": PASSWORD, "extra": "{}"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_LAKE", json.dumps(stored))
+    on_s3(write_pipeline, "check", "conn_id: shop_lake").execute(make_context())
+    given = json.loads(job.seen["environment"]["AIRFLOW_CONN_SHOP_LAKE"])
+    assert (given["conn_type"], given["password"]) == ("aws", PASSWORD)
+    assert PASSWORD not in json.dumps(job.seen["argv"]) + caplog.text
+
+
+def test_a_missing_connection_of_the_store_is_named(write_pipeline, make_context, job):
+    with pytest.raises(TaskFailedForGood, match="no connection 'shop_lake', which target"):
+        on_s3(write_pipeline, "check", "conn_id: shop_lake").execute(make_context())
+
+
+def test_a_lake_on_s3_is_probed_by_the_application_that_jobs_are(
     write_pipeline, make_context, job, spark_submit_program, monkeypatch
 ):
     """spark-submit's settings are known in its application only."""
@@ -265,9 +281,12 @@ def test_a_lake_on_s3_is_judged_by_the_application_that_jobs_are(
     )
 
 
-def on_s3(write_pipeline, verb: str, *, accepts: bool = False) -> WaldeltaJobOperator:
+def on_s3(
+    write_pipeline, verb: str, target: str = "", *, accepts: bool = False
+) -> WaldeltaJobOperator:
     text = PIPELINE.replace("{root}", "s3a://lake/shop")
-    path = write_pipeline("shop", "  accept_unsafe_store: true" if accepts else "", text)
+    settings = ["accept_unsafe_store: true" if accepts else "", target]
+    path = write_pipeline("shop", "\n".join(f"  {one}" for one in settings if one), text)
     return WaldeltaJobOperator(
         task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb
     )

@@ -4,7 +4,7 @@ values that would be lost; part of preflight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from waldelta.config.pipeline_file import Target
@@ -36,31 +36,26 @@ def judge_store(target: Target) -> Iterator[Finding]:
         )
 
 
-def is_judged(target: Target) -> bool:
-    """Returns whether setup and ``check`` must know Spark's log store.
-
-    That is so on S3, unless the pipeline file accepts any store.
-    """
-    return _is_on_s3(target) and not target.accept_unsafe_store
+def is_in_store(target: Target) -> bool:
+    """Return whether the lake is in an object store, which setup and ``check`` probe by Spark."""
+    return urlsplit(target.root).scheme != "file"
 
 
 def _is_on_s3(target: Target) -> bool:
     return urlsplit(target.root).scheme in _OVERWRITTEN
 
 
-def check_store(target: Target, read_log_store: Callable[[str], str], lake: Lake) -> None:
+def check_log_store(target: Target, store: str, lake: Lake) -> None:
     """Raise PreflightFailed where Spark may overwrite a commit by delta-rs, unless that is
     accepted.
 
-    ``read_log_store`` returns the class of Spark's log store for a scheme, empty if none is
-    configured; it is called only where that matters.
+    ``store`` is the class of Spark's log store for the root's scheme, empty if none is configured.
     """
-    if not is_judged(target):
+    if not _is_on_s3(target) or target.accept_unsafe_store:
         return
-    scheme = urlsplit(target.root).scheme
-    store = read_log_store(scheme)
     if is_conditional(store, lake.storage_options or {}):
         return
+    scheme = urlsplit(target.root).scheme
     text = (
         f"{target.root}: Spark commits by"
         f" {store or 'the log store that Delta has for S3 by default'}, so that commits of Spark"

@@ -1,0 +1,80 @@
+"""Reads an Airflow connection from the environment, where an Airflow task puts it for a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from waldelta.errors import ConfigError
+
+# Any other text before the first colon may be a user name.
+_TYPE = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
+
+
+@dataclass(frozen=True, slots=True)
+class AirflowConnection:
+    """The fields of an Airflow connection by Airflow's names; ``variable`` is where it was read."""
+
+    variable: str
+    conn_type: str
+    host: str | None = None
+    port: int | None = None
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    schema: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def read_connection(
+    conn_id: str, example: str, environment: Mapping[str, str] = os.environ
+) -> AirflowConnection:
+    """Return the connection in ``AIRFLOW_CONN_<ID>``, as a URI or in its JSON form.
+
+    Raises ConfigError, with the ``example`` of a URI, when the variable is missing or can't be
+    read. The error never contains the variable's value.
+    """
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    text = environment.get(variable)
+    if not text:
+        raise ConfigError(f"connection {conn_id!r} is not known here: set {variable} to {example}")
+    try:
+        fields = _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
+    except (ValueError, AttributeError):
+        fields = {"conn_type": ""}  # The parser's own message may repeat the value.
+    if not _TYPE.fullmatch(fields["conn_type"]):
+        raise ConfigError(f"{variable} is neither an Airflow connection URI nor its JSON form")
+    return AirflowConnection(variable, **fields)
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    document = json.loads(text)
+    extra = document.get("extra") or {}
+    names = ("host", "port", "login", "password", "schema")
+    return {name: document.get(name) for name in names} | {
+        "conn_type": str(document.get("conn_type", "")),
+        "extra": json.loads(extra) if isinstance(extra, str) else dict(extra),
+    }
+
+
+def _from_uri(text: str) -> dict[str, Any]:
+    parts = urlsplit(text)
+    if "@" in parts.path + parts.query + parts.fragment:
+        # The password has an unescaped slash or question mark: what follows would be taken for host
+        # and database.
+        raise ValueError("password")
+    query = dict(parse_qsl(parts.query))
+    return {
+        # Airflow writes a type's underscores as hyphens, which a URI's scheme may have.
+        "conn_type": parts.scheme.replace("-", "_") if "://" in text else "",
+        "host": query.get("host") or unquote(parts.hostname or ""),
+        "port": parts.port,
+        "login": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "schema": unquote(parts.path.lstrip("/")),
+        "extra": json.loads(query["__extra__"]) if "__extra__" in query else query,
+    }

@@ -1,0 +1,160 @@
+"""What opens a lake's object store: from an Airflow connection or the environment, for delta-rs,
+Arrow and Spark's JVM alike.
+
+delta-rs's names of the options are used throughout: ``AWS_…``, ``AZURE_…`` and ``GOOGLE_…``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from waldelta.config.airflow_connection import AirflowConnection, read_connection
+from waldelta.errors import ConfigError
+
+_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+_S3, _AZURE, _GOOGLE = ("s3", "s3a"), ("abfs", "abfss", "az", "adl"), ("gs", "gcs")
+_S3A = "spark.hadoop.fs.s3a"
+_ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
+_ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+_EXAMPLES = {
+    _S3: "aws://KEY:SECRET@/?region_name=eu-central-1",
+    _AZURE: "wasb://ACCOUNT:KEY@",
+    _GOOGLE: "google-cloud-platform://?key_path=/path/to/key.json",
+}
+
+
+def read_store_options(
+    root: str, conn_id: str | None = None, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the options of the object store that a lake's root is in; none for a local folder.
+
+    They are those of the Airflow connection ``conn_id``, in ``AIRFLOW_CONN_<ID>``, else those of
+    the environment. Raises ConfigError for a connection that isn't there, can't be read, or is of a
+    type that doesn't open this store.
+    """
+    scheme = urlsplit(root).scheme
+    schemes = next((known for known in _EXAMPLES if scheme in known), None)
+    if scheme == "file" or (schemes is None and conn_id is None):
+        return {}
+    if conn_id is None:
+        return {name: value for name, value in environment.items() if name.startswith(_PREFIXES)}
+    if schemes is None:
+        raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
+    found = read_connection(conn_id, _EXAMPLES[schemes], environment)
+    return options_of(found, scheme)
+
+
+def hadoop_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's settings by which Hadoop's S3A finds the same store, free of secrets.
+
+    S3A reads keys and a session token from the environment of its process, by the same names.
+    """
+    found = {
+        f"{_S3A}.endpoint": options.get("AWS_ENDPOINT_URL"),
+        f"{_S3A}.endpoint.region": options.get("AWS_REGION") or options.get("AWS_DEFAULT_REGION"),
+    }
+    if "AWS_ENDPOINT_URL" in options:
+        is_virtual = options.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "false").lower() == "true"
+        found[f"{_S3A}.path.style.access"] = "false" if is_virtual else "true"
+    if "AWS_IAM_ROLE_ARN" in options:
+        found |= {
+            f"{_S3A}.assumed.role.arn": options["AWS_IAM_ROLE_ARN"],
+            f"{_S3A}.aws.credentials.provider": _ASSUMED,
+            f"{_S3A}.assumed.role.credentials.provider": _ENVIRONMENT,
+        }
+    return {name: value for name, value in found.items() if value}
+
+
+def options_of(connection: AirflowConnection, scheme: str) -> dict[str, str]:
+    """Return the options that a connection stands for; raises ConfigError for another store's."""
+    kinds: dict[str, tuple[tuple[str, ...], Callable[[AirflowConnection], dict[str, Any]]]] = {
+        "aws": (_S3, _of_aws),
+        "wasb": (_AZURE, _of_azure_storage),
+        "adls": (_AZURE, _of_data_lake),
+        "google_cloud_platform": (_GOOGLE, _of_google),
+    }
+    schemes, read = kinds.get(connection.conn_type, ((), _of_aws))
+    if scheme not in schemes:
+        wanted = [name for name, (known, _) in kinds.items() if scheme in known]
+        raise ConfigError(
+            f"{connection.variable} has type {connection.conn_type!r}, which doesn't open"
+            f" {scheme}://: choose a connection of type {' or '.join(wanted)}"
+        )
+    return {name: str(value) for name, value in read(connection).items() if value}
+
+
+def _of_aws(connection: AirflowConnection) -> dict[str, Any]:
+    extra = connection.extra
+    service = dict(dict(extra.get("service_config") or {}).get("s3") or {})
+    endpoint = service.get("endpoint_url") or extra.get("endpoint_url") or connection.host
+    _refuse(connection, ("profile_name", "external_id", "assume_role_method"))
+    style = dict(dict(extra.get("config_kwargs") or {}).get("s3") or {}).get("addressing_style")
+    return {
+        "AWS_ACCESS_KEY_ID": connection.login or extra.get("aws_access_key_id"),
+        "AWS_SECRET_ACCESS_KEY": connection.password or extra.get("aws_secret_access_key"),
+        "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
+        "AWS_REGION": service.get("region_name") or extra.get("region_name"),
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true" if str(endpoint).startswith("http://") else None,
+        "AWS_IAM_ROLE_ARN": extra.get("role_arn"),
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true" if style == "virtual" else None,
+    }
+
+
+def _of_azure_storage(connection: AirflowConnection) -> dict[str, Any]:
+    extra = connection.extra
+    parts = dict(
+        part.split("=", 1)
+        for part in str(extra.get("connection_string") or "").split(";")
+        if "=" in part
+    )
+    account = connection.login or extra.get("account_name") or parts.get("AccountName")
+    if extra.get("tenant_id"):
+        # With a tenant, login and password are those of a service principal.
+        host = (connection.host or "").removeprefix("https://").split(".")[0]
+        return _principal(connection) | {"AZURE_STORAGE_ACCOUNT_NAME": host or None}
+    return {
+        "AZURE_STORAGE_ACCOUNT_NAME": account,
+        "AZURE_STORAGE_ACCOUNT_KEY": connection.password or parts.get("AccountKey"),
+        "AZURE_STORAGE_SAS_TOKEN": extra.get("sas_token") or parts.get("SharedAccessSignature"),
+        "AZURE_STORAGE_ENDPOINT": parts.get("BlobEndpoint"),
+    }
+
+
+def _of_data_lake(connection: AirflowConnection) -> dict[str, Any]:
+    return _principal(connection) | {"AZURE_STORAGE_ACCOUNT_NAME": connection.host}
+
+
+def _principal(connection: AirflowConnection) -> dict[str, Any]:
+    return {
+        "AZURE_STORAGE_CLIENT_ID": connection.login,
+        "AZURE_STORAGE_CLIENT_SECRET": connection.password,
+        "AZURE_STORAGE_TENANT_ID": connection.extra.get("tenant_id"),
+    }
+
+
+def _of_google(connection: AirflowConnection) -> dict[str, Any]:
+    extra = connection.extra
+    key = extra.get("keyfile_dict")
+    _refuse(connection, ("key_secret_name", "credential_config_file", "impersonation_chain"))
+    return {
+        "GOOGLE_SERVICE_ACCOUNT": extra.get("key_path"),
+        "GOOGLE_SERVICE_ACCOUNT_KEY": key if isinstance(key, str) or not key else json.dumps(key),
+    }
+
+
+def _refuse(connection: AirflowConnection, unsupported: tuple[str, ...]) -> None:
+    """Raise ConfigError where an extra asks for credentials that delta-rs can't use.
+
+    Ignored, other credentials would be used, perhaps with other rights.
+    """
+    if set_ := [name for name in unsupported if connection.extra.get(name)]:
+        raise ConfigError(
+            f"{connection.variable}: the extra sets {', '.join(set_)}, which the lake's readers and"
+            " writers can't use: give the connection a key, a role or nothing (the machine's own"
+            " identity)"
+        )

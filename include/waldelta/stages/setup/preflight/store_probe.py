@@ -1,0 +1,99 @@
+"""Probes a lake's object store before anything is made: whether it can be written and read, by
+delta-rs and by Spark, and whether it lets two writers make the same commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from deltalake import Schema, WriterProperties
+from deltalake.exceptions import DeltaError
+
+from waldelta.config.pipeline_file import Target
+from waldelta.errors import PreflightFailed
+from waldelta.lake import DeltaTarget, Lake, Tag
+from waldelta.lake.delta_target import Overtaken
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import remove_folder
+from waldelta.lake.write_errors import target_not_writable
+from waldelta.pipeline.task_errors import first_line, raised_as
+from waldelta.spark.session import borrowed_session, read_log_store
+from waldelta.stages.setup.preflight.lake import check_log_store, is_in_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_INTERVAL = 10
+_ROW = pa.table({"writer": ["waldelta"]})
+_SPARK = "Spark can't write the lake that delta-rs writes"
+
+
+def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
+    """Commit to a Delta table of the probe's own, by delta-rs and by Spark; it is removed again.
+
+    Without ``spark``, a session as jobs have is opened. Nothing is done for a lake on a disk.
+    Raises TargetNotWritable when delta-rs can't write and read there, and PreflightFailed when
+    Spark can't, or when a commit could overwrite another writer's. A killed probe leaves a staged
+    folder, which maintenance removes.
+    """
+    if not is_in_store(target):
+        return
+    probe = DeltaTarget(lake, staging_folder(lake, "probe", 0, 0, ""), _INTERVAL)
+    try:
+        with _named_errors(lake):
+            _race(probe)
+        with borrowed_session(spark) as session:
+            scheme = urlsplit(target.root).scheme
+            check_log_store(target, read_log_store(session, scheme), lake)
+            _probe_spark(session, probe)
+    finally:
+        remove_folder(probe.uri)
+
+
+@contextmanager
+def _named_errors(lake: Lake) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, OSError) as err:
+        raise target_not_writable(lake.root, err) from None
+
+
+def _race(probe: DeltaTarget) -> None:
+    """Let two writers, who have read the same version, commit the next one."""
+    probe.create(Schema.from_arrow(_ROW.schema))
+    first, second = probe.open(), probe.open()
+    for number, writer in enumerate((first, second)):
+        tag = Tag("probe", number, f"probe {number}")
+        try:
+            writer.write_rows(_ROW, tag, WriterProperties(), appends=True)
+        except Overtaken:
+            if writer is second:
+                return
+            raise
+    text = (
+        f"{probe.lake.root}: the store let two writers make the same commit, so that one of them"
+        " would be lost: it ignores If-None-Match (conditional writes); use another store, or a"
+        " release of it that respects them"
+    )
+    raise PreflightFailed([text])
+
+
+def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
+    """Let Spark append to the table, and delta-rs read what it wrote."""
+    root = probe.lake.root
+    with raised_as(lambda err: PreflightFailed([f"{root}: {_SPARK}: {first_line(err)}"])):
+        spark.createDataFrame([("Spark",)], "writer string").write.format("delta").mode(
+            "append"
+        ).save(probe.uri)
+    with _named_errors(probe.lake):
+        written = probe.open().dataset().to_table()["writer"].to_pylist()
+    if sorted(written) != ["Spark", "waldelta"]:
+        text = (
+            f"{root}: {_SPARK}: it wrote to another store; give both the same endpoint"
+            " (AWS_ENDPOINT_URL and spark.hadoop.fs.s3a.endpoint)"
+        )
+        raise PreflightFailed([text])

@@ -1,0 +1,187 @@
+"""Which options open a lake's store: from the environment, or from an Airflow connection."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from waldelta.errors import ConfigError
+from waldelta.lake import Lake
+from waldelta.lake.store_connection import hadoop_settings, read_store_options
+
+S3, AZURE, GOOGLE = "s3a://b/lake", "abfss://c@acc.dfs.core.windows.net/lake", "gs://b/lake"
+KEY = {"type": "service_account", "private_key": "k"}
+
+
+def options(root, connection):
+    text = connection if isinstance(connection, str) else json.dumps(connection)
+    return read_store_options(root, "the_lake", {"AIRFLOW_CONN_THE_LAKE": text})
+
+
+def test_without_a_connection_the_environment_opens_the_store():
+    environment = {"AWS_REGION": "r", "AZURE_STORAGE_ACCOUNT_NAME": "a", "PATH": "/bin"}
+    found = read_store_options(S3, None, environment)
+    assert found == {"AWS_REGION": "r", "AZURE_STORAGE_ACCOUNT_NAME": "a"}
+    assert read_store_options("file:///lake", None, environment) == {}
+
+
+@pytest.mark.parametrize(
+    ("root", "connection", "expected"),
+    [
+        (
+            S3,
+            "aws://key:se%2Fcret@/?region_name=eu-central-1",
+            {
+                "AWS_ACCESS_KEY_ID": "key",
+                "AWS_SECRET_ACCESS_KEY": "se/cret",
+                "AWS_REGION": "eu-central-1",
+            },
+        ),
+        (
+            S3,
+            {
+                "conn_type": "aws",
+                "login": "key",
+                "password": "secret",
+                "extra": {"endpoint_url": "http://127.0.0.1:9", "aws_session_token": "t"},
+            },
+            {
+                "AWS_ACCESS_KEY_ID": "key",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+                "AWS_SESSION_TOKEN": "t",
+                "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+                "AWS_ALLOW_HTTP": "true",
+            },
+        ),
+        (
+            S3,
+            {
+                "conn_type": "aws",
+                "extra": json.dumps(
+                    {
+                        "role_arn": "arn:aws:iam::1:role/r",
+                        "service_config": {"s3": {"endpoint_url": "https://s3.example"}},
+                        "config_kwargs": {"s3": {"addressing_style": "virtual"}},
+                    }
+                ),
+            },
+            {
+                "AWS_IAM_ROLE_ARN": "arn:aws:iam::1:role/r",
+                "AWS_ENDPOINT_URL": "https://s3.example",
+                "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+            },
+        ),
+        (
+            AZURE,
+            "wasb://acc:k%3D@",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_STORAGE_ACCOUNT_KEY": "k="},
+        ),
+        (
+            AZURE,
+            {
+                "conn_type": "wasb",
+                "extra": {
+                    "connection_string": "AccountName=acc;AccountKey=k==;BlobEndpoint=http://x"
+                },
+            },
+            {
+                "AZURE_STORAGE_ACCOUNT_NAME": "acc",
+                "AZURE_STORAGE_ACCOUNT_KEY": "k==",
+                "AZURE_STORAGE_ENDPOINT": "http://x",
+            },
+        ),
+        (
+            AZURE,
+            {
+                "conn_type": "adls",
+                "host": "acc",
+                "login": "client",
+                "password": "secret",
+                "extra": {"tenant_id": "t"},
+            },
+            {
+                "AZURE_STORAGE_ACCOUNT_NAME": "acc",
+                "AZURE_STORAGE_CLIENT_ID": "client",
+                "AZURE_STORAGE_CLIENT_SECRET": "secret",
+                "AZURE_STORAGE_TENANT_ID": "t",
+            },
+        ),
+        (
+            GOOGLE,
+            {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": KEY}},
+            {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(KEY)},
+        ),
+        (
+            GOOGLE,
+            "google-cloud-platform://?key_path=/k.json",
+            {"GOOGLE_SERVICE_ACCOUNT": "/k.json"},
+        ),
+        (GOOGLE, "google-cloud-platform://", {}),
+    ],
+)
+def test_a_connection_stands_for_delta_rs_options(root, connection, expected):
+    assert options(root, connection) == expected
+
+
+@pytest.mark.parametrize(
+    ("root", "connection", "message"),
+    [
+        (S3, "wasb://a:k@", "has type 'wasb', which doesn't open s3a://.* type aws"),
+        (AZURE, "aws://k:s@", "doesn't open abfss://.* type wasb or adls"),
+        (S3, "key:secret", "neither an Airflow connection URI nor its JSON form"),
+        (S3, "aws://k:s@/?profile_name=p", "profile_name, which the lake's"),
+        ("hdfs://h/x", "aws://k:s@", "no type of connection is known for hdfs://"),
+    ],
+)
+def test_what_opens_nothing_is_refused_without_the_secret(root, connection, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        options(root, connection)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_connection_says_how_to_give_it():
+    with pytest.raises(ConfigError, match="set AIRFLOW_CONN_THE_LAKE to aws://KEY:SECRET@"):
+        read_store_options(S3, "the_lake", {})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        (
+            {"AWS_SECRET_ACCESS_KEY": "hidden", "AWS_ACCESS_KEY_ID": "k", "AWS_REGION": "r"},
+            {"endpoint.region": "r"},
+        ),
+        (
+            {"AWS_ENDPOINT_URL": "http://h:1", "AWS_DEFAULT_REGION": "r"},
+            {"endpoint": "http://h:1", "endpoint.region": "r", "path.style.access": "true"},
+        ),
+        (
+            {"AWS_ENDPOINT_URL": "https://h", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+            {"endpoint": "https://h", "path.style.access": "false"},
+        ),
+        (
+            {"AWS_IAM_ROLE_ARN": "arn"},
+            {
+                "assumed.role.arn": "arn",
+                "aws.credentials.provider": (
+                    "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
+                ),
+                "assumed.role.credentials.provider": (
+                    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+                ),
+            },
+        ),
+    ],
+)
+def test_spark_finds_the_same_store_and_is_told_no_secret(given, expected):
+    found = hadoop_settings(given)
+    assert found == {f"spark.hadoop.fs.s3a.{name}": value for name, value in expected.items()}
+    assert "hidden" not in str(found)
+
+
+def test_a_lake_shows_no_credentials():
+    lake = Lake.of(S3, None, {"AWS_SECRET_ACCESS_KEY": "hidden"})
+    assert lake.storage_options == {"AWS_SECRET_ACCESS_KEY": "hidden"}
+    assert "hidden" not in repr(lake)
