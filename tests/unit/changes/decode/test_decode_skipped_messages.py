@@ -138,17 +138,24 @@ _ALL = [
 ALL_KEYS = [1, 2, 5, 3, 6, 7, 9, 8, 10, 11, 12]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What landed of each batch of a change log of which no message is skipped."""
+    log = write(tmp_path_factory.mktemp("whole"), [FIRST, SECOND])
+    assert keys(log) == ALL_KEYS
+    return {batch: log.landed(batch) for batch in (1, 2)}
+
+
 @pytest.mark.parametrize("number", range(len(FIRST)))
-def test_any_message_skipped_while_landing(tmp_path, number):
+def test_any_message_skipped_while_landing(tmp_path, whole, number):
     """It is counted as the server counts it; what it says, and what can't be told without it, is
     all that is left out.
     """
-    whole = write(tmp_path / "whole", [FIRST, SECOND])
-    assert keys(whole) == ALL_KEYS
-    log = write(tmp_path / "log", [FIRST, SECOND], [unread(FIRST, number)])
-    for batch in (1, 2):
-        assert log.landed(batch).transactions == whole.landed(batch).transactions
-        assert log.landed(batch).end_lsn == whole.landed(batch).end_lsn
+    log = write(tmp_path, [FIRST, SECOND], [unread(FIRST, number)])
+    for batch, expected in whole.items():
+        landed = log.landed(batch)
+        assert landed.transactions == expected.transactions
+        assert landed.end_lsn == expected.end_lsn
     left = keys(log)
     assert left == [key for key in ALL_KEYS if key in left]
     assert {11, 12} <= set(left)
@@ -162,7 +169,7 @@ def test_any_message_skipped_while_landing(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", range(len(FIRST)))
-def test_any_message_skipped_once_it_has_landed(tmp_path, number):
+def test_any_message_skipped_once_it_has_landed(tmp_path, whole, number):
     """By the quarantine's row, which outlasts everything that prunes."""
     log = write(tmp_path, [FIRST, SECOND])
     message, at = unread(FIRST, number), now()
@@ -189,10 +196,7 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, number):
     )
     quarantine.prune(now())
     log = ChangeLog(Lake(tmp_path.as_uri()), "slot")
-    assert (
-        log.landed(1).transactions
-        == write(tmp_path / "whole", [FIRST, SECOND]).landed(1).transactions
-    )
+    assert log.landed(1).transactions == whole[1].transactions
     left = keys(log)
     assert left == [key for key in ALL_KEYS if key in left]
     assert {11, 12} <= set(left)
