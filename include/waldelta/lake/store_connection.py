@@ -20,6 +20,9 @@ _S3, _AZURE, _GOOGLE = ("s3", "s3a"), ("abfs", "abfss", "az", "adl"), ("gs", "gc
 _S3A = "spark.hadoop.fs.s3a"
 _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+# A store that is away ends the run within two minutes: its requests are repeated for so long, and
+# the last one may wait for its own timeout.
+PATIENCE = {"max_retries": "10", "retry_timeout": "60s", "timeout": "30s", "connect_timeout": "5s"}
 _EXAMPLES = {
     _S3: "aws://KEY:SECRET@/?region_name=eu-central-1",
     _AZURE: "wasb://ACCOUNT:KEY@",
@@ -32,7 +35,7 @@ def read_store_options(
 ) -> dict[str, str]:
     """Return the options of the object store that a lake's root is in; none for a local folder.
 
-    They are those of the Airflow connection ``conn_id``, in ``AIRFLOW_CONN_<ID>``, else those of
+    With PATIENCE, they are those of the Airflow connection ``conn_id``, in ``AIRFLOW_CONN_<ID>``, else those of
     the environment. Raises ConfigError for a connection that isn't there, can't be read, or is of a
     type that doesn't open this store.
     """
@@ -41,11 +44,12 @@ def read_store_options(
     if scheme == "file" or (schemes is None and conn_id is None):
         return {}
     if conn_id is None:
-        return {name: value for name, value in environment.items() if name.startswith(_PREFIXES)}
+        given = {k: v for k, v in environment.items() if k.startswith(_PREFIXES)}
+        return PATIENCE | given
     if schemes is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
     found = read_connection(conn_id, _EXAMPLES[schemes], environment)
-    return options_of(found, scheme)
+    return PATIENCE | options_of(found, scheme)
 
 
 def hadoop_settings(options: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import now
-from waldelta.lake.store_connection import read_store_options
+from waldelta.lake.store_connection import PATIENCE, read_store_options
 from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.pipeline.source_connections import SourceConnections
 from waldelta.postgres.connection import conninfo_from_environment
@@ -111,7 +111,8 @@ def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) 
     What opens the object store is put there by delta-rs's names: the JVM that this process may
     start reads it there, too.
     """
-    os.environ.update(read_store_options(pipeline.target.root, pipeline.target.conn_id))
+    found = read_store_options(pipeline.target.root, pipeline.target.conn_id)
+    os.environ.update({name: value for name, value in found.items() if name not in PATIENCE})
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     conninfos = map(conninfo_from_environment, pipeline.source.conn_ids)
     return Job(pipeline, SourceConnections(pipeline.source, *conninfos), run_id, **details)
