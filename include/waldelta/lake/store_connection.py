@@ -22,7 +22,12 @@ _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
 # A store that is away ends the run within two minutes: its requests are repeated for so long, and
 # the last one may wait for its own timeout.
-PATIENCE = {"max_retries": "10", "retry_timeout": "60s", "timeout": "30s", "connect_timeout": "5s"}
+REQUEST_LIMITS = {
+    "max_retries": "10",
+    "retry_timeout": "60s",
+    "timeout": "30s",
+    "connect_timeout": "5s",
+}
 _EXAMPLES = {
     _S3: "aws://KEY:SECRET@/?region_name=eu-central-1",
     _AZURE: "wasb://ACCOUNT:KEY@",
@@ -35,9 +40,9 @@ def read_store_options(
 ) -> dict[str, str]:
     """Return the options of the object store that a lake's root is in; none for a local folder.
 
-    With PATIENCE, they are those of the Airflow connection ``conn_id``, in ``AIRFLOW_CONN_<ID>``, else those of
-    the environment. Raises ConfigError for a connection that isn't there, can't be read, or is of a
-    type that doesn't open this store.
+    They are those of the Airflow connection ``conn_id``, in ``AIRFLOW_CONN_<ID>``, else those of
+    the environment, and REQUEST_LIMITS. Raises ConfigError for a connection that isn't there, can't
+    be read, or is of a type that doesn't open this store.
     """
     scheme = urlsplit(root).scheme
     schemes = next((known for known in _EXAMPLES if scheme in known), None)
@@ -45,11 +50,11 @@ def read_store_options(
         return {}
     if conn_id is None:
         given = {k: v for k, v in environment.items() if k.startswith(_PREFIXES)}
-        return PATIENCE | given
+        return REQUEST_LIMITS | given
     if schemes is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
     found = read_connection(conn_id, _EXAMPLES[schemes], environment)
-    return PATIENCE | options_of(found, scheme)
+    return REQUEST_LIMITS | options_of(found, scheme)
 
 
 def hadoop_settings(options: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import now
-from waldelta.lake.store_connection import PATIENCE, read_store_options
+from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
 from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.pipeline.source_connections import SourceConnections
 from waldelta.postgres.connection import conninfo_from_environment
@@ -112,7 +112,7 @@ def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) 
     start reads it there, too.
     """
     found = read_store_options(pipeline.target.root, pipeline.target.conn_id)
-    os.environ.update({name: value for name, value in found.items() if name not in PATIENCE})
+    os.environ.update({name: value for name, value in found.items() if name not in REQUEST_LIMITS})
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     conninfos = map(conninfo_from_environment, pipeline.source.conn_ids)
     return Job(pipeline, SourceConnections(pipeline.source, *conninfos), run_id, **details)

@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
-from waldelta.lake.store_connection import PATIENCE, hadoop_settings, read_store_options
+from waldelta.lake.store_connection import REQUEST_LIMITS, hadoop_settings, read_store_options
 
 S3, AZURE, GOOGLE = "s3a://b/lake", "abfss://c@acc.dfs.core.windows.net/lake", "gs://b/lake"
 KEY = {"type": "service_account", "private_key": "k"}
@@ -21,8 +21,8 @@ def options(root, connection):
 
 def own(found):
     """The options without how long a store is waited for, which all have."""
-    assert PATIENCE.items() <= found.items()
-    return {name: value for name, value in found.items() if name not in PATIENCE}
+    assert REQUEST_LIMITS.items() <= found.items()
+    return {name: value for name, value in found.items() if name not in REQUEST_LIMITS}
 
 
 def test_without_a_connection_the_environment_opens_the_store():
