@@ -45,7 +45,7 @@ _LAYOUT = {
     "use_dictionary": _RECURRING,
     "write_statistics": _RECURRING,
 }
-CHANGE_LOG_CHECKPOINT_INTERVAL = 50
+CHANGE_LOG_CHECKPOINT_INTERVAL = 10
 _KEPT = "; nothing was consumed from the slot"
 _PROPERTIES = {
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),

@@ -52,7 +52,7 @@ def read_sorted(
             actions = actions.filter(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
             )
-    reader = _Reader(table.place, schema)
+    reader = _Reader(table.place, schema, dict(table.sized_files))
     wanted = schema.names if columns is None else (*columns, "at")
     held = [name for name in dict.fromkeys(wanted) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()
@@ -63,9 +63,15 @@ def read_sorted(
     return pa.concat_tables(parts or [empty]).sort_by("at")
 
 
+def read_files(table: TargetVersion, paths: Sequence[str]) -> pa.Table:
+    """Return all rows of some small files, oldest first, by the table's current schema."""
+    reader = _Reader(table.place, table.schema, dict(table.sized_files))
+    return pa.concat_tables([reader.read_whole(path) for path in paths]).sort_by("at")
+
+
 class _Reader:
-    def __init__(self, place: DeltaTarget, schema: pa.Schema) -> None:
-        self.place, self.schema = place, schema
+    def __init__(self, place: DeltaTarget, schema: pa.Schema, sizes: dict[str, int]) -> None:
+        self.place, self.schema, self._sizes = place, schema, sizes
         # Columns, and fields of structs, are added over time; every file is read with the table's
         # current schema.
         self._columns = str(schema)
@@ -82,17 +88,19 @@ class _Reader:
         """Return some columns of the rows of a file that the filter selects."""
         if row_count > _SMALL_ROWS or not kept:
             return self._open(path).to_table(columns, filter=chosen)
-        rows = self._small(path)
+        rows = self.read_whole(path)
         return (rows if chosen is None else rows.filter(chosen)).select(columns)
 
-    def _small(self, path: str) -> pa.Table:
+    def read_whole(self, path: str) -> pa.Table:
         """Return all rows of a file, from the cache if they are in it."""
         key = (self.place.uri, path, self._columns)
         with _lock:
             if (rows := _cached.get(key)) is not None:
                 _cached.move_to_end(key)
                 return rows
-        rows = self._open(path).to_table()
+        with self._files.open_input_file(path) as file:  # By one request to an object store.
+            whole = ds.ParquetFileFormat().make_fragment(pa.BufferReader(file.read()))
+        rows = whole.to_table(schema=self.schema)
         with _lock:
             _cached[key] = rows
             if len(_cached) > _MOST_FILES:
@@ -103,7 +111,7 @@ class _Reader:
     def _files(self) -> FileSystem:
         # Errors of this file system name the whole path, which those of a folder's own don't.
         options = self.place.lake.storage_options
-        return PyFileSystem(DeltaStorageHandler(self.place.uri, options))
+        return PyFileSystem(DeltaStorageHandler(self.place.uri, options, self._sizes))
 
     def _open(self, path: str) -> ds.Dataset:
         return ds.dataset([path], schema=self.schema, filesystem=self._files, format="parquet")

@@ -39,7 +39,7 @@ class LedgerRow:
     rows_per_group: ClassVar[int] = 500
     # A table with more files is compacted: a read opens every file that may have matching rows, at
     # about a millisecond each.
-    most_files: ClassVar[int] = 64
+    most_files: ClassVar[int] = 8
 
 
 R = TypeVar("R", bound=LedgerRow)

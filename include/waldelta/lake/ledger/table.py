@@ -23,10 +23,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake.delta_target import TargetVersion
+from waldelta.lake.data_file import DataFile
+from waldelta.lake.delta_target import Overtaken, Tag, TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted
+from waldelta.lake.ledger._file_cache import STATISTIC, read_files, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
 from waldelta.lake.storage import (
     NO_HOOKS,
@@ -41,12 +42,16 @@ _ATTEMPTS = 20
 # once.
 SHORT_ROWS_PER_GROUP = 20_000
 # For kinds of which each check reads all files.
-FILES_READ_BY_CHECKS = 16
+FILES_READ_BY_CHECKS = 8
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
 }
-LEDGER_CHECKPOINT_INTERVAL = 100
+LEDGER_CHECKPOINT_INTERVAL = 10
+# Larger files aren't written again by each compaction, whatever the age of the ledger.
+_SMALL_BYTES = 256 << 10
+# The transaction id of compactions.
+_COMPACTION = "waldelta-compaction"
 # A reader that opened the table before a rewrite still finds its files.
 _KEEP_FILES_HOURS = 24
 
@@ -163,7 +168,7 @@ class LedgerTable(Generic[R]):
             **_ONLY_IF_UNCHANGED,
         )
         table.keep(table.version)
-        if len(table.table.file_uris()) > self._kind.most_files:
+        if sum(size < _SMALL_BYTES for _, size in table.sized_files) > self._kind.most_files:
             self._compact(table)
         return rows
 
@@ -217,7 +222,7 @@ class LedgerTable(Generic[R]):
         at = self._newest_at(table) if table is not None else None
         if table is None or at is None:
             return None
-        return rows_of(self._kind, read_sorted(table, since=at))[-1]
+        return rows_of(self._kind, read_sorted(table, since=at - STATISTIC))[-1]
 
     @_again_when_changed
     def replace(
@@ -294,7 +299,7 @@ class LedgerTable(Generic[R]):
         rows = read_sorted(table)
         kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
-        if dropped:
+        if dropped or len(table.sized_files) > 1:
             write_deltalake(
                 table.table,
                 kept,
@@ -304,8 +309,6 @@ class LedgerTable(Generic[R]):
             )
             fault_point("maintain.pruned")
             sync_commit(self.uri, table.version)
-        elif len(table.table.file_uris()) > 1:
-            self._compact(table)
         table.vacuum(_KEEP_FILES_HOURS)
         table.drop_old_entries()
         return dropped
@@ -335,14 +338,24 @@ class LedgerTable(Generic[R]):
             raise target_not_writable(self.uri, err) from None
 
     def _compact(self, table: TargetVersion) -> None:
+        """Write the small files as one, unless another run commits at the same time.
+
+        delta-rs's OPTIMIZE commits although another one has replaced the same files since, and
+        rows are there twice then, whatever ``max_commit_retries`` is.
+        """
+        small = [(path, size) for path, size in table.sized_files if size < _SMALL_BYTES]
+        rows = read_files(table, [path for path, _ in small])
+        with DataFile(self.place.files, rows.schema) as file:
+            for start in range(0, len(rows), self._kind.rows_per_group):
+                file.write(rows.slice(start, self._kind.rows_per_group))
+            written = file.close()
+        tag = Tag(_COMPACTION, table.version, written["path"])
         try:
-            table.table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
-        except DeltaError as err:
-            # Another run compacts or appends. A later append will compact, and no row depends on
-            # it.
-            log.info("%s not compacted: %s", self.uri, err)
-            return
-        table.keep(table.version)
+            table.replace_files(small, [(written["path"], written["size"], written["stats"])], tag)
+        except CommitFailedError as err:
+            log.info("%s not compacted, as a later append will do: %s", self.uri, err)
+            if isinstance(err, Overtaken):
+                self.place.files.delete_file(written["path"])
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Return the mode that adds columns, and fields of structs, which an earlier version's
