@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.support.fixtures.spark",
     "tests.support.fixtures.stack",
     "tests.support.fixtures.airflow",
+    "tests.support.fixtures.stores",
 ]
 
 _UNIT = Path(__file__).with_name("unit")

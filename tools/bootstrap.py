@@ -1,5 +1,5 @@
-"""What ``make setup`` does: virtual environment, packages, Java, Delta's jars, Spark's classes;
-each only when it isn't there yet.
+"""What ``make setup`` does: virtual environment, packages, Java, Delta's jars, those of the object
+stores in WALDELTA_STORES, Spark's classes; each only when it isn't there yet.
 
 Runs on the machine's own Python with nothing but the standard library.
 """
@@ -31,6 +31,7 @@ def main(repository: Path = REPOSITORY) -> int:
         (repository / ".cache").mkdir(exist_ok=True)
         run(python, "-m", "demo.java", str(repository / ".cache/environment"))
         run(python, "-m", "demo.delta_jars")
+        run(python, "-m", "demo.store_jars")
         run(python, "-m", "demo.class_archive")
     except SetupError as err:
         print(f"setup: {err}", file=sys.stderr)

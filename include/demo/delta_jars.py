@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def fetch(cache: Path = CACHE) -> Path:
     if _complete(jars, delta):
         return jars
     print(f"fetching Delta {delta}'s jars into {jars} (once)", flush=True)
-    _resolve(cache / "ivy", f"{ARTIFACT}:{delta}")
+    resolve(cache / "ivy", f"{ARTIFACT}:{delta}")
     jars.mkdir(parents=True, exist_ok=True)
     for old in jars.glob("*.jar"):
         old.unlink()
@@ -54,8 +55,12 @@ def _complete(jars: Path, delta: str) -> bool:
     return main_jar.exists() and all(any(jars.glob(f"{pattern}.jar")) for pattern in WANTED)
 
 
-def _resolve(ivy: Path, package: str) -> None:
-    shutil.rmtree(ivy / "jars", ignore_errors=True)  # Removes what an older version left.
+def resolve(ivy: Path, *packages: str, excluded: Sequence[str] = ()) -> None:
+    """Download Maven packages and what they depend on into ``ivy/jars``; Ivy checks the sums.
+
+    ``excluded`` are packages without a version. Raises RuntimeError when one can't be downloaded.
+    """
+    shutil.rmtree(ivy / "jars", ignore_errors=True)  # Removes what an earlier call left.
     environment = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
     environment.pop("SPARK_REMOTE", None)
     with tempfile.TemporaryDirectory() as folder:
@@ -67,13 +72,16 @@ def _resolve(ivy: Path, package: str) -> None:
             "--conf",
             f"spark.jars.ivy={ivy}",
             "--packages",
-            package,
+            ",".join(packages),
+            "--exclude-packages",
+            ",".join(excluded),
             str(program),
         ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
-            f"Delta's jars can't be fetched: is Maven Central reachable?\n{done.stderr[-3000:]}"
+            f"{', '.join(packages)} can't be fetched: is Maven Central reachable?"
+            f"\n{done.stderr[-3000:]}"
         )
 
 

@@ -14,8 +14,12 @@ from waldelta.permissions import hadoop_settings
 from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE
 
 # The Delta jars that are needed, of those that Ivy would fetch; `make setup` puts them into this
-# folder.
+# folder, and those of each object store into a folder in it.
 JARS_VARIABLE = "WALDELTA_JARS"
+S3_JARS = "s3"
+# The jar with the compiled S3ConditionalLogStore.java, and its class.
+LOG_STORE_JAR = "waldelta-log-store.jar"
+S3_LOG_STORE = "waldelta.spark.S3ConditionalLogStore"
 _DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / "jars"
 # The log level of jobs: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
@@ -68,10 +72,18 @@ JVM_FLAGS = (
 
 
 def driver_settings() -> dict[str, str]:
-    """Return SETTINGS and the file permissions of the lake; raises ConfigError for an invalid
-    WALDELTA_UMASK.
+    """Return SETTINGS, the file permissions of the lake, and the log stores that its jars have.
+
+    Raises ConfigError for an invalid WALDELTA_UMASK.
     """
-    return SETTINGS | hadoop_settings()
+    return SETTINGS | hadoop_settings() | log_store_settings()
+
+
+def log_store_settings() -> dict[str, str]:
+    """Return by which class Spark commits on S3; nothing where `make setup` hasn't compiled it."""
+    if not (_jars_folder() / S3_JARS / LOG_STORE_JAR).exists():
+        return {}
+    return {f"spark.delta.logStore.{scheme}.impl": S3_LOG_STORE for scheme in ("s3", "s3a")}
 
 
 def local_settings() -> dict[str, str]:
@@ -136,14 +148,21 @@ def driver_memory() -> str:
 
 
 def jars() -> list[Path]:
-    """Return the Delta jars on this machine; raises ConfigError when there are none."""
-    folder = Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS)
+    """Return the jars of Delta and of object stores on this machine.
+
+    Raises ConfigError when Delta's are missing.
+    """
+    folder = _jars_folder()
     found = sorted(folder.glob("*.jar"))
     if not found:
         raise ConfigError(
             f"no Delta jars in {folder}: run `make setup`, or point {JARS_VARIABLE} at them"
         )
-    return found
+    return found + sorted(folder.glob("*/*.jar"))
+
+
+def _jars_folder() -> Path:
+    return Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS)
 
 
 def class_archive() -> Path | None:
@@ -161,5 +180,5 @@ def class_archive() -> Path | None:
         return None
     made_of = f"{folder} {folder.stat().st_mtime_ns} {JVM_FLAGS}"
     name = f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.jsa"
-    archive = Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS).parent / name
+    archive = _jars_folder().parent / name
     return None if " " in str(archive) else archive

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from demo import delta_jars
+from demo import delta_jars, store_jars
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SOURCES = ("include", "spark_jobs", "dags", "plugins", "tests", "tools", "benchmarks")
@@ -33,6 +33,7 @@ OWN = {
 PART_OF = {
     "apache-airflow-core": "apache-airflow",
     "apache-airflow-task-sdk": "apache-airflow",
+    "botocore": "boto3",
     "pyspark-client": "pyspark",
     "grpcio": "pyspark",
     "markdown": "zensical",
@@ -40,7 +41,7 @@ PART_OF = {
 # Imported only where somebody has installed it (and by its own test, in a folder of its own).
 OPTIONAL = {"include/waldelta_airflow/reporting/lineage.py"}
 PIN = re.compile(
-    r"\A(?P<name>[A-Za-z0-9._-]+)(\[[a-z,]+\])?==(?P<version>[0-9][A-Za-z0-9.]*)\s+# \S.*\Z"
+    r"\A(?P<name>[A-Za-z0-9._-]+)(\[[a-z0-9,]+\])?==(?P<version>[0-9][A-Za-z0-9.]*)\s+# \S.*\Z"
 )
 
 
@@ -110,6 +111,11 @@ def test_every_direct_import_is_pinned():
 
 def test_the_build_backend_is_the_pinned_one():
     assert f"hatchling=={pins()['hatchling']}" in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_the_sdk_is_the_one_that_hadoop_is_built_with():
+    """A newer Hadoop in pyspark needs another SDK."""
+    assert (store_jars.hadoop_version(), store_jars.SDK_VERSION) == ("3.5.0", "2.35.4")
 
 
 def test_delta_is_built_for_the_pinned_spark():

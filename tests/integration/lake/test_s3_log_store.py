@@ -1,0 +1,271 @@
+"""Commits of Spark and of delta-rs to one table on S3: none is lost, none counts twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.support.fixtures.stores import ON_EACH_SERVER
+from tests.support.servers.s3_server import READER, Bucket
+from waldelta.spark.settings import S3_LOG_STORE
+
+pytestmark = pytest.mark.spark
+
+IMPL = "spark.delta.logStore.s3a.impl"
+DELTAS_DEFAULT = "io.delta.storage.S3SingleDriverLogStore"
+FIRST_COMMIT = r"java PUT .*/_delta_log/0{19}1\.json"
+THROTTLED_ROUNDS, RACE_ROUNDS = 5, 1000
+
+
+@dataclass
+class Table:
+    """A table of one column, with a row that delta-rs has written as version 0.
+
+    Spark reaches it through the proxy, delta-rs directly.
+    """
+
+    spark: Any
+    bucket: Bucket
+
+    def __post_init__(self) -> None:
+        self.uri = self.bucket.uri("t")
+        self.append_by_delta_rs(0)
+
+    def append_by_delta_rs(self, row: int) -> None:
+        rows = pa.table({"id": pa.array([row], pa.int64())})
+        write_deltalake(self.uri, rows, mode="append", storage_options=self.bucket.storage_options)
+
+    def append_by_spark(self, row: int) -> None:
+        rows = self.spark.range(row, row + 1, 1, 1)
+        rows.write.format("delta").mode("append").save(self.uri)
+
+    def opened(self) -> DeltaTable:
+        return DeltaTable(self.uri, storage_options=self.bucket.storage_options)
+
+    def rows(self) -> list[int]:
+        return sorted(self.opened().to_pyarrow_table()["id"].to_pylist())
+
+
+@pytest.fixture
+def table(spark, bucket, proxy) -> Table:
+    bucket.at(proxy.endpoint).configure(spark)
+    return Table(spark, bucket)
+
+
+@contextmanager
+def log_store(spark, name: str) -> Iterator[None]:
+    """Tables that are opened in this block are committed to by this class."""
+    conf = spark.sparkContext._jsc.sc().conf()
+    before = conf.get(IMPL)
+    conf.set(IMPL, name)
+    try:
+        yield
+    finally:
+        conf.set(IMPL, before)
+
+
+def commit_while_spark_does(table: Table, proxy) -> None:
+    """Spark has found version 1 absent; before its commit arrives, delta-rs commits version 1."""
+    with ThreadPoolExecutor(1) as pool, proxy.hold(FIRST_COMMIT) as commit:
+        appended = pool.submit(table.append_by_spark, 1)
+        commit.wait()
+        table.append_by_delta_rs(2)
+        commit.release()
+        appended.result()
+
+
+def test_sessions_have_the_log_store(spark):
+    assert spark.conf.get(IMPL) == S3_LOG_STORE
+    assert spark.conf.get(IMPL.replace("s3a", "s3")) == S3_LOG_STORE
+
+
+@ON_EACH_SERVER
+def test_spark_commits_after_a_commit_that_was_first(table, proxy):
+    commit_while_spark_does(table, proxy)
+    assert table.rows() == [0, 1, 2]
+    assert table.opened().version() == 2
+    assert proxy.statuses(FIRST_COMMIT) == [412]
+
+
+def test_deltas_default_overwrites_a_commit_that_was_first(spark, table, proxy):
+    """Why there is a log store of our own: both writers succeed, and delta-rs's row is gone."""
+    with log_store(spark, DELTAS_DEFAULT):
+        commit_while_spark_does(table, proxy)
+    assert table.rows() == [0, 1]
+    assert table.opened().version() == 1
+
+
+@ON_EACH_SERVER
+def test_a_commit_whose_answer_is_lost_counts_once(table, proxy):
+    """The SDK repeats the request, and the store refuses the second one because of the first."""
+    with proxy.lose_answers(FIRST_COMMIT):
+        table.append_by_spark(1)
+    assert proxy.statuses(FIRST_COMMIT) == [200, 412]
+    assert table.rows() == [0, 1]
+    assert table.opened().version() == 1
+    table.append_by_spark(2)
+    assert table.rows() == [0, 1, 2]
+
+
+def test_a_commit_by_another_writer_is_no_lost_answer(table, proxy):
+    """The first request is refused, its answer is lost, and so the second one is refused, too."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        proxy.hold(FIRST_COMMIT) as commit,
+        proxy.lose_answers(FIRST_COMMIT),
+    ):
+        appended = pool.submit(table.append_by_spark, 1)
+        commit.wait()
+        table.append_by_delta_rs(2)
+        commit.release()
+        appended.result()
+    assert proxy.statuses(FIRST_COMMIT) == [412, 412]
+    assert table.rows() == [0, 1, 2]
+
+
+def test_a_throttled_store_gets_each_commit_once(table, proxy):
+    proxy.fail_share = 0.1
+    for row in range(1, THROTTLED_ROUNDS):
+        table.append_by_spark(row)
+    proxy.fail_share = 0
+    assert table.rows() == list(range(THROTTLED_ROUNDS))
+    assert 503 in proxy.statuses("java")
+
+
+class LogStore:
+    """The log store itself, called as Delta calls it."""
+
+    def __init__(self, spark, bucket: Bucket) -> None:
+        self._jvm = spark.sparkContext._jvm
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self._store = getattr(self._jvm.waldelta.spark, S3_LOG_STORE.rpartition(".")[2])(self._conf)
+        self._bucket = bucket
+
+    def path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._bucket.uri(f"t/_delta_log/{name}"))
+
+    def write(self, name: str, *lines: str, overwrite: bool = False) -> None:
+        actions = self._jvm.java.util.ArrayList()
+        for line in lines:
+            actions.add(line)
+        self._store.write(self.path(name), actions.iterator(), overwrite, self._conf)
+
+    def read(self, name: str) -> list[str]:
+        return list(self._store.read(self.path(name), self._conf))
+
+    def names_from(self, name: str) -> list[str]:
+        found = self._store.listFrom(self.path(name), self._conf)
+        return [status.getPath().getName() for status in found]
+
+    def is_partial_write_visible(self) -> bool:
+        return self._store.isPartialWriteVisible(self.path("0.json"), self._conf)
+
+
+@pytest.fixture
+def store(spark, bucket) -> LogStore:
+    bucket.configure(spark)
+    return LogStore(spark, bucket)
+
+
+@ON_EACH_SERVER
+def test_a_file_is_written_once(store, bucket):
+    store.write("0.json", "é", "b")
+    assert bucket.read("t/_delta_log/0.json") == "é\nb\n".encode()
+    with pytest.raises(Exception, match=r"java\.nio\.file\.FileAlreadyExistsException: .*/0\.json"):
+        store.write("0.json", "é", "c")
+    store.write("0.json", "é", "b")
+    assert store.read("0.json") == ["é", "b"]
+
+
+def test_a_file_that_may_be_replaced(store):
+    for line in ("a", "b"):
+        store.write("_last_checkpoint", line, overwrite=True)
+    assert store.read("_last_checkpoint") == ["b"]
+
+
+def test_an_iterator_that_fails_leaves_no_file(spark, store, bucket):
+    lines = spark.sparkContext._jvm.java.util.ArrayList()
+    lines.add("a")
+    lines.add(1)  # It isn't text.
+    with pytest.raises(Exception, match="ClassCastException"):
+        store._store.write(store.path("0.json"), lines.iterator(), False, store._conf)
+    assert bucket.keys() == []
+
+
+def test_a_store_that_refuses_is_named(spark, bucket):
+    """No file is there that could be one's own."""
+    reader = bucket.seen_by(READER)
+    reader.configure(spark)
+    with pytest.raises(Exception, match="AccessDenied"):
+        LogStore(spark, reader).write("0.json", "a")
+    assert bucket.keys() == []
+
+
+def test_listings_have_what_is_there_now(store, bucket):
+    """Whoever has written or deleted it, in the order of the names."""
+    for name in ("2.json", "1.json", "3.json"):
+        store.write(name, name)
+    bucket.client.delete_object(Bucket=bucket.name, Key="t/_delta_log/2.json")
+    bucket.client.put_object(Bucket=bucket.name, Key="t/_delta_log/4.json", Body=b"")
+    assert store.names_from("0.json") == ["1.json", "3.json", "4.json"]
+    assert store.names_from("2.json") == ["3.json", "4.json"]
+
+
+def test_no_write_shows_in_part(store):
+    assert store.is_partial_write_visible() is False
+
+
+@pytest.mark.soak
+@ON_EACH_SERVER
+def test_one_of_two_writers_wins_each_version(store, bucket):
+    """Each of 1,000 versions is committed to by both at the same moment."""
+    won: Counter[str] = Counter()
+    with ThreadPoolExecutor(2) as pool:
+        for version in range(RACE_ROUNDS):
+            name = f"{version}.json"
+            by_spark = pool.submit(store.write, name, "spark")
+            by_other = pool.submit(bucket.create, f"t/_delta_log/{name}", b"other\n")
+            refused = by_spark.exception()
+            assert refused is None or "FileAlreadyExistsException" in str(refused)
+            assert by_other.result() == (refused is not None)
+            winner = "other" if by_other.result() else "spark"
+            assert store.read(name) == [winner]
+            won[winner] += 1
+    print(won)
+    assert min(won["spark"], won["other"]) > 0
+
+
+@pytest.mark.soak
+def test_no_commit_of_1000_is_lost_while_spark_commits(table, proxy):
+    """The JVM's requests take longer, so that commits of delta-rs fall between its requests."""
+    proxy.delay_s = 0.02
+    done, first_row = Event(), 1_000_000
+
+    def by_spark() -> int:
+        row = first_row
+        while not done.is_set():
+            table.append_by_spark(row)
+            row += 1
+        return row
+
+    with ThreadPoolExecutor(1) as pool:
+        appended = pool.submit(by_spark)
+        try:
+            for row in range(1, RACE_ROUNDS):
+                table.append_by_delta_rs(row)
+        finally:
+            done.set()
+        last_row = appended.result()
+    refused = proxy.statuses(r"java PUT .*/_delta_log/\d+\.json").count(412)
+    print(f"{last_row - first_row} commits of Spark, {refused} refused first")
+    assert refused > 0
+    assert table.rows() == [*range(RACE_ROUNDS), *range(first_row, last_row)]

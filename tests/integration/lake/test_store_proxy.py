@@ -1,0 +1,107 @@
+"""What the proxy in front of an object store counts, and what it does to requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+from deltalake import DeltaTable, write_deltalake
+
+from tests.support.servers.store_proxy import StoreProxy
+
+CONTENT = bytes(range(256)) * 5000
+
+
+@pytest.fixture
+def through(bucket, proxy):
+    """The bucket behind the proxy."""
+    return bucket.at(proxy.endpoint)
+
+
+def put(bucket, key: str, body: bytes = b"content") -> None:
+    bucket.client.put_object(Bucket=bucket.name, Key=key, Body=body)
+
+
+def test_requests_pass_and_are_counted(through, proxy):
+    put(through, "a/b", CONTENT)
+    assert through.read("a/b") == CONTENT
+    assert through.keys("a/") == ["a/b"]
+    client = through.client
+    client.head_object(Bucket=through.name, Key="a/b")
+    client.delete_objects(Bucket=through.name, Delete={"Objects": [{"Key": "a/b"}]})
+    expected = dict.fromkeys(
+        [("python", kind) for kind in ("PUT", "GET", "LIST", "HEAD", "DELETES")], 1
+    )
+    assert proxy.counts() == expected
+    assert proxy.statuses("PUT .*/a/b") == [200]
+
+
+def test_delta_rs_commits_put_if_absent(through, proxy):
+    write_deltalake(
+        through.uri("t"), pa.table({"id": [1]}), storage_options=through.storage_options
+    )
+    table = DeltaTable(through.uri("t"), storage_options=through.storage_options)
+    assert table.to_pyarrow_table()["id"].to_pylist() == [1]
+    (commit,) = [a for a in proxy.answers if "delta-rs PUT" in str(a.request) and ".json" in str(a)]
+    assert commit.request.is_conditional
+    assert {client for client, _ in proxy.counts()} == {"delta-rs"}
+
+
+def test_a_held_request_reaches_the_store_when_it_is_released(bucket, through, proxy):
+    """Requests that don't match pass, also a second one that does."""
+    with ThreadPoolExecutor(1) as pool, proxy.hold("PUT .*/held") as hold:
+        waiting = pool.submit(put, through, "held/1")
+        assert hold.wait().path == f"/{bucket.name}/held/1"
+        put(through, "other")
+        put(through, "held/2")
+        assert bucket.keys() == ["held/2", "other"]
+        hold.release()
+        waiting.result()
+        assert bucket.keys() == ["held/1", "held/2", "other"]
+
+
+def test_a_test_that_waits_in_vain_fails(proxy):
+    with proxy.hold("PUT") as hold, pytest.raises(TimeoutError, match="no request matched 'PUT'"):
+        hold.wait(timeout_s=0.01)
+
+
+def test_a_lost_answer(bucket, through, proxy):
+    with proxy.lose_answers("PUT .*/a"):
+        with pytest.raises(BotoCoreError):
+            put(through, "a")
+        put(through, "a2")
+    assert bucket.keys() == ["a", "a2"]
+    assert proxy.statuses("PUT") == [200, 200]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_share_of_requests_fails_as_the_seed_says(s3_server, bucket, seed):
+    def failed() -> list[int]:
+        with StoreProxy(s3_server.port, seed) as proxy:
+            proxy.fail_share = 0.3
+            through = bucket.at(proxy.endpoint)
+            for number in range(20):
+                with suppress(ClientError):
+                    put(through, f"{number}")
+            return [n for n, status in enumerate(proxy.statuses("PUT")) if status == 503]
+
+    first = failed()
+    assert 0 < len(first) < 20
+    assert failed() == first
+
+
+def test_a_failed_request_says_to_slow_down(bucket, through, proxy):
+    proxy.fail_share = 1
+    with pytest.raises(ClientError, match="SlowDown"):
+        put(through, "a")
+    assert bucket.keys() == []
+
+
+def test_a_store_that_is_away_closes_the_connection(proxy, through):
+    proxy.store_port = 1
+    with pytest.raises(BotoCoreError):
+        through.keys()
+    assert proxy.statuses("LIST") == [None]
