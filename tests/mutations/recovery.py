@@ -53,8 +53,8 @@ MUTATIONS = (
     ),
     Mutation(
         "slot/recovery.py",
-        "if landed_end > server.flush_lsn.value:",
-        "if landed_end < server.flush_lsn.value - (1 << 62):",
+        "if landed_end <= server.flush_lsn:",
+        "if landed_end <= server.flush_lsn + (1 << 62):",
         "A server restored to an earlier state isn't noticed.",
         (_RESTORED,),
     ),

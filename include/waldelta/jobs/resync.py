@@ -18,6 +18,7 @@ from waldelta.errors import LockHeld, SlotUnreadable
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, continued, run_stages
 from waldelta.jobs.sync import copied_tables
+from waldelta.lake.ledger.records import Gap
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.slot import remaining_on_primary
@@ -25,6 +26,8 @@ from waldelta.slot.gaps import describe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from waldelta.stages.sync import SyncResult
 
 
 def run_resync(
@@ -41,60 +44,77 @@ def run_resync(
     This covers these tables, or all that have no copy in the current slot incarnation. If the slot
     is fine, it is kept. A slot is fine when its pending changes could be read and have landed.
     ``accept_server`` names a server that differs from the earlier one, as ``renew_slot`` requires.
+    Raises RunFailed.
     """
-    from waldelta.changes.decode.route import translate
     from waldelta.stages.land import land_backlog
-    from waldelta.stages.setup.renew_slot import renew_slot
     from waldelta.stages.sync.sync import sync
 
     def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        gap = renew_slot(job, translate, accept_server=accept_server)
-        if gap is None:
-            try:  # Only reading the slot shows that it can be read.
-                land_backlog(spark, job)
-            except SlotUnreadable as err:
-                gap = renew_slot(job, translate, accept_server=accept_server, broken=err)
+        gap = _renew_slot(spark, job, accept_server)
         if gap is not None:
-            result.warnings.append(
-                f"the slot was created again, so the changes in {describe(gap)} were lost:"
-                f" {gap.cause}: {gap.detail}"
-            )
-        if gap is not None and accept_server is not None:
-            result.warnings.append(
-                f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
-                f" timeline {gap.timeline}) keeps its WAL until you drop it there"
-            )
-        if gap is not None:
-            with (
-                job.source.connect("resync") as primary,
-                job.source.connect_slot("resync", primary) as connection,
-            ):
-                result.warnings += remaining_on_primary(primary, connection, gap.slot)
-        done, failed = copied_tables(
-            lambda: sync(spark, job, tables, reason or (gap.cause if gap else None), by_diff=True)
-        )
-        for table in done:
-            name = str(table.table)
-            result.add_copy(table)
-            result.warnings += (
-                [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
-            )
-            result.warnings += [f"{name} was {table.skipped}"] if table.skipped else []
+            _warn_of_gap(job, result, gap, accept_server)
+        cause = reason or (gap.cause if gap is not None else None)
+        done, failed = copied_tables(lambda: sync(spark, job, tables, cause, by_diff=True))
+        for copied in done:
+            _add_copied(result, copied)
         result.targets.not_applied = sorted(failed.failures) if failed is not None else []
-        written = sum(table.rows if table.diff is None else table.diff.written for table in done)
-        stage.detail = (
-            f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot"
-            f" {'created again' if gap else 'unchanged'}"
-        )
+        stage.detail = f"{_written(done)}; slot {'unchanged' if gap is None else 'created again'}"
         if failed is not None:
             raise failed
         with suppress(LockHeld):  # A run holds the lock, and reads the slot.
             land_backlog(spark, job)
 
-    result = continued(job, "resync", fresh=False)
     stages: dict[str, Stage] = {
         "resync": resync_stage,
         "check": check_stage,
         "report": report_stage,
     }
-    return run_stages(spark, job, result, stages, only)
+    return run_stages(spark, job, continued(job, "resync", fresh=False), stages, only)
+
+
+def _renew_slot(spark: SparkSession, job: Job, accept_server: str | None) -> Gap | None:
+    """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
+    from waldelta.changes.decode.route import translate
+    from waldelta.stages.land import land_backlog
+    from waldelta.stages.setup.renew_slot import renew_slot
+
+    gap = renew_slot(job, translate, accept_server=accept_server)
+    if gap is not None:
+        return gap
+    try:  # Only reading the slot shows that it can be read.
+        land_backlog(spark, job)
+    except SlotUnreadable as err:
+        return renew_slot(job, translate, accept_server=accept_server, broken=err)
+    return None
+
+
+def _warn_of_gap(job: Job, result: RunResult, gap: Gap, accept_server: str | None) -> None:
+    """Add to the result what was lost with the slot, and which slots keep WAL that no run reads."""
+    result.warnings.append(
+        f"the slot was created again, so the changes in {describe(gap)} were lost:"
+        f" {gap.cause}: {gap.detail}"
+    )
+    if accept_server is not None:
+        result.warnings.append(
+            f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
+            f" timeline {gap.timeline}) keeps its WAL until you drop it there"
+        )
+    with (
+        job.source.connect("resync") as primary,
+        job.source.connect_slot("resync", primary) as connection,
+    ):
+        result.warnings += remaining_on_primary(primary, connection, gap.slot)
+
+
+def _add_copied(result: RunResult, copied: SyncResult) -> None:
+    """Add what was done to a target, and why not only the rows that differ were written."""
+    result.add_copy(copied)
+    if copied.whole:
+        result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
+    if copied.skipped is not None:
+        result.warnings.append(f"{copied.table} was {copied.skipped}")
+
+
+def _written(done: Sequence[SyncResult]) -> str:
+    written = sum(copied.rows if copied.diff is None else copied.diff.written for copied in done)
+    return f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -58,125 +59,160 @@ def recover(
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
     The slot may be behind: a run died between landing and consuming, or an immediate stop of the
-    server moved the slot back. It is then advanced, after its changes were compared with what has
-    landed, one read window at a time. With ``one_window``, PeekTimeout is raised when one window
-    wasn't enough. The slot must not be ahead of every position that this pipeline ever meant to
-    move it to: then another process consumed it. Nor may the log lack a batch that was consumed.
-    After the promotion of a standby that kept the slot, both are judged by what the new timeline
-    has in common with the old one (waldelta.slot.failover).
+    server moved the slot back. It is then advanced, one read window at a time, after its changes
+    were compared with what has landed. Raises SlotGap when another process consumed the slot, or
+    the log lacks a consumed batch, and SourceChanged or StandbyAway when the server lacks WAL that
+    has landed. After the promotion of a standby that kept the slot, all this is judged by what the
+    new timeline has in common with the old one (waldelta.slot.failover). With ``one_window``,
+    PeekTimeout is raised when one window wasn't enough.
     """
-    ledger = job.ledger
     check_log(job, identity, change_log)
     promotion = find_promotion(connection, job, identity, change_log, server)
     check_no_mismatch(connection, identity.slot)
     confirmed = confirmed_lsn(connection, identity.slot)
-    furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
+    furthest = Lsn(job.ledger.furthest_lsn(identity.slot, identity.incarnation))
     if promotion is not None:
         # After the switchpoint, the server has other WAL, which no run has read.
         identity, furthest = promotion.identity, min(furthest, promotion.switchpoint)
     _no_gap(identity, furthest, confirmed)
-    last = change_log.last_batch()
-    if last is not None:
-        # An intent is written once its batch is durable, so the furthest one counts where the last
-        # batch is empty.
-        landed_end = max(change_log.landed_end(last), furthest.value)
-        if (
-            server.primary_lsn is not None
-            and server.flush_lsn.value < landed_end <= server.primary_lsn.value
-        ):
-            raise StandbyAway(
-                f"the lake holds changes up to {Lsn(landed_end)} but the standby has replayed WAL"
-                f" only up to {server.flush_lsn}, as after a restart: run again"
-            )
-        if landed_end > server.flush_lsn.value:
-            raise SourceChanged(
-                f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at"
-                f" {server.flush_lsn}: it was restored to an earlier state; run resync"
-            )
-        if landed_end > confirmed.value:
-            log.info(
-                "slot %s is behind the landed end: advancing %s",
-                identity.slot,
-                LsnRange(confirmed, Lsn(landed_end)),
-            )
-            bites = ReadWindows(job)
-            behind = landed_behind(
-                change_log,
-                (identity.floor, last),
-                confirmed,
-                max_messages=job.pipeline.batch.max_changes,
-                max_bytes=bites.next.window_bytes,
-            )
-            messages = change_log.sizes(last - 1, last).get(last, 0)
-            move = slot_move(identity, job.run_id, landed_end, last, messages)
-            try:
-                _catch_up(
-                    connection,
-                    job,
-                    move,
-                    behind,
-                    confirmed,
-                    promotion=promotion,
-                    one_window=one_window,
-                )
-            except (PeekTooLarge, SourceDiskFull) as err:
-                bites.lacks_room(
-                    is_disk_full=isinstance(err, SourceDiskFull)
-                )  # The next run compares less at once.
-                raise
-            return _recovered(change_log, last, Lsn(landed_end), identity)
-    if promotion is not None:
+    last = change_log.last_batch() or 0
+    landed_end = _landed_end(change_log, last, furthest)
+    _check_has_landed_wal(server, landed_end)
+    if landed_end > confirmed:
+        slot = _SlotBehind(connection, job, identity, promotion, confirmed)
+        slot.catch_up(change_log, last, landed_end, one_window=one_window)
+    elif promotion is not None:
         record_promotion(job, promotion)
-    return _recovered(change_log, last, confirmed, identity)
+    # A batch without rows leaves no partition, only its transaction id; Delta would skip that
+    # number.
+    newest = max(change_log.highest_batch(), last, identity.floor)
+    return Recovered(max(confirmed, landed_end), newest + 1, identity)
 
 
-def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be together
-    connection: psycopg.Connection[tuple[Any, ...]],
-    job: Job,
-    move: SlotMove,
-    behind: Sequence[VerifiedRange],
-    confirmed: Lsn,
-    *,
-    promotion: Promotion | None,
-    one_window: bool,
-) -> None:
-    """Advance the slot to the end of what has landed, past each range once that was verified.
+def _landed_end(change_log: ChangeLog, last: int, furthest: Lsn) -> Lsn:
+    """Return the end of what has landed up to batch ``last``; 0/0 without a batch.
 
-    It compares whatever ``acknowledge`` says. Only this comparison reveals a server restored to an
-    earlier state, or a batch read from the server before a failover; moving on would lose what the
-    slot holds there. It doesn't compare everything at once: any number of windows may have landed
-    between two checkpoints, and one answer for all may exceed the server's disk or time.
+    An intent is written once its batch is durable, so the furthest one counts where the last batch
+    is empty.
     """
-    identity = SlotIdentity(move.slot, move.system_identifier, move.timeline, move.incarnation)
-    position, moved = confirmed, False
-    ends = [*(min(stretch.begins, move.lsn) for stretch in behind[1:]), move.lsn]
-    for verified, end in zip(behind, ends, strict=True):
-        if one_window and moved:
-            raise PeekTimeout(
-                f"slot {move.slot!r} is at {position}; it was more than one read window behind"
-                f" {Lsn(move.lsn)}"
-            )
-        is_last = verified is behind[-1]
-        # The other batches were counted when the slot was first moved past them.
-        step = move if is_last else replace(move, lsn=end, batch=verified.batches[1], messages=None)
+    return max(Lsn(change_log.landed_end(last)), furthest) if last else Lsn(0)
+
+
+def _check_has_landed_wal(server: ServerPosition, landed_end: Lsn) -> None:
+    """Raise StandbyAway or SourceChanged when the server's WAL ends before what has landed."""
+    if landed_end <= server.flush_lsn:
+        return
+    if server.primary_lsn is not None and landed_end <= server.primary_lsn:
+        raise StandbyAway(
+            f"the lake holds changes up to {landed_end} but the standby has replayed WAL only up"
+            f" to {server.flush_lsn}, as after a restart: run again"
+        )
+    raise SourceChanged(
+        f"the lake holds changes up to {landed_end} but the server's WAL ends at"
+        f" {server.flush_lsn}: it was restored to an earlier state; run resync"
+    )
+
+
+@dataclass(slots=True)
+class _SlotBehind:
+    """A slot that is at ``position``, behind what has landed.
+
+    Before it moves, it is compared, whatever ``acknowledge`` says. Only this comparison reveals a
+    server restored to an earlier state, or a batch read from the server before a failover; moving
+    on would lose what the slot holds there. ``promotion`` is recorded after the last comparison.
+    """
+
+    connection: psycopg.Connection[tuple[Any, ...]]
+    job: Job
+    identity: SlotIdentity
+    promotion: Promotion | None
+    position: Lsn
+
+    def catch_up(
+        self, change_log: ChangeLog, last: int, landed_end: Lsn, *, one_window: bool
+    ) -> None:
+        """Advance the slot to ``landed_end``, where batch ``last`` ends.
+
+        Raises ConsumeMismatch when the slot holds other changes than have landed, and PeekTimeout
+        when ``one_window`` wasn't enough.
+        """
+        log.info(
+            "slot %s is behind the landed end: advancing %s",
+            self.identity.slot,
+            LsnRange(self.position, landed_end),
+        )
+        windows = ReadWindows(self.job)
+        behind = landed_behind(
+            change_log,
+            (self.identity.floor, last),
+            self.position,
+            max_messages=self.job.pipeline.batch.max_changes,
+            max_bytes=windows.next.window_bytes,
+        )
+        messages = change_log.sizes(last - 1, last).get(last, 0)
+        whole = slot_move(self.identity, self.job.run_id, landed_end.value, last, messages)
         try:
-            with _other_session(connection, job) as session:
-                compared = check_behind(
-                    session, job.pipeline.source, step, verified, position.value
+            self._pass_each(behind, whole, one_window=one_window)
+        except (PeekTooLarge, SourceDiskFull) as err:
+            # The next run compares less at once.
+            windows.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))
+            raise
+
+    def _pass_each(
+        self, behind: Sequence[VerifiedRange], whole: SlotMove, *, one_window: bool
+    ) -> None:
+        """Advance the slot past one range after the other, until the move ``whole`` is made.
+
+        It doesn't compare everything at once: any number of windows may have landed between two
+        checkpoints, and one answer for all may exceed the server's disk or time.
+        """
+        for verified, move in _moves_past(behind, whole):
+            is_last = move is whole
+            is_compared = self._compare(verified, move)
+            if is_last and self.promotion is not None:
+                record_promotion(self.job, self.promotion)
+            # A range that couldn't be compared isn't passed until a later one was compared.
+            if not is_compared and not is_last:
+                continue
+            self._move(move, is_compared=is_compared)
+            if one_window and not is_last:
+                raise PeekTimeout(
+                    f"slot {move.slot!r} is at {self.position}; it was more than one read window"
+                    f" behind {Lsn(whole.lsn)}"
+                )
+
+    def _compare(self, verified: VerifiedRange, move: SlotMove) -> bool:
+        """Return whether the slot was compared with a range, and holds what has landed of it.
+
+        Raises ConsumeMismatch when it holds something else.
+        """
+        try:
+            with _other_session(self.connection, self.job) as session:
+                return check_behind(
+                    session, self.job.pipeline.source, move, verified, self.position.value
                 )
         except ConsumeMismatch:
-            check_unmoved(connection, job, identity, position)  # Another run may have moved it.
+            # Another run may have moved it.
+            check_unmoved(self.connection, self.job, self.identity, self.position)
             raise
-        if is_last and promotion is not None:
-            record_promotion(job, promotion)
-        # A range that couldn't be compared isn't passed until a later one was compared.
-        if compared or is_last:
-            fault_point("recover.compared")
-            unverified = not compared and job.pipeline.source.options.acknowledge != "advance"
-            move_idle_slot(
-                connection, move.slot, job.ledger, replace(step, compared_after=unverified)
-            )
-            position, moved = Lsn(end), True
+
+    def _move(self, move: SlotMove, *, is_compared: bool) -> None:
+        fault_point("recover.compared")
+        unverified = not is_compared and self.job.pipeline.source.options.acknowledge != "advance"
+        intent = replace(move, compared_after=unverified)
+        move_idle_slot(self.connection, move.slot, self.job.ledger, intent)
+        self.position = Lsn(move.lsn)
+
+
+def _moves_past(
+    behind: Sequence[VerifiedRange], whole: SlotMove
+) -> Iterator[tuple[VerifiedRange, SlotMove]]:
+    """Yield each range with the move past it; the last one's is ``whole``."""
+    for verified, following in pairwise(behind):
+        end = min(following.begins, whole.lsn)
+        # The other batches were counted when the slot was first moved past them.
+        yield verified, replace(whole, lsn=end, batch=verified.batches[1], messages=None)
+    yield behind[-1], whole
 
 
 @contextmanager
@@ -206,16 +242,6 @@ def check_unmoved(
         return
     _no_gap(identity, Lsn(job.ledger.furthest_lsn(identity.slot, identity.incarnation)), confirmed)
     raise LateWriter(f"another run has moved slot {identity.slot!r} to {confirmed}: run again")
-
-
-def _recovered(
-    change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity
-) -> Recovered:
-    # A batch without rows leaves no partition, only its transaction id; Delta would skip that
-    # number.
-    return Recovered(
-        confirmed, max(change_log.highest_batch(), last or 0, identity.floor) + 1, identity
-    )
 
 
 def landed_behind(

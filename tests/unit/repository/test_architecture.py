@@ -379,6 +379,19 @@ def test_no_file_grows_beyond_reading():
     assert long == {}
 
 
+def test_no_function_grows_beyond_a_screen():
+    """From ``def`` to its last line, docstring included: then its steps can be read at once."""
+    long = {
+        f"{path.relative_to(ROOT)} {node.name}": n
+        for folder in ("include/waldelta", "spark_jobs")
+        for path in modules(folder)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (n := (node.end_lineno or 0) - node.lineno + 1) > 45
+    }
+    assert long == {}
+
+
 # Words that docs/glossary.md's terms replaced; they say less than the field's own.
 REPLACED = {
     "told",

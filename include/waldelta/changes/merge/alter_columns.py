@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import (
     TargetColumn,
     prepare_target,
@@ -22,6 +23,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, write_parquet
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
+from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import remove_folder
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
@@ -43,42 +45,25 @@ def reshape(
     state: TableState,
     evolution: Evolution,
     column_types: Sequence[TargetType],
-    commit: tuple[str, int, str],
+    tag: CommitTag,
 ) -> None:
     """Change a target and its state in the ledger from one set of columns to the next.
 
-    ``column_types`` are the types of the new columns. ``commit`` has the writer's app id, the
-    batch, and a folder to stage values in. Adding columns without a value for existing rows only
-    changes metadata. Any other change rewrites the table in one commit, so that no reader sees an
-    intermediate state. When a run was killed in between, the next one finds its commit and only
-    records the state.
+    ``column_types`` are the types of the new columns, ``tag`` is of the changes that follow. Adding
+    columns without a value for existing rows only changes metadata. Any other change rewrites the
+    table in one commit, so that no reader sees an intermediate state. When a run was killed in
+    between, the next one finds its commit and only records the state. Raises NeedsSync when the
+    columns have changed further since then.
     """
     fault_point("reshape.begun")
-    target = job.lake.target(state.table_name)
-    uri = target.uri
     types = {
         column.state.name: kind
         for column, kind in zip(evolution.columns, column_types, strict=True)
     }
-    app_id, batch, staged = commit
-    metadata = {
-        "verb": "reshape",
-        "since": state.at.isoformat(),
-        "columns": [c.state.name for c in evolution.columns],
-        "change": evolution.describe(),
-        "run_id": job.run_id,
-    }
-    columns = [_target_column(c, evolution, types) for c in evolution.columns]
     if evolution.only_adds:
-        _add_columns(spark, uri, evolution, types)
-    elif not _is_done(target, state, metadata):
-        kept = job.pipeline.target.metadata_columns
-        prepare_target(spark, uri, columns)
-        try:
-            frame = _reshaped(spark, uri, evolution, types, staged, metadata_columns=kept)
-            replace_target(spark, uri, frame, (f"{app_id}:reshape", batch), metadata)
-        finally:
-            remove_folder(staged)
+        _add_columns(spark, job.lake.target(state.table_name).uri, evolution, types)
+    else:
+        _rewrite(spark, job, state, evolution, types, tag)
     fault_point("reshape.committed")
     log.info("table=%s columns changed: %s", state.table_name, evolution.describe())
     evolved = replace(
@@ -89,13 +74,40 @@ def reshape(
     fault_point("reshape.recorded")
 
 
-def _target_column(
-    column: NewColumn, evolution: Evolution, types: dict[str, TargetType]
-) -> TargetColumn:
-    name = column.state.name
-    return TargetColumn(
-        name, types[name].spark, types[name].arrow, name not in evolution.key_columns
-    )
+def _rewrite(
+    spark: SparkSession,
+    job: Job,
+    state: TableState,
+    evolution: Evolution,
+    types: dict[str, TargetType],
+    tag: CommitTag,
+) -> None:
+    """Replace the target's rows by those with the new columns, unless a killed run has done so."""
+    name, target = state.table_name, job.lake.target(state.table_name)
+    metadata = {
+        "verb": "reshape",
+        "since": state.at.isoformat(),
+        "columns": [c.state.name for c in evolution.columns],
+        "change": evolution.describe(),
+        "run_id": job.run_id,
+    }
+    if _is_done(target, state, metadata):
+        return
+    kept = job.pipeline.target.metadata_columns
+    fills = staging_folder(job.lake, name, state.generation, tag.batch, job.run_id) + "-fills"
+    prepare_target(spark, target.uri, _target_columns(evolution, types))
+    try:
+        frame = _reshaped(spark, target.uri, evolution, types, fills, metadata_columns=kept)
+        replace_target(spark, target.uri, frame, (f"{tag.app_id}:reshape", tag.batch), metadata)
+    finally:
+        remove_folder(fills)
+
+
+def _target_columns(evolution: Evolution, types: dict[str, TargetType]) -> list[TargetColumn]:
+    keys, names = evolution.key_columns, [column.state.name for column in evolution.columns]
+    return [
+        TargetColumn(name, types[name].spark, types[name].arrow, name not in keys) for name in names
+    ]
 
 
 def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -> bool:
@@ -124,7 +136,7 @@ def _add_columns(
     ]
     if not added:
         return
-    prepare_target(spark, uri, [_target_column(c, evolution, types) for c in evolution.columns])
+    prepare_target(spark, uri, _target_columns(evolution, types))
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
     listed = []
     for column in added:

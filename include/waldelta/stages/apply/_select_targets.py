@@ -28,7 +28,7 @@ from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_arou
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.stages.apply.outcome import Applied, isolated
-from waldelta.stages.sync import end_killed_repairs
+from waldelta.stages.repair.mend import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -385,14 +385,7 @@ def _bring(
     take_over_target(run.spark, job, state, run.quarantine, fence)
     if plan.evolution is not None:
         _check_names(job, state, plan.evolution)
-        reshape(
-            run.spark,
-            job,
-            state,
-            plan.evolution,
-            plan.decode.types,
-            (tag.app_id, tag.batch, f"{staged}-fills"),
-        )
+        reshape(run.spark, job, state, plan.evolution, plan.decode.types, tag)
         evolved = [column.state for column in plan.evolution.columns]
         plan = replace(
             plan,

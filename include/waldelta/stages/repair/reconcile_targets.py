@@ -36,10 +36,10 @@ from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land import land_backlog, land_through
+from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spark
 from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
 from waldelta.stages.repair.repair import Again, repair
-from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

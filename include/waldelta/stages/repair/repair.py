@@ -12,7 +12,7 @@ copy.
 4. Find the rows in the target that its filter no longer admits.
 5. Record a new generation with the snapshot in the ledger, commit, and record the end: the stream
    continues as after a copy. If the run is killed in between, the next run finds out whether it
-   committed (waldelta.stages.sync.unfinished_repairs).
+   committed (waldelta.stages.repair.mend.unfinished_repairs).
 
 waldelta.pipeline.drift.repair_plan explains why this is exact. Where it can't be exact, the table
 is left to a copy before anything is changed.
@@ -90,15 +90,15 @@ from waldelta.stages.repair._repair_rows import (
     stage_rows,
     untouched,
 )
-from waldelta.stages.repair.reconcile import stage_changed
-from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
-from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
-from waldelta.stages.sync.unfinished_repairs import (
+from waldelta.stages.repair.mend.unfinished_repairs import (
     carry_over,
     end_repair,
     record_repaired,
     repair_tag,
 )
+from waldelta.stages.repair.reconcile import stage_changed
+from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
+from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

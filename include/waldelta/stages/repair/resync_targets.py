@@ -48,25 +48,21 @@ def resync_targets(
         standings = read_lifecycles(job, published)
     pending = requiring(standings, RequiredAction.COPY)
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
-    failures: dict[str, WaldeltaError] = {}
     targets = result.targets
     targets.needs_sync, targets.not_applied = [], []  # This may be the stage's second attempt.
     for name in (copy.table_name for copy in requiring(standings, RequiredAction.WAIT)):
         result.warnings.append(f"{name} is being copied, and its changes wait until that is done")
         targets.not_applied.append(name)
-    most = job.pipeline.target.copy_within_run_mb << 20
+    failures: dict[str, WaldeltaError] = {}
+    largest = job.pipeline.target.copy_within_run_mb << 20
     for copy in pending:
         name = copy.table_name
-        if name in busy:
-            failures[name] = busy[name]
-            continue
         try:
-            if (drift := (drifted or {}).get(name)) and _repair(spark, job, result, copy, drift):
-                continue
-            if job.hand_over and sizes.get(name, 0) > most:
-                _hand_over(job, result, copy)
-            else:
-                _copy(spark, job, result, copy)
+            if name in busy:
+                raise busy[name]
+            is_large = sizes.get(name, 0) > largest
+            drift = (drifted or {}).get(name)
+            _repair_or_copy(spark, job, result, copy, drift, is_large=is_large)
         except WaldeltaError as err:
             failures[name] = err
     targets.never_copied = [
@@ -75,6 +71,23 @@ def resync_targets(
     if notice := never_copied(job, standings):
         result.warnings.append(notice)
     return failures
+
+
+def _repair_or_copy(
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    copy: TableLifecycle,
+    drift: Repair | None,
+    *,
+    is_large: bool,
+) -> None:
+    if drift is not None and _repair(spark, job, result, copy, drift):
+        return
+    if job.hand_over and is_large:
+        _hand_over(job, result, copy)
+    else:
+        _copy(spark, job, result, copy)
 
 
 def _repair(

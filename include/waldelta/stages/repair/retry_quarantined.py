@@ -19,8 +19,8 @@ from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.lock_waits import LockedTables
 from waldelta.quantities import counted
+from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.repair.repair import Again, repair
-from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
-from waldelta.slot import SlotState, read_slot, remaining_on_primary
+from waldelta.slot import read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.slot import PLUGIN
 from waldelta.stages.setup._publication_entries import entries_kept
@@ -65,7 +65,7 @@ from waldelta.stages.setup.preflight.expectations import judge_suites
 from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
 from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolvable
-from waldelta.stages.setup.preflight.targets import judge_replaced, plan_targets
+from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_replaced, plan_targets
 
 log = logging.getLogger(__name__)
 
@@ -233,59 +233,59 @@ def plan_setup(
 def _plan_setup(
     conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool
 ) -> SetupPlan:
-    pipeline = job.pipeline
-    actual = read_marked(conn) | read_publications(conn, pipeline.source.publication_names)
-    held = read_slot(slot_conn, pipeline.source.slot)
-    slot = None if renew else held
-    facts = read_facts(conn, pipeline, actual, slot, slot_conn)
-    if renew and held is not None:
-        facts = replace(
-            facts,
-            slot_server=replace(facts.slot_server, used_slots=facts.slot_server.used_slots - 1),
-        )
-    findings: list[Finding] = []
-    in_force: dict[str, PublicationState] = {}
-    for entry in pipeline.source.publications:
-        if entry.manage:
-            in_force[entry.name], found = _wanted(conn, job, entry, facts)
-            findings += found
-        elif entry.name in actual:
-            in_force[entry.name] = actual[entry.name]
-    filters = [t.row_filter for s in in_force.values() for t in s.tables if t.row_filter]
-    facts = replace(facts, refused_patterns=refused_patterns(conn, filters))
-    managed = [in_force[e.name] for e in pipeline.source.publications if e.manage]
-    findings = [*judge(pipeline, facts, in_force), *findings]
-    for state in managed:
-        changes = plan_publications([state], actual)
-        findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
-    findings += judge_newer(conn, slot_conn, job, managed, facts)
-    findings += judge_standby(conn, slot_conn, job, facts)
-    fed: list[str] = []
-    if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
-        planned = plan_targets(conn, pipeline, in_force, facts)
-        findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
-        fed = planned.describe()
+    source = job.pipeline.source
+    facts = _read_facts(conn, slot_conn, job, renew=renew)
+    in_force = _publications_in_force(conn, job, facts)
+    facts = replace(facts, refused_patterns=refused_patterns(conn, in_force.filters))
+    findings = [
+        *judge(job.pipeline, facts, in_force.by_name),
+        *in_force.objections,
+        *_judge_privileges(in_force.managed, facts),
+        *judge_newer(conn, slot_conn, job, in_force.managed, facts),
+        *judge_standby(conn, slot_conn, job, facts),
+    ]
+    targets = PlannedTargets({}, {})
+    if _can_be_queried(facts):
+        targets = plan_targets(conn, job.pipeline, in_force.by_name, facts)
+        findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets, translate)]
         if not renew:  # A lost slot is recreated whatever the expectations are.
-            findings += judge_suites(pipeline, planned.sources)
-    findings += _forgotten(job, actual)
+            findings += judge_suites(job.pipeline, targets.sources)
+    findings += _forgotten(job, facts.actual)
     with suppress(SlotMissing):  # Before the first setup there are no targets.
         findings += judge_replaced(job.read_states().values(), facts)
-    scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
+    scripted = _is_scripted(slot_conn, job, facts)
     if not renew and not scripted:
-        findings += judge_history(job, slot)
+        findings += judge_history(job, facts.slot)
     return SetupPlan(
         findings=tuple(dict.fromkeys(findings)),
-        statements=plan_publications(managed, actual),
-        create_slot=slot is None,
-        slot=pipeline.source.slot,
-        two_phase=pipeline.source.options.two_phase,
-        read_from=pipeline.source.read_from,
-        failover=bool(pipeline.source.failover),
-        alter_failover=failover_to_set(pipeline.source, slot),
+        statements=plan_publications(in_force.managed, facts.actual),
+        create_slot=facts.slot is None,
+        slot=source.slot,
+        two_phase=source.options.two_phase,
+        read_from=source.read_from,
+        failover=bool(source.failover),
+        alter_failover=failover_to_set(source, facts.slot),
         scripted=scripted,
-        sources=tuple(fed),
+        sources=tuple(targets.describe()),
         role=sql_name(facts.server.role),
     )
+
+
+def _read_facts(conn: Connection, slot_conn: Connection, job: Job, *, renew: bool) -> Facts:
+    """Returns the source's facts; with ``renew`` as they are once the existing slot is dropped."""
+    source = job.pipeline.source
+    actual = read_marked(conn) | read_publications(conn, source.publication_names)
+    existing = read_slot(slot_conn, source.slot)
+    if not renew or existing is None:
+        return read_facts(conn, job.pipeline, actual, existing, slot_conn)
+    facts = read_facts(conn, job.pipeline, actual, None, slot_conn)
+    used_slots = facts.slot_server.used_slots - 1
+    return replace(facts, slot_server=replace(facts.slot_server, used_slots=used_slots))
+
+
+def _can_be_queried(facts: Facts) -> bool:
+    """Returns whether the server is a primary of a version that has the catalogs and statements."""
+    return not facts.server.in_recovery and facts.server.version >= MIN_VERSION
 
 
 @private_files()
@@ -402,6 +402,43 @@ def run_statements(
 # ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _PublicationsInForce:
+    """The publications in force after setup, and PostgreSQL's objections to them.
+
+    ``managed`` are those that setup creates and alters.
+    """
+
+    by_name: Mapping[str, PublicationState]
+    managed: Sequence[PublicationState]
+    objections: Sequence[Finding]
+
+    @property
+    def filters(self) -> list[str]:
+        """Returns the row filters of all their tables."""
+        return [t.row_filter for s in self.by_name.values() for t in s.tables if t.row_filter]
+
+
+def _publications_in_force(conn: Connection, job: Job, facts: Facts) -> _PublicationsInForce:
+    by_name: dict[str, PublicationState] = {}
+    objections: list[Finding] = []
+    entries = job.pipeline.source.publications
+    for entry in entries:
+        if entry.manage:
+            by_name[entry.name], found = _wanted(conn, job, entry, facts)
+            objections += found
+        elif entry.name in facts.actual:
+            by_name[entry.name] = facts.actual[entry.name]
+    managed = [by_name[entry.name] for entry in entries if entry.manage]
+    return _PublicationsInForce(by_name, managed, objections)
+
+
+def _judge_privileges(managed: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
+    for state in managed:
+        changes = bool(plan_publications([state], facts.actual))
+        yield from privileges_needed(state, facts.actual.get(state.name), facts, changes)
+
+
 def _wanted(
     conn: Connection, job: Job, entry: Publication, facts: Facts
 ) -> tuple[PublicationState, list[Finding]]:
@@ -414,7 +451,7 @@ def _wanted(
             replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)),
             unreadable,
         )
-    if facts.server.in_recovery or facts.server.version < MIN_VERSION:
+    if not _can_be_queried(facts):
         return wanted, []
     known = facts.actual.get(entry.name)
     tried = replace(wanted, tables=tuple(t for t in wanted.tables if t.id in facts.tables))
@@ -459,16 +496,15 @@ def _is_ours(job: Job, publication: PublicationState) -> bool:
     return mark is not None and mark.pipeline == job.pipeline.pipeline
 
 
-def _is_scripted(
-    conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]
-) -> bool:
+def _is_scripted(conn: Connection, job: Job, facts: Facts) -> bool:
     """Returns whether the DBA's script created an unread slot for this pipeline.
 
     The script creates the publications first, whose comments name the slot. A slot older than the
     publications belongs to another program. A slot that follows an earlier setup of this pipeline
     does too: that setup created the publications, and has a ledger row for the slot.
     """
-    if job.ledger.slot_lives(slot.name):
+    slot, actual = facts.slot, facts.actual
+    if slot is None or job.ledger.slot_lives(slot.name):
         return False
     names = [entry.name for entry in job.pipeline.source.publications if entry.manage]
     marks = [Mark.parse(actual[name].comment) if name in actual else None for name in names]

@@ -46,12 +46,12 @@ from waldelta.snapshot.publication_version import (
     wait_for_version,
     wait_for_version_again,
 )
+from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.sync._snapshot_diff import Former
 from waldelta.stages.sync._write_states import keeps_rows
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
 from waldelta.stages.sync.copy_table import Attempt, check_primary, sync_table
 from waldelta.stages.sync.skipped_copy import check_skipped_copy
-from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

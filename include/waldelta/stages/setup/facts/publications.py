@@ -201,54 +201,83 @@ def try_publications(
     psycopg.errors.LockNotAvailable when a table with a new definition stays locked.
     """
     timeout_ms = trial_timeout_ms(conn)
-    trusted = (
-        {t.id: t for t in known.tables}
-        if known is not None and known.comment == wanted.comment
-        else {}
-    )
-    tables: list[PublicationTable] = []
-    filter_columns: dict[TableId, frozenset[str]] = {}
-    problems: list[str] = []
-    as_written, rejected = set(wanted.as_written), set()
-    for table in wanted.tables:
-        if table.is_plain:
-            tables.append(table)
-            continue
-        try:
-            found = _try(
-                conn, replace(wanted, tables=(table,), schemas=(), all_tables=False), timeout_ms
-            )
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
-            if isinstance(err, psycopg.errors.LockNotAvailable) and table.id not in trusted:
-                raise
-            # Whether privileges suffice is checked by preflight.
-            tables.append(trusted.get(table.id, table))
-            as_written -= trusted.keys() & {table.id}
-            if known is not None and table.id in trusted:
-                filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
-            elif table.row_filter is not None:
-                # The owner of the table runs the SQL, so objections of PostgreSQL or the replica
-                # identity must be reported.
-                filter_columns[table.id] = frozenset(parse_row_filter(table.row_filter).columns)
-                if (refused := refused_filter(conn, table.id, table.row_filter)) is not None:
-                    problems.append(f"publication {wanted.name!r}, table {table.id}: {refused}")
-                    rejected.add(table.id)
-        except psycopg.Error as err:
-            tables.append(table)
-            problems.append(_rejected(wanted.name, table, err))
-            rejected.add(table.id)
-        else:
-            as_written.discard(table.id)
-            tables.append(found.tables[0])
-            filter_columns |= found.filter_columns
+    earlier = _stored_tables(known) if known is not None and known.comment == wanted.comment else {}
+    trials = [
+        _try_table(conn, wanted, table, earlier.get(table.id), timeout_ms)
+        for table in wanted.tables
+    ]
     state = replace(
         wanted,
-        tables=tuple(sorted(tables)),
-        filter_columns=filter_columns,
-        as_written=frozenset(as_written),
-        rejected=frozenset(rejected),
+        tables=tuple(sorted(trial.table for trial in trials)),
+        filter_columns={trial.table.id: trial.filter_columns for trial in trials},
+        as_written=wanted.as_written - {trial.table.id for trial in trials if trial.is_stored},
+        rejected=frozenset(trial.table.id for trial in trials if trial.problem is not None),
     )
-    return state, problems
+    return state, [trial.problem for trial in trials if trial.problem is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A table of a publication after its trial, and why PostgreSQL rejects its entry.
+
+    ``is_stored``: filter and column list are as the server stores them, not as written.
+    """
+
+    table: PublicationTable
+    filter_columns: frozenset[str] = frozenset()
+    is_stored: bool = False
+    problem: str | None = None
+
+
+def _stored_tables(state: PublicationState) -> dict[TableId, _Trial]:
+    return {
+        table.id: _Trial(table, state.filter_columns.get(table.id, frozenset()), is_stored=True)
+        for table in state.tables
+    }
+
+
+def _try_table(
+    conn: Connection,
+    wanted: PublicationState,
+    table: PublicationTable,
+    earlier: _Trial | None,
+    timeout_ms: int,
+) -> _Trial:
+    """Returns how the server stores a table's entry; ``earlier``, if any, when that can't be
+    tried.
+    """
+    if table.is_plain:
+        return _Trial(table)
+    try:
+        found = _try(
+            conn, replace(wanted, tables=(table,), schemas=(), all_tables=False), timeout_ms
+        )
+    except psycopg.errors.LockNotAvailable:
+        if earlier is None:
+            raise
+        return earlier
+    except psycopg.errors.InsufficientPrivilege:
+        # Whether privileges suffice is checked by preflight.
+        return earlier or _judge_untried(conn, wanted.name, table)
+    except psycopg.Error as err:
+        return _Trial(table, problem=_rejected(wanted.name, table, err))
+    return _stored_tables(found)[table.id]
+
+
+def _judge_untried(conn: Connection, publication: str, table: PublicationTable) -> _Trial:
+    """Returns a table's entry as written.
+
+    The owner of the table runs the SQL, so objections of PostgreSQL or the replica identity must be
+    reported.
+    """
+    if table.row_filter is None:
+        return _Trial(table)
+    columns = frozenset(parse_row_filter(table.row_filter).columns)
+    refused = refused_filter(conn, table.id, table.row_filter)
+    if refused is None:
+        return _Trial(table, columns)
+    problem = f"publication {publication!r}, table {table.id}: {refused}"
+    return _Trial(table, columns, problem=problem)
 
 
 def trial_timeout_ms(conn: Connection) -> int:

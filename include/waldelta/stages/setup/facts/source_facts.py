@@ -99,41 +99,69 @@ def read_facts(
 
     ``slot_conn`` connects to the server that has the slot, and is ``conn`` if that is the primary.
     """
-    scopes: dict[str, tuple[TableId, ...]] = {}
-    unpublishable: dict[str, tuple[str, ...]] = {}
+    covered = _read_covered(conn, pipeline, actual)
+    scopes = {
+        name: tuple(table for table, is_publishable in found if is_publishable)
+        for name, found in covered.items()
+    }
+    unpublishable = {
+        name: tuple(str(table) for table, is_publishable in found if not is_publishable)
+        for name, found in covered.items()
+    }
+    tables = _read_tables(conn, _named(pipeline, actual).union(*scopes.values()))
+    schemas = _read_schemas(conn, pipeline, actual)
+    server = _read_server(conn)
+    return Facts(
+        server=server,
+        slot_server=server if slot_conn is conn else _read_server(slot_conn),
+        slot=slot,
+        actual=actual,
+        tables=tables,
+        scopes=scopes,
+        unpublishable=unpublishable,
+        schemas=schemas,
+    )
+
+
+def _read_covered(
+    conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState]
+) -> dict[str, list[tuple[TableId, bool]]]:
+    """Returns the tables that a publication covers without naming them, by publication.
+
+    Each comes with whether PostgreSQL can publish it.
+    """
+    covered = {}
     for entry in pipeline.source.publications:
         state = actual.get(entry.name) if not entry.manage else None
         all_tables = state.all_tables if state else entry.all_tables
         schemas = list(state.schemas if state else entry.schemas)
         if all_tables or schemas:
-            rows = conn.execute(
-                _SCOPE.encode(), {"every": all_tables, "schemas": schemas}
-            ).fetchall()
-            scopes[entry.name] = tuple(TableId(s, n) for s, n, publishable in rows if publishable)
-            unpublishable[entry.name] = tuple(
-                str(TableId(s, n)) for s, n, publishable in rows if not publishable
-            )
-    named = {TableId(*t.parts) for e in pipeline.source.publications for t in e.tables}
-    named |= {t.id for e in pipeline.source.publications if not e.manage and e.name in actual
-              for t in actual[e.name].tables}  # fmt: skip
-    tables = _read_tables(conn, named.union(*scopes.values()))
-    of_file = {s for e in pipeline.source.publications for s in e.schemas}
-    wanted = sorted(of_file.union(*(state.schemas for state in actual.values())))
-    names = conn.execute(
-        "select nspname from pg_namespace where nspname = any(%s::name[])", (wanted,)
+            params = {"every": all_tables, "schemas": schemas}
+            rows = conn.execute(_SCOPE.encode(), params).fetchall()
+            covered[entry.name] = [(TableId(s, n), publishable) for s, n, publishable in rows]
+    return covered
+
+
+def _named(pipeline: PipelineFile, actual: Mapping[str, PublicationState]) -> set[TableId]:
+    """Returns the tables that the pipeline file's entries or their existing publications name."""
+    named: set[TableId] = set()
+    for entry in pipeline.source.publications:
+        named |= {TableId(*table.parts) for table in entry.tables}
+        if not entry.manage and entry.name in actual:
+            named |= {table.id for table in actual[entry.name].tables}
+    return named
+
+
+def _read_schemas(
+    conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState]
+) -> frozenset[str]:
+    """Returns the schemas that exist of those that publications name."""
+    of_file = {schema for entry in pipeline.source.publications for schema in entry.schemas}
+    named = sorted(of_file.union(*(state.schemas for state in actual.values())))
+    rows = conn.execute(
+        "select nspname from pg_namespace where nspname = any(%s::name[])", (named,)
     ).fetchall()
-    server = _read_server(conn)
-    slot_server = server if slot_conn is conn else _read_server(slot_conn)
-    return Facts(
-        server,
-        slot_server,
-        slot,
-        actual,
-        tables,
-        scopes,
-        unpublishable,
-        frozenset(n for (n,) in names),
-    )
+    return frozenset(name for (name,) in rows)
 
 
 def is_pooled(client_pid: int, server_pid: int) -> bool:
