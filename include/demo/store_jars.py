@@ -107,7 +107,7 @@ def _fingerprint(store: Store) -> str:
 
 
 def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
-    """Compile waldelta.spark.S3ConditionalLogStore into a jar.
+    """Compile S3ConditionalLogStore.java into a jar.
 
     Raises StoreJarsError with the compiler's messages.
     """
