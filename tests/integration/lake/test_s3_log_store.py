@@ -210,6 +210,15 @@ def test_a_store_that_refuses_is_named(spark, bucket):
     assert bucket.keys() == []
 
 
+def test_without_conditional_writes_nothing_is_written(spark, bucket):
+    """An operator may have switched them off for a server that lacks them."""
+    bucket.configure(spark)
+    spark.conf.set(f"fs.s3a.bucket.{bucket.name}.create.conditional.enabled", "false")
+    with pytest.raises(Exception, match=r"conditional\.overwrite"):
+        LogStore(spark, bucket).write("0.json", "a")
+    assert bucket.keys() == []
+
+
 def test_listings_have_what_is_there_now(store, bucket):
     """Whoever has written or deleted it, in the order of the names."""
     for name in ("2.json", "1.json", "3.json"):
