@@ -23,7 +23,7 @@ help: ## print the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: ## create .venv, install, check Java, fetch Delta's jars (once)
+setup: ## create .venv, install, check Java, fetch Delta's jars, and those of WALDELTA_STORES=s3,azure (once)
 	@for python in python3.11 python3.12 python3.13 python3 $(BIN)/python; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then exec $$python tools/bootstrap.py; fi; \
 	done; echo "Python 3.11 or newer is needed and none was found on PATH" >&2; exit 1

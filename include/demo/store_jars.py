@@ -46,22 +46,27 @@ class Store:
     """What an object store needs: Maven packages, and those of their jars that pyspark lacks."""
 
     packages: tuple[str, ...]
-    excluded: tuple[str, ...]
     wanted: tuple[str, ...]
+    excluded: tuple[str, ...] = ()
 
 
 def stores() -> dict[str, Store]:
     """Return the known stores by their names in WALDELTA_STORES."""
+    hadoop = hadoop_version()
     s3 = Store(
         packages=(
-            f"org.apache.hadoop:hadoop-aws:{hadoop_version()}",
+            f"org.apache.hadoop:hadoop-aws:{hadoop}",
             *(f"{_SDK}:{module}:{SDK_VERSION}" for module in _SDK_MODULES),
             _COMPILER,
         ),
-        excluded=(f"{_SDK}:bundle",),
         wanted=("org.apache.hadoop_hadoop-aws-*", "software.amazon.*", "org.reactivestreams_*"),
+        excluded=(f"{_SDK}:bundle",),
     )
-    return {S3_JARS: s3}
+    azure = Store(
+        packages=(f"org.apache.hadoop:hadoop-azure:{hadoop}",),
+        wanted=("org.apache.hadoop_hadoop-azure-*", "org.wildfly.openssl_*"),
+    )
+    return {S3_JARS: s3, "azure": azure}
 
 
 def hadoop_version() -> str:
@@ -96,8 +101,8 @@ def _fetch(store: Store, cache: Path, folder: Path) -> None:
     for pattern in store.wanted:
         for jar in sorted(resolved.glob(f"{pattern}.jar")):
             shutil.copy2(jar, folder / jar.name)
-    (compiler,) = resolved.glob("org.eclipse.jdt_ecj-*.jar")
-    compile_log_store(folder / LOG_STORE_JAR, compiler, cache / "jars")
+    for compiler in resolved.glob("org.eclipse.jdt_ecj-*.jar"):
+        compile_log_store(folder / LOG_STORE_JAR, compiler, cache / "jars")
     stamp.write_text(wanted)
 
 
@@ -107,7 +112,7 @@ def _fingerprint(store: Store) -> str:
 
 
 def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
-    """Compile waldelta.spark.S3ConditionalLogStore into a jar.
+    """Compile S3ConditionalLogStore.java into a jar.
 
     Raises StoreJarsError with the compiler's messages.
     """

@@ -183,7 +183,9 @@ def test_a_changed_log_store_is_compiled_again(tmp_path, s3_jars, monkeypatch):
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("named, code", [("", 0), (" , ", 0), ("s3", 0), ("s3,s4", 1), ("S3", 1)])
+@pytest.mark.parametrize(
+    "named, code", [("", 0), (" , ", 0), ("s3", 0), ("azure", 0), ("s3,s4", 1), ("S3", 1)]
+)
 def test_stores_are_chosen_by_a_variable(s3_jars, monkeypatch, capsys, tmp_path, named, code):
     monkeypatch.setenv("WALDELTA_STORES", named)
     monkeypatch.setattr(store_jars, "CACHE", tmp_path)

@@ -116,8 +116,10 @@ NOT_MODULES = re.compile(r"waldelta\.(shop|generation|open)\b")
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name is a package or module, or what such a one defines."""
+    """Whether a dotted name is a package, a module or a Java class, or what such a one defines."""
     parts = name.split(".")
+    if ROOT.joinpath("include", *parts).with_suffix(".java").exists():
+        return True
     for number in range(len(parts), 0, -1):
         module = ".".join(parts[:number])
         if module in MODULES:

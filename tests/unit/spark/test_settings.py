@@ -1,0 +1,63 @@
+"""Which jars and log stores a session has, by what `make setup` has put into its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from demo.stack.spark_connect_server import SparkConnectServer
+from waldelta.errors import ConfigError
+from waldelta.spark.settings import S3_LOG_STORE, driver_settings, jars
+
+DELTA, SDK, LOG_STORE = "delta.jar", "s3/aws.jar", "s3/waldelta-log-store.jar"
+IMPL = "spark.delta.logStore.s3a.impl"
+
+
+@pytest.fixture
+def have(tmp_path, monkeypatch):
+    """Puts jars into the folder of jars."""
+
+    def put(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+
+    monkeypatch.setenv("WALDELTA_JARS", str(tmp_path))
+    return put
+
+
+def test_a_session_has_deltas_jars_and_those_of_stores(have, tmp_path):
+    have(DELTA, SDK, LOG_STORE)
+    assert [str(jar.relative_to(tmp_path)) for jar in jars()] == [DELTA, SDK, LOG_STORE]
+
+
+def test_without_deltas_jars_setup_is_named(have):
+    have(SDK)
+    with pytest.raises(ConfigError, match=r"no Delta jars in .*: run `make setup`"):
+        jars()
+
+
+def test_a_session_commits_on_s3_by_the_log_store_that_it_has(have):
+    have(DELTA, SDK)
+    assert IMPL not in driver_settings()
+    have(LOG_STORE)
+    settings = driver_settings()
+    assert settings[IMPL] == settings["spark.delta.logStore.s3.impl"] == S3_LOG_STORE
+
+
+def test_the_connect_server_does_so_too(have, tmp_path):
+    have(DELTA, LOG_STORE)
+    server = SparkConnectServer(tmp_path / "spark", 15002, "token", tmp_path / "log")
+    settings = server.settings()
+    assert settings[IMPL] == S3_LOG_STORE
+    assert settings["spark.jars"].endswith(LOG_STORE)
+
+
+def test_the_log_store_is_where_its_class_is_named():
+    """Java's compiler and the wheel take it from there."""
+    source = Path(__file__).parents[3] / "include" / (S3_LOG_STORE.replace(".", "/") + ".java")
+    package, _, name = S3_LOG_STORE.rpartition(".")
+    text = source.read_text()
+    assert f"package {package};" in text
+    assert f"public class {name} " in text
