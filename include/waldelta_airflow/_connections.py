@@ -56,12 +56,14 @@ def _source_variable(conn_id: str) -> dict[str, str]:
     return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
 
 
-def store_environment(conn_id: str | None) -> dict[str, str]:
-    """Returns the connection of the lake's object store as the environment variable that a job
-    reads; empty without one.
+def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
+    """Returns the connection of the lake's object store as the environment variables that a job,
+    and the JVM that it is started in, read; empty without one.
 
-    Raises ConfigError when Airflow doesn't have it.
+    Raises ConfigError when Airflow doesn't have it, or when it opens another kind of store.
     """
+    from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
+
     if conn_id is None:
         return {}
     try:
@@ -75,14 +77,17 @@ def store_environment(conn_id: str | None) -> dict[str, str]:
     for value in connection.extra_dejson.values():
         if isinstance(value, str):
             _mask(value)
-    return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+    given = {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+    options = read_store_options(root, conn_id, given)
+    return given | {k: v for k, v in options.items() if k not in REQUEST_LIMITS}
 
 
 def pipeline_lake(pipeline: PipelineFile) -> Lake:
     """Returns a pipeline's lake, for code that runs in Airflow's own processes."""
     from waldelta.pipeline.job import lake_of
 
-    return lake_of(pipeline, os.environ | store_environment(pipeline.target.conn_id))
+    target = pipeline.target
+    return lake_of(pipeline, os.environ | store_environment(target.root, target.conn_id))
 
 
 def source_conninfo(conn_id: str) -> str:

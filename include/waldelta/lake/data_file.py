@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector, FileSystem
 
-from waldelta.lake.delta_target import DeltaTarget
+from waldelta.lake.delta_target import DeltaTarget, Overtaken, Tag, TargetVersion
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
 
 _COMPRESSION, _LEVEL = "zstd", 1
@@ -46,6 +46,7 @@ class DataFile:
         self._path = f"{prefix}{uuid.uuid4()}.{compression}.parquet"
         self._statistics = FileStatistics(bounded_columns(schema) if bounded is None else bounded)
         self._writer: pq.ParquetWriter | None = None
+        self._sink: Any = None  # Open whenever the writer is.
         self._is_closed = False
 
     @property
@@ -81,7 +82,8 @@ class DataFile:
                 if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))
             ],
         }
-        return pq.ParquetWriter(self._path, self._schema, filesystem=self._files, **layout)
+        self._sink = self._files.open_output_stream(self._path)
+        return pq.ParquetWriter(self._sink, self._schema, **layout)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns its ``path``, ``size`` and ``stats``, or nothing when there is
@@ -90,8 +92,9 @@ class DataFile:
         if self._writer is None:
             return {}
         self._writer.close()
+        size = self._sink.tell()
+        self._sink.close()
         self._is_closed = True
-        size = int(self._files.get_file_info(self._path).size)
         return {"path": self._path, "size": size, "stats": self._statistics.text()}
 
     def __exit__(
@@ -105,8 +108,34 @@ class DataFile:
             # raised, not its consequence.
             with suppress(OSError, pa.ArrowException):
                 self._writer.close()
+            with suppress(OSError, pa.ArrowException):
+                self._sink.close()
             with suppress(OSError):
                 self._files.delete_file(self._path)
+
+
+def replace_by_rows(
+    table: TargetVersion,
+    removed: Sequence[tuple[str, int]],
+    rows: pa.Table,
+    tag: Tag,
+    rows_per_group: int | None = None,
+) -> int:
+    """Replace files (path, bytes) of a table by one with these rows, as replace_files() does.
+
+    Without rows there is no new file. The file is removed when it will never be read.
+    """
+    with DataFile(table.place.files, table.schema) as file:
+        for start in range(0, len(rows), rows_per_group or max(1, len(rows))):
+            file.write(rows.slice(start, rows_per_group))
+        new = file.close()
+    added = [(new["path"], new["size"], new["stats"])] if new else []
+    try:
+        return table.replace_files(removed, added, tag)
+    except Overtaken:
+        for path, *_ in added:
+            table.place.files.delete_file(path)
+        raise
 
 
 def new_prefix() -> str:

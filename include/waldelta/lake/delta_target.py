@@ -7,21 +7,14 @@ Delta table, or commits to one without Spark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    Schema,
-    Transaction,
-    WriterProperties,
-    write_deltalake,
-)
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -94,10 +87,23 @@ class DeltaTarget:
 
         Raises TableNotFoundError when there is no table, DeltaError when it can't be read.
         """
-        if version is None and (idle := self.lake.idle.take(self.uri)) is not None:
-            return TargetVersion(self, idle)
+        kept = self.lake.cache.take(self.uri, version)
+        if kept is not None and (version is not None or self._is_updated(kept)):
+            return TargetVersion(self, kept)
         options = self.lake.storage_options
         return TargetVersion(self, DeltaTable(self.uri, version=version, storage_options=options))
+
+    def _is_updated(self, table: DeltaTable) -> bool:
+        """Bring a table to the newest version; returns whether that succeeded.
+
+        Whether there is a newer one is asked first, by one request instead of two.
+        """
+        try:
+            if self.lake.has(f"{self.uri}/_delta_log/{table.version() + 1:020d}.json"):
+                table.update_incremental()
+        except (DeltaError, OSError):  # Opening it says why.
+            return False
+        return True
 
     def find(self) -> TargetVersion | None:
         """Open the newest version; None when there is no table."""
@@ -126,7 +132,7 @@ class TargetVersion:
 
     def __del__(self) -> None:
         """Leave the table to the next caller that opens it."""
-        self.place.lake.idle.give_back(self.place.uri, self.table)
+        self.place.lake.cache.give_back(self.place.uri, self.table)
 
     @property
     def version(self) -> int:
@@ -197,7 +203,7 @@ class TargetVersion:
 
     def committed(self, app_id: str) -> int:
         """Return the number of a transaction id's last commit; 0 without any."""
-        return self.table.transaction_version(app_id) or 0
+        return self.place.lake.cache.committed(self.table, self.place.uri, app_id)
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the commits, newest first, as delta-rs reads them from the table's log.
@@ -215,52 +221,32 @@ class TargetVersion:
     ) -> int:
         """Replace files (path, bytes) by others (path, bytes, statistics); returns the version.
 
-        The new files are of this ``partition``. Raises Overtaken, or CommitFailedError when it
-        isn't known whether the commit exists.
+        The new files are of this ``partition``. The commit is a compare-and-swap on this version,
+        and durable on return. When only its answer was lost, it is found by its userMetadata.
+        Raises Overtaken, or CommitFailedError when it isn't known whether the commit exists.
         """
         at, values = int(time.time() * 1000), dict(partition or {})
-        actions: list[AddAction | RemoveAction] = [
-            *(RemoveAction(path, True, at, size, {}) for path, size in removed),
-            *(
-                AddAction(path, size, values, at, data_change=True, stats=stats)
-                for path, size, stats in added
-            ),
-        ]
-        return self._commit(
-            tag,
-            lambda options: self.table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=self.table.schema(),
-                partition_by=[*values] or None,
-                **options,
-            ),
-        )
-
-    def write_rows(
-        self, rows: pa.Table, tag: Tag, layout: WriterProperties, *, appends: bool
-    ) -> int:
-        """Replace the table's rows, or append to them, as replace_files() does files."""
-        given: dict[str, Any] = {"mode": "append" if appends else "overwrite"}
-        given |= {"writer_properties": layout}
-        return self._commit(
-            tag, lambda options: write_deltalake(self.table, rows, **given, **options)
-        )
-
-    def _commit(self, tag: Tag, write: Callable[[dict[str, Any]], object]) -> int:
-        """Commit what ``write`` writes, as a compare-and-swap on this version; durable on return.
-
-        When only the answer was lost, the commit is found by its userMetadata.
-        """
         made = self.version + 1
-        transaction = Transaction(tag.app_id, tag.number, int(time.time() * 1000))
         properties = CommitProperties(
             custom_metadata={"userMetadata": tag.metadata},
             max_commit_retries=0,
-            app_transactions=[transaction],
+            app_transactions=[Transaction(tag.app_id, tag.number, at)],
         )
         try:
-            write({"commit_properties": properties, "post_commithook_properties": NO_HOOKS})
+            self.table.create_write_transaction(
+                [
+                    *(RemoveAction(path, True, at, size, {}) for path, size in removed),
+                    *(
+                        AddAction(path, size, values, at, True, stats)
+                        for path, size, stats in added
+                    ),
+                ],
+                mode="append",
+                schema=self.table.schema(),
+                partition_by=[*values] or None,
+                commit_properties=properties,
+                post_commithook_properties=NO_HOOKS,
+            )
         except CommitFailedError as err:
             later = list(self.place.log.behind(self.version))
             own = [one.version for one in later if one.info.get("userMetadata") == tag.metadata]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
@@ -23,10 +22,10 @@ TARGET_CHECKPOINT_INTERVAL = 10
 _MOST_IDLE = 64
 
 
-class IdleTables:
-    """Opened tables that no caller holds any more, by URI.
+class TableCache:
+    """Opened tables that no caller holds any more, and what was read of their logs, by URI.
 
-    Opening a table reads its checkpoint and every commit behind it, each by one request to an
+    Opening a table reads its checkpoint and every commit behind it, each by a request or two to an
     object store. Bringing one up to date that was opened before reads only the commits since then.
     A table is handed to one caller at a time: its commits are compare-and-swaps on the version that
     the caller has read.
@@ -35,20 +34,40 @@ class IdleTables:
     def __init__(self) -> None:
         self._lock = Lock()
         self._tables: OrderedDict[str, DeltaTable] = OrderedDict()
+        self._root: FileSystem | None = None
+        # By table and transaction id: a version, and the id's last number then.
+        self._transactions: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def __reduce__(self) -> tuple[type[IdleTables], tuple[()]]:
-        return IdleTables, ()  # Another process opens its own.
+    def __reduce__(self) -> tuple[type[TableCache], tuple[()]]:
+        return TableCache, ()  # Another process opens its own.
 
-    def take(self, uri: str) -> DeltaTable | None:
-        """Hand out a table at its newest version; None when none was opened before."""
+    def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
+        """Hand out a table as it was when it was given back, or None.
+
+        With ``version``, only a table at that version is handed out.
+        """
         with self._lock:
-            table = self._tables.pop(uri, None)
-        try:
-            if table is not None:
-                table.update_incremental()
-        except (DeltaError, OSError):  # Opening it says why.
-            return None
-        return table
+            held = self._tables.get(uri)
+            if held is None or (version is not None and held.version() != version):
+                return None
+            return self._tables.pop(uri)
+
+    def committed(self, table: DeltaTable, uri: str, app_id: str) -> int:
+        """Return the number of a transaction id's last commit at a table's version; 0 without
+        any.
+        """
+        version = table.version()
+        known = self._transactions.get((uri, app_id))
+        if known is None or known[0] != version:
+            known = version, table.transaction_version(app_id) or 0
+            self._transactions[uri, app_id] = known
+        return known[1]
+
+    def root_files(self, lake: Lake) -> FileSystem:
+        """Return the lake's root as a file system, always the same: it keeps its connections."""
+        if self._root is None:
+            self._root = lake.files(lake.root)
+        return self._root
 
     def give_back(self, uri: str, table: DeltaTable) -> None:
         """Keep a table whose caller is done, unless a newer one is kept.
@@ -74,7 +93,7 @@ class Lake:
 
     root: str
     storage_options: dict[str, str] | None = field(default=None, repr=False, compare=False)
-    idle: IdleTables = field(default_factory=IdleTables, init=False, repr=False, compare=False)
+    cache: TableCache = field(default_factory=TableCache, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -97,6 +116,14 @@ class Lake:
         ``interval`` is how many versions it has for each checkpoint.
         """
         return DeltaTarget(self, bookkeeping_uri(self.root, name), interval)
+
+    def has(self, uri: str) -> bool:
+        """Return whether there is such a file in the lake, by one request to an object store."""
+        try:
+            self.cache.root_files(self).open_input_file(uri.removeprefix(f"{self.root}/")).close()
+        except FileNotFoundError:
+            return False
+        return True
 
     def files(self, uri: str) -> FileSystem:
         """Return a folder of the lake as a file system of its own."""

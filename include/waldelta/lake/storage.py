@@ -362,7 +362,8 @@ def remove_folder(uri: str) -> bool:
             if os.path.lexists(folder):
                 shutil.rmtree(folder)
         else:
-            open_folder(uri).delete_dir_contents("", accept_root_dir=True, missing_dir_ok=True)
+            parent, name = uri.rsplit("/", 1)
+            open_folder(parent).delete_dir(name)
     except FileNotFoundError:  # Another run has removed it since.
         return True
     except OSError as err:
@@ -440,6 +441,17 @@ def folders_in(uri: str) -> list[str]:
         return []
     found = open_folder(uri).get_file_info(FileSelector(""))
     return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
+
+
+def is_there(folder: str) -> bool:
+    """Return whether a folder that was listed has files; on a disk, that it was listed is enough.
+
+    Some object stores list a folder for a while after its last object was deleted.
+    """
+    if local_path(folder) is not None:
+        return True
+    found = open_folder(folder).get_file_info(FileSelector("", recursive=True))
+    return any(info.type == FileType.File and info.size for info in found)
 
 
 def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:

@@ -57,7 +57,7 @@ def read_store_options(
     return REQUEST_LIMITS | options_of(found, scheme)
 
 
-def hadoop_settings(options: Mapping[str, str]) -> dict[str, str]:
+def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's settings by which Hadoop's S3A finds the same store, free of secrets.
 
     S3A reads keys and a session token from the environment of its process, by the same names.

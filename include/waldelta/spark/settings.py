@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from waldelta.errors import ConfigError
+from waldelta.lake.store_connection import s3a_settings
 from waldelta.permissions import hadoop_settings
 from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE
 
@@ -72,11 +73,12 @@ JVM_FLAGS = (
 
 
 def driver_settings() -> dict[str, str]:
-    """Return SETTINGS, the file permissions of the lake, and the log stores that its jars have.
+    """Return SETTINGS, the file permissions of the lake, the log stores that its jars have, and
+    where the environment says the lake's store is.
 
     Raises ConfigError for an invalid WALDELTA_UMASK.
     """
-    return SETTINGS | hadoop_settings() | log_store_settings()
+    return SETTINGS | hadoop_settings() | log_store_settings() | s3a_settings(os.environ)
 
 
 def log_store_settings() -> dict[str, str]:

@@ -147,7 +147,8 @@ class WaldeltaJobOperator(BaseOperator):
         from waldelta_airflow import _connections as connections
 
         source = connections.source_environment(*self.pipeline.source.conn_ids)
-        source |= connections.store_environment(self.pipeline.target.conn_id)
+        target = self.pipeline.target
+        source |= connections.store_environment(target.root, target.conn_id)
         if self.verb in WITHOUT_SPARK and not self._probes_store():
             return self._run_child(context, source)
         spark = connections.spark_connection(self.pipeline.spark_conn_id)

@@ -6,11 +6,12 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from waldelta.lake import Lake, Tag
 from waldelta.lake import delta_target as module
+from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.storage import local_path
 
@@ -31,7 +32,7 @@ def ids(target) -> list[int]:
 
 
 def rows(table, tag=TAG, *, appends=True) -> int:
-    return table.write_rows(ROWS, tag, WriterProperties(), appends=appends)
+    return replace_by_rows(table, [] if appends else table.sized_files, ROWS, tag)
 
 
 def no_files(table, tag=TAG) -> int:
@@ -69,7 +70,7 @@ def test_a_commit_that_may_exist_is_neither_found_nor_overtaken(target, monkeypa
     def fail(*_, **__):
         raise CommitFailedError("no answer")
 
-    monkeypatch.setattr(module, "write_deltalake", fail)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fail)
     with pytest.raises(CommitFailedError, match="no answer") as failed:
         rows(target.open())
     assert not isinstance(failed.value, Overtaken)
@@ -139,22 +140,22 @@ def test_a_table_whose_newest_version_is_kept_is_not_replaced_by_an_older_one(ta
     rows(late)
     del late
     del early
-    assert target.lake.idle.take(target.uri).version() == 1
+    assert target.lake.cache.take(target.uri).version() == 1
 
 
 def test_tables_that_were_opened_are_not_sent_to_another_process(target):
     target.open()
     other = pickle.loads(pickle.dumps(target))
     assert other == target
-    assert other.lake.idle.take(target.uri) is None
-    assert target.lake.idle.take(target.uri) is not None
+    assert other.lake.cache.take(target.uri) is None
+    assert target.lake.cache.take(target.uri) is not None
 
 
 def test_only_so_many_tables_are_kept(lake, monkeypatch):
     monkeypatch.setattr("waldelta.lake.lake._MOST_IDLE", 2)
     targets = [Lake(lake).target(f"s.t{number}") for number in range(3)]
-    idle = targets[0].lake.idle
+    cache = targets[0].lake.cache
     for target in targets:
         write_deltalake(target.uri, ROWS)
-        idle.give_back(target.uri, DeltaTable(target.uri))
-    assert [idle.take(target.uri) is not None for target in targets] == [False, True, True]
+        cache.give_back(target.uri, DeltaTable(target.uri))
+    assert [cache.take(target.uri) is not None for target in targets] == [False, True, True]

@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
-from waldelta.lake.store_connection import REQUEST_LIMITS, hadoop_settings, read_store_options
+from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options, s3a_settings
 
 S3, AZURE, GOOGLE = "s3a://b/lake", "abfss://c@acc.dfs.core.windows.net/lake", "gs://b/lake"
 KEY = {"type": "service_account", "private_key": "k"}
@@ -182,7 +182,7 @@ def test_a_missing_connection_says_how_to_give_it():
     ],
 )
 def test_spark_finds_the_same_store_and_is_told_no_secret(given, expected):
-    found = hadoop_settings(given)
+    found = s3a_settings(given)
     assert found == {f"spark.hadoop.fs.s3a.{name}": value for name, value in expected.items()}
     assert "hidden" not in str(found)
 

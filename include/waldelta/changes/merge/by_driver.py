@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import ColumnProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode import TargetPlan
@@ -24,6 +23,7 @@ from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, m
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import TargetVersion
+from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import row_group_bytes
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 # New rows alone are appended as one more file, up to this many files.
 _MOST_FILES = 8
-_DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")
-_STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 
 
 def merge_in_driver(
@@ -115,7 +113,7 @@ def _merge(
     appends = adds_only and len(table.files) < _MOST_FILES
     fence.verify()
     rows = merge.new_rows() if appends else merge.rows()
-    table.write_rows(rows, tag.delta, _writer_properties(rows.schema), appends=appends)
+    replace_by_rows(table, [] if appends else table.sized_files, rows, tag.delta)
     return tag
 
 
@@ -166,21 +164,3 @@ def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
             return None
         parts.append(part)
     return pa.Table.from_batches(parts, schema)
-
-
-def _writer_properties(schema: pa.Schema) -> WriterProperties:
-    """Write statistics of integers only.
-
-    delta-rs rounds decimals' bounds to doubles and leaves NaN out of them, so readers would skip
-    too much.
-    """
-    told = [
-        field.name
-        for field in schema
-        if pa.types.is_integer(field.type) and field.name.isidentifier()
-    ]
-    return WriterProperties(
-        compression="SNAPPY",
-        default_column_properties=_DEFAULT_STATISTICS,
-        column_properties=dict.fromkeys(told, _STATISTICS),
-    )

@@ -8,6 +8,7 @@ before its own. Therefore ``at`` always grows within a table, whatever the machi
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,8 +24,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake.data_file import DataFile
-from waldelta.lake.delta_target import Overtaken, Tag, TargetVersion
+from waldelta.lake.data_file import replace_by_rows
+from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_files, read_sorted
@@ -345,17 +346,11 @@ class LedgerTable(Generic[R]):
         """
         small = [(path, size) for path, size in table.sized_files if size < _SMALL_BYTES]
         rows = read_files(table, [path for path, _ in small])
-        with DataFile(self.place.files, rows.schema) as file:
-            for start in range(0, len(rows), self._kind.rows_per_group):
-                file.write(rows.slice(start, self._kind.rows_per_group))
-            written = file.close()
-        tag = Tag(_COMPACTION, table.version, written["path"])
+        tag = Tag(_COMPACTION, table.version, uuid.uuid4().hex)
         try:
-            table.replace_files(small, [(written["path"], written["size"], written["stats"])], tag)
+            replace_by_rows(table, small, rows, tag, self._kind.rows_per_group)
         except CommitFailedError as err:
             log.info("%s not compacted, as a later append will do: %s", self.uri, err)
-            if isinstance(err, Overtaken):
-                self.place.files.delete_file(written["path"])
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Return the mode that adds columns, and fields of structs, which an earlier version's

@@ -202,14 +202,6 @@ def test_nothing_to_change_still_is_a_commit(job):
     assert (table(job).version(), table(job).transaction_version("app")) == (1, 1)
 
 
-def test_statistics_are_kept_of_integers_alone(job):
-    """Those of other types wouldn't say what Spark's do."""
-    merged(job, [("I", None, 4, "d", "D")])
-    (file,) = pa.table(table(job).get_add_actions(flatten=True)).to_pylist()
-    told = {name for name, value in file.items() if name.startswith("max.") and value is not None}
-    assert told == {"max.Id", "max._wd_lsn"}
-
-
 def _partitioned(job):
     root = job.pipeline.target.root
     job.pipeline.target.root, job.lake = f"{root}/other", Lake(f"{root}/other")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from deltalake import Schema, WriterProperties
+from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.lake import DeltaTarget, Lake, Tag
+from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import remove_folder
@@ -69,7 +70,7 @@ def _race(probe: DeltaTarget) -> None:
     for number, writer in enumerate((first, second)):
         tag = Tag("probe", number, f"probe {number}")
         try:
-            writer.write_rows(_ROW, tag, WriterProperties(), appends=True)
+            replace_by_rows(writer, [], _ROW, tag)
         except Overtaken:
             if writer is second:
                 return
