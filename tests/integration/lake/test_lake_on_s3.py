@@ -1,0 +1,152 @@
+"""A whole pipeline whose lake is in an S3 store: what it holds, and what each failure is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fixtures.stores import ON_EACH_SERVER
+from tests.support.pipelines import pipeline_file
+from tests.support.servers.s3_server import READER, Identity
+from waldelta import Pipeline
+from waldelta.errors import PreflightFailed, StoreUnreachable, TargetNotWritable
+from waldelta.lake import Lake
+from waldelta.pipeline.task_errors import named_error
+from waldelta.spark.session import read_log_store
+from waldelta.spark.settings import S3_LOG_STORE
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+STRANGER = Identity("nobody", "wrong-secret")
+TABLES = ["public.keyed", "public.keyless", "public.parts"]
+DDL = """
+create table keyed(id int primary key, v text);
+create table keyless(id int, v text);
+alter table keyless replica identity full;
+create table parts(id int primary key, v text) partition by range (id);
+create table parts_low partition of parts for values from (0) to (100);
+create table parts_high partition of parts for values from (100) to (200);
+insert into keyed select n, 'a' || n from generate_series(1, 40) n;
+insert into keyless select n % 7, 'b' from generate_series(1, 40) n;
+insert into parts select n * 10, 'c' || n from generate_series(0, 19) n;
+"""
+CHANGES = """
+update keyed set v = v || '!' where id % 2 = 0;
+delete from keyed where id > 35;
+insert into keyed select n, 'new' from generate_series(100, 120) n;
+delete from keyless where id = 3;
+insert into keyless values (3, 'again'), (3, 'again');
+update parts set id = id + 1, v = 'moved' where id = 90;
+"""
+
+
+@pytest.fixture
+def pipeline(database, bucket, spark, monkeypatch) -> Pipeline:
+    """Three tables into a lake in the bucket; the environment opens it."""
+    return opened(database, bucket, spark, monkeypatch)
+
+
+def opened(database, bucket, spark, monkeypatch) -> Pipeline:
+    for name, value in bucket.storage_options.items():
+        monkeypatch.setenv(name, value)
+    bucket.configure(spark)
+    publication = {
+        "name": f"{database.name}_pub",
+        "publish_via_partition_root": True,
+        "tables": [{"name": name} for name in TABLES],
+    }
+    slot = f"s_{database.name}"
+    file = pipeline_file(
+        bucket.uri("lake"),
+        slot,
+        source={"conn_id": "test_source", "slot": slot, "publications": [publication]},
+    )
+    return Pipeline(file)
+
+
+def held(pipeline, name) -> list[tuple]:
+    lake = Lake.of(pipeline.file.target.root)
+    rows = lake.target(name).open().dataset().to_table(["id", "v"]).to_pylist()
+    return sorted((row["id"], row["v"]) for row in rows)
+
+
+def nothing_was_made(database) -> bool:
+    made = "select 1 from pg_replication_slots union all select 1 from pg_publication"
+    return database.execute(made) == []
+
+
+@ON_EACH_SERVER
+def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, spark):
+    database.execute(DDL)
+    assert pipeline.check(spark).problems == ()
+    pipeline.setup(spark=spark)
+    assert pipeline.sync(spark).status == "succeeded"
+    for change in CHANGES.strip().splitlines():
+        database.execute(change)
+        assert pipeline.consume(spark).status == "succeeded"
+    for name in TABLES:
+        table = name.removeprefix("public.")
+        assert held(pipeline, name) == sorted(database.execute(f"select id, v from {table}"))
+    assert pipeline.reconcile(spark).status == "succeeded"
+    assert pipeline.maintain(spark).status == "succeeded"
+    assert bucket.keys("lake/_waldelta/staging/") == []
+    pipeline.teardown()
+    assert nothing_was_made(database)
+
+
+def test_a_store_that_ignores_conditions_is_refused(pipeline, database, spark, monkeypatch):
+    """It would let one of two writers overwrite the other's commit."""
+    database.execute(DDL)
+    monkeypatch.setattr(
+        "waldelta.stages.setup.preflight.store_probe.replace_by_rows", lambda *_: None
+    )
+    with pytest.raises(PreflightFailed, match="two writers make the same commit"):
+        pipeline.setup(spark=spark)
+    assert nothing_was_made(database)
+
+
+def test_a_session_that_may_overwrite_commits_is_refused(pipeline, database, spark):
+    database.execute(DDL)
+    assert read_log_store(spark, "s3a") == S3_LOG_STORE
+    spark.conf.set("spark.delta.logStore.s3a.impl", "io.delta.storage.S3SingleDriverLogStore")
+    try:
+        with pytest.raises(PreflightFailed, match="accept_unsafe_store"):
+            pipeline.setup(spark=spark)
+    finally:
+        spark.conf.unset("spark.delta.logStore.s3a.impl")
+    assert nothing_was_made(database)
+
+
+@pytest.mark.parametrize("identity", [READER, STRANGER], ids=["read-only", "unknown key"])
+def test_a_key_that_lacks_rights_is_named(database, bucket, spark, monkeypatch, identity):
+    database.execute(DDL)
+    pipeline = opened(database, bucket.seen_by(identity), spark, monkeypatch)
+    with pytest.raises(TargetNotWritable, match="check the credentials") as refused:
+        pipeline.setup(spark=spark)
+    assert identity.secret_key not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not refused.value.retryable
+    assert nothing_was_made(database)
+
+
+def test_a_missing_bucket_is_named(database, bucket, spark, monkeypatch):
+    database.execute(DDL)
+    gone = type(bucket)(bucket.endpoint, "no-such-bucket", bucket.identity)
+    with pytest.raises(TargetNotWritable, match="create the bucket"):
+        opened(database, gone, spark, monkeypatch).setup(spark=spark)
+    assert nothing_was_made(database)
+
+
+def test_a_store_that_is_away_is_named(database, bucket, proxy, spark, monkeypatch):
+    """By a write, and by a read."""
+    monkeypatch.setattr(
+        "waldelta.lake.store_connection.REQUEST_LIMITS", {"max_retries": "1", "retry_timeout": "2s"}
+    )
+    endpoint = proxy.endpoint
+    proxy.__exit__()
+    with pytest.raises(TargetNotWritable, match="the store doesn't answer") as failed:
+        opened(database, bucket.at(endpoint), spark, monkeypatch).setup(spark=spark)
+    assert failed.value.retryable
+    lake = Lake.of(bucket.uri("lake"))
+    with pytest.raises(OSError) as unnamed:
+        lake.target("public.t").open()
+    assert isinstance(named_error(unnamed.value), StoreUnreachable)
