@@ -15,9 +15,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.fixtures.stores import ON_EACH_SERVER
 from tests.support.servers.s3_server import READER, Bucket
-from waldelta.spark.settings import S3_LOG_STORE
+from waldelta.spark.settings import S3_LOG_STORE, log_store_settings
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        not log_store_settings(), reason="WALDELTA_STORES=s3 make setup fetches the jars of S3"
+    ),
+]
 
 IMPL = "spark.delta.logStore.s3a.impl"
 DELTAS_DEFAULT = "io.delta.storage.S3SingleDriverLogStore"
