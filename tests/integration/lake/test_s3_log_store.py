@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +17,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from demo.embedded_postgres import free_port
+from demo.stack.processes import stop, wait_until
+from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.fixtures.stores import ON_EACH_SERVER
 from tests.support.servers.s3_server import READER, Bucket
 from waldelta.spark.settings import S3_LOG_STORE, log_store_settings
@@ -143,6 +150,42 @@ def test_a_throttled_store_gets_each_commit_once(table, proxy):
     proxy.fail_share = 0
     assert table.rows() == list(range(THROTTLED_ROUNDS))
     assert 503 in proxy.statuses("java")
+
+
+# pyspark keeps a process in one mode, classic or Connect, so a client is a process of its own.
+CONNECT_CLIENT = """
+import json, sys
+from waldelta.spark.session import spark_session
+
+uri, settings = sys.argv[1], json.loads(sys.argv[2])
+spark = spark_session()
+for name, value in settings.items():
+    spark.conf.set(name, value)
+spark.range(1, 2, 1, 1).write.format("delta").mode("append").save(uri)
+"""
+
+
+@pytest.mark.soak
+def test_a_connect_server_commits_after_a_commit_that_was_first(table, proxy, bucket, tmp_path):
+    server = SparkConnectServer(
+        tmp_path / "connect", free_port(), "test-token", tmp_path / "spark.log", memory="1g"
+    )
+    settings = json.dumps(bucket.at(proxy.endpoint).hadoop_settings)
+    client = [sys.executable, "-c", CONNECT_CLIENT, table.uri, settings]
+    part = server.start(os.environ)
+    try:
+        wait_until(server.is_listening, "the Spark Connect server", 120, [part])
+        with proxy.hold(FIRST_COMMIT) as commit:
+            environment = os.environ | {"SPARK_REMOTE": server.remote}
+            with subprocess.Popen(client, env=environment) as appended:
+                commit.wait()
+                table.append_by_delta_rs(2)
+                commit.release()
+                assert appended.wait() == 0
+    finally:
+        stop([part], grace_s=5)
+    assert proxy.statuses(FIRST_COMMIT) == [412]
+    assert table.rows() == [0, 1, 2]
 
 
 class LogStore:
