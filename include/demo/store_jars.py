@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pyspark
@@ -99,7 +100,9 @@ def _fetch(store: Store, cache: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     resolved = cache / "ivy/jars"
     for pattern in store.wanted:
-        for jar in sorted(resolved.glob(f"{pattern}.jar")):
+        if not (found := sorted(resolved.glob(f"{pattern}.jar"))):
+            raise StoreJarsError(f"Ivy did not download {pattern}.jar to {resolved}")
+        for jar in found:
             shutil.copy2(jar, folder / jar.name)
     for compiler in resolved.glob("org.eclipse.jdt_ecj-*.jar"):
         compile_log_store(folder / LOG_STORE_JAR, compiler, cache / "jars")
@@ -108,7 +111,8 @@ def _fetch(store: Store, cache: Path, folder: Path) -> None:
 
 def _fingerprint(store: Store) -> str:
     """Return a text that changes exactly when the jars must be fetched and compiled again."""
-    return hashlib.sha256(repr(store).encode() + LOG_STORE.read_bytes()).hexdigest()
+    made_of = repr((store, version("delta-spark"))).encode() + LOG_STORE.read_bytes()
+    return hashlib.sha256(made_of).hexdigest()
 
 
 def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:

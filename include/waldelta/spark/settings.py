@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 from waldelta.errors import ConfigError
@@ -21,6 +22,7 @@ S3_JARS = "s3"
 # The jar with the compiled S3ConditionalLogStore.java, and its class.
 LOG_STORE_JAR = "waldelta-log-store.jar"
 S3_LOG_STORE = "waldelta.spark.S3ConditionalLogStore"
+_OWN_LOG_STORE = re.compile(r"^\s*spark\.delta\.logStore\.", re.MULTILINE)
 _DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / "jars"
 # The log level of jobs: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
@@ -82,8 +84,16 @@ def driver_settings() -> dict[str, str]:
 
 
 def log_store_settings() -> dict[str, str]:
-    """Return by which class Spark commits on S3; nothing where `make setup` hasn't compiled it."""
-    if not (_jars_folder() / S3_JARS / LOG_STORE_JAR).exists():
+    """Return by which class Spark commits on S3.
+
+    It is empty where `make setup` hasn't compiled one, and where the operator's spark-defaults.conf
+    names another.
+    """
+    compiled = (_jars_folder() / S3_JARS / LOG_STORE_JAR).exists()
+    own = any(
+        _OWN_LOG_STORE.search(file.read_text()) for file in _conf_files("spark-defaults.conf")
+    )
+    if own or not compiled:
         return {}
     return {f"spark.delta.logStore.{scheme}.impl": S3_LOG_STORE for scheme in ("s3", "s3a")}
 
@@ -134,9 +144,13 @@ def has_conf_file(pattern: str) -> bool:
 
     That is SPARK_CONF_DIR, or conf in SPARK_HOME.
     """
+    return bool(_conf_files(pattern))
+
+
+def _conf_files(pattern: str) -> list[Path]:
     home, conf = os.environ.get("SPARK_HOME"), os.environ.get("SPARK_CONF_DIR")
     folder = Path(conf) if conf else Path(home) / "conf" if home else None
-    return folder is not None and any(folder.glob(pattern))
+    return [] if folder is None else sorted(folder.glob(pattern))
 
 
 def shuffle_partitions() -> int:

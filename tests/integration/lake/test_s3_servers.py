@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from tests.support.fixtures.stores import ON_EACH_SERVER
 from tests.support.servers.s3_server import READER, Identity, Moto, SeaweedFS
 
-WRITERS, KEYS = 8, 20
+WRITERS, KEYS = 8, 8
 
 
 def error_code(call) -> str:

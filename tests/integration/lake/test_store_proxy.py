@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
 
 import pyarrow as pa
 import pytest
@@ -105,3 +108,34 @@ def test_a_store_that_is_away_closes_the_connection(proxy, through):
     with pytest.raises(BotoCoreError):
         through.keys()
     assert proxy.statuses("LIST") == [None]
+
+
+def test_a_connection_that_the_store_has_closed_is_opened_again():
+    """Stores close idle connections; the client's one to the proxy stays open."""
+    closed = Event()
+
+    class Store(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response_only(204)
+            self.end_headers()
+            self.close_connection = True
+
+        def finish(self) -> None:
+            super().finish()
+            self.connection.close()
+            closed.set()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as store:
+        Thread(target=store.serve_forever, daemon=True).start()
+        with StoreProxy(store.server_port) as proxy:
+            client = HTTPConnection("127.0.0.1", proxy.port)
+            for _ in range(3):
+                client.request("GET", "/a")
+                assert client.getresponse().read() == b""
+                assert closed.wait(10)
+                closed.clear()
+            client.close()
+        store.shutdown()
+    assert proxy.statuses("GET") == [204] * 3

@@ -4,6 +4,7 @@ Spark's tasks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ from waldelta.stages.land.drain import drain
 
 pytestmark = pytest.mark.pg
 
+LOG_STORE = "spark.delta.logStore.s3a.impl"
+
 
 @pytest.fixture
 def blocked(tmp_path):
@@ -29,11 +32,20 @@ def blocked(tmp_path):
     return (tmp_path / "file" / "lake").as_uri()
 
 
+@pytest.fixture
+def set_log_store(spark) -> Iterator[Callable[[str], None]]:
+    """Sets the log store of the session for s3a; an empty name is Delta's default."""
+    before = spark.conf.get(LOG_STORE, "")
+    yield lambda name: spark.conf.set(LOG_STORE, name)
+    spark.conf.set(LOG_STORE, before)
+
+
 @pytest.mark.spark
-def test_a_store_that_loses_commits_is_refused(spark, database):
+def test_a_store_that_loses_commits_is_refused(spark, database, set_log_store):
     """By check and setup, before anything is asked of the store or made on the source, unless Spark
     commits conditionally.
     """
+    set_log_store("")
     pipeline = Pipeline(pipeline_file("s3a://nowhere/lake", f"s_{database.name}"))
     for verb in (
         pipeline.check,
@@ -50,16 +62,10 @@ def test_a_store_that_loses_commits_is_refused(spark, database):
         == []
     )
     assert read_log_store(None, "s3a") == ""
-    spark.conf.set("spark.delta.logStore.s3a.impl", "org.example.S3ConditionalLogStore")
-    try:
-        assert (
-            read_log_store(None, "s3a")
-            == read_log_store(spark, "s3a")
-            == "org.example.S3ConditionalLogStore"
-        )
-        assert read_log_store(spark, "s3") == ""
-    finally:
-        spark.conf.unset("spark.delta.logStore.s3a.impl")
+    own = "org.example.S3ConditionalLogStore"
+    set_log_store(own)
+    assert read_log_store(None, "s3a") == read_log_store(spark, "s3a") == own
+    assert read_log_store(spark, "s3n") == ""
     assert spark.range(1).count() == 1  # a session that is there is asked, and goes on
 
 

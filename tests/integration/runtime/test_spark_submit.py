@@ -59,12 +59,17 @@ def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     check = WaldeltaJobOperator(
         task_id="preflight", pipeline_path=path, pipeline=pipeline, verb="check"
     )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+    def configure(log_store: str) -> None:
+        (tmp_path / "spark-defaults.conf").write_text(
+            f"spark.delta.logStore.s3a.impl {log_store}\n"
+        )
+
+    configure("io.delta.storage.S3SingleDriverLogStore")
     with pytest.raises(AirflowFailException, match=r"target\.accept_unsafe_store"):
         check.execute(make_context())
-    (tmp_path / "spark-defaults.conf").write_text(
-        "spark.delta.logStore.s3a.impl org.example.S3ConditionalLogStore\n"
-    )
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    configure("org.example.S3ConditionalLogStore")
     with pytest.raises(AirflowException) as failure:
         check.execute(make_context())
     assert "accept_unsafe_store" not in str(failure.value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import random
 import re
+import select
 import threading
 import time
 from collections import Counter
@@ -279,6 +280,11 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _ask(self, body: bytes) -> http.client.HTTPResponse:
         """Send the request to the store, with the headers that the client has signed."""
+        sock = self._store.sock
+        if sock is not None and select.select([sock], [], [], 0)[0]:
+            # The store has closed the connection, which was idle for too long. The client can't see
+            # that, as it would without the proxy.
+            self._store.close()
         self._store.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
             if name.lower() not in _OF_CONNECTION:

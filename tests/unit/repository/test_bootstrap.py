@@ -149,6 +149,8 @@ def s3_jars(tmp_path, monkeypatch):
         (ivy / "jars").mkdir(parents=True)
         for name in (
             "org.apache.hadoop_hadoop-aws-3.5.0",
+            "org.apache.hadoop_hadoop-azure-3.5.0",
+            "org.wildfly.openssl_wildfly-openssl-2.2.5.Final",
             "software.amazon.awssdk_s3-2.35.4",
             "org.reactivestreams_reactive-streams-1.0.4",
             "io.netty_netty-common-4.1.126.Final",
@@ -171,6 +173,12 @@ def test_a_stores_jars_are_fetched_once(tmp_path, s3_jars):
         "software.amazon.awssdk_s3-2.35.4.jar",
     ]
     assert compiled == ["waldelta-log-store.jar"]
+
+
+def test_a_missing_jar_is_named(tmp_path, s3_jars, monkeypatch):
+    monkeypatch.setattr(store_jars, "resolve", lambda *_, **__: None)
+    with pytest.raises(store_jars.StoreJarsError, match=r"did not download .*hadoop-aws-\*\.jar"):
+        store_jars.fetch(["s3"], tmp_path)
 
 
 def test_a_changed_log_store_is_compiled_again(tmp_path, s3_jars, monkeypatch):

@@ -46,6 +46,21 @@ def test_a_session_commits_on_s3_by_the_log_store_that_it_has(have):
     assert settings[IMPL] == settings["spark.delta.logStore.s3.impl"] == S3_LOG_STORE
 
 
+@pytest.mark.parametrize(
+    "line, is_ours",
+    [
+        ("spark.delta.logStore.s3a.impl org.example.LogStore", False),
+        ("# spark.delta.logStore.s3a.impl org.example.LogStore", True),
+        ("spark.ui.enabled false", True),
+    ],
+)
+def test_the_operators_log_store_comes_first(have, tmp_path, monkeypatch, line, is_ours):
+    have(DELTA, LOG_STORE)
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.executor.cores 1\n{line}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert (IMPL in driver_settings()) is is_ours
+
+
 def test_the_connect_server_does_so_too(have, tmp_path):
     have(DELTA, LOG_STORE)
     server = SparkConnectServer(tmp_path / "spark", 15002, "token", tmp_path / "log")
