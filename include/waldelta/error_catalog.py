@@ -257,22 +257,19 @@ ERROR_CATALOG: Final = MappingProxyType(
             " region is another one.",
             "",
             "correct the credentials, their permissions for target.root, or the region",
-            "the lake can't be read (… 403 Forbidden …): check the credentials in the environment"
-            " (AWS_…, AZURE_…, GOOGLE_…) and their permissions for target.root",
+            "the lake can't be read (… 403 Forbidden …): …",
         ),
         "StoreMissing": ErrorEntry(
             "The lake's object store has no such bucket or container.",
             "",
             "create the bucket or container, or correct target.root",
-            "the lake can't be read (… NoSuchBucket …): create the bucket or container, or correct"
-            " target.root",
+            "the lake can't be read (… NoSuchBucket …): …",
         ),
         "StoreUnreachable": ErrorEntry(
             "The lake's object store doesn't answer, or answers that it has too much to do.",
             "",
             "check its address and the network; the next run continues",
-            "the lake can't be read (… Connection refused …): the store doesn't answer: check its"
-            " address and the network, and run again",
+            "the lake can't be read (… Connection refused …): …",
         ),
         "LateWriter": ErrorEntry(
             "A newer run committed first, or other writers keep committing to a target.",

@@ -147,6 +147,6 @@ def test_a_store_that_is_away_is_named(database, bucket, proxy, spark, monkeypat
         opened(database, bucket.at(endpoint), spark, monkeypatch).setup(spark=spark)
     assert failed.value.retryable
     lake = Lake.of(bucket.uri("lake"))
-    with pytest.raises(OSError) as unnamed:
+    with pytest.raises(OSError, match="Generic S3 error") as unnamed:
         lake.target("public.t").open()
     assert isinstance(named_error(unnamed.value), StoreUnreachable)
