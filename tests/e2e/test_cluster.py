@@ -269,7 +269,8 @@ def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkey
     """Both packages, on each executor, in its own copy of the zip."""
     application, told = tmp_path / "found.py", tmp_path / "found.json"
     application.write_text(FOUND)
-    submit = spark_submit(BaseHook.get_connection(connection), "found", [str(told)], tmp_path)
+    found = BaseHook.get_connection(connection)
+    submit = spark_submit(found, "found", [str(told)], tmp_path, os.environ)
     assert submit.run(application, job_environment({}, {})) == 0
     places = [Path(file).relative_to(cluster.folder).parts for file in json.loads(told.read_text())]
     assert {(worker, archive, *rest) for worker, _, _, archive, *rest in places} == {

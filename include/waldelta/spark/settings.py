@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from waldelta.errors import ConfigError
@@ -74,13 +75,13 @@ JVM_FLAGS = (
 )
 
 
-def driver_settings() -> dict[str, str]:
+def driver_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return SETTINGS, the file permissions of the lake, the log stores that its jars have, and
     where the environment says the lake's store is.
 
     Raises ConfigError for an invalid WALDELTA_UMASK.
     """
-    return SETTINGS | hadoop_settings() | log_store_settings() | s3a_settings(os.environ)
+    return SETTINGS | hadoop_settings() | log_store_settings() | s3a_settings(environment)
 
 
 def log_store_settings() -> dict[str, str]:

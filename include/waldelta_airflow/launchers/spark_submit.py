@@ -73,10 +73,16 @@ class SparkSubmit(SparkSubmitHook):
 
 
 def spark_submit(
-    connection: Connection, name: str, arguments: Sequence[str], folder: Path
+    connection: Connection,
+    name: str,
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
 ) -> SparkSubmit:
     """Returns the hook for one job; raises ConfigError when the driver would run on another
     machine.
+
+    ``environment`` is the job's, which says where the lake's store is.
 
     ``folder`` must belong to this submit alone, because it has what executors are sent: a folder
     that exists longer could have been created by another user. In cluster mode the driver would
@@ -93,7 +99,7 @@ def spark_submit(
     return SparkSubmit(
         conn_id=connection.conn_id,
         # A connection's own spark-defaults.conf can't switch Delta off; its other settings apply.
-        conf=driver_settings() | log_settings() | (local_settings() if local else {}),
+        conf=driver_settings(environment) | log_settings() | (local_settings() if local else {}),
         jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages(folder)),
         driver_memory=driver_memory(),

@@ -209,13 +209,11 @@ class WaldeltaJobOperator(BaseOperator):
             arguments = self.arguments(
                 context, result, (self.stage,) if alone and self.stage else ()
             )
+            environment = job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
             self._running = job = spark_submit(
-                spark, context["ti"].dag_id, arguments[1:], Path(folder)
+                spark, context["ti"].dag_id, arguments[1:], Path(folder), environment
             )
-            code = job.run(
-                application(arguments[0]),
-                job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}),
-            )
+            code = job.run(application(arguments[0]), environment)
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)
