@@ -74,11 +74,11 @@ def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
             " target.conn_id"
         ) from None
     _mask(connection.password)
-    for value in connection.extra_dejson.values():
-        if isinstance(value, str):
-            _mask(value)
     given = {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
     options = read_store_options(root, conn_id, given)
+    for name, value in options.items():
+        if name.endswith(("_KEY", "_SECRET", "_TOKEN")):
+            _mask(value)
     return given | {k: v for k, v in options.items() if k not in REQUEST_LIMITS}
 
 
@@ -128,6 +128,8 @@ def connect_environment(conn_id: str) -> dict[str, str]:
 
 def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment without Airflow's own variables, plus the given parts."""
+    from waldelta.lake.store_connection import is_store_variable
+
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)}
     kept.pop("SPARK_REMOTE", None)
     # spark-submit and the workers' Python are those installed with this interpreter.
@@ -135,6 +137,9 @@ def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
     kept.setdefault("PYSPARK_PYTHON", sys.executable)
     kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
     kept["PYTHONUNBUFFERED"] = "1"
+    if any(is_store_variable(name) for part in parts for name in part):
+        # Those of the worker would mix with the connection's: another token, or another endpoint.
+        kept = {name: value for name, value in kept.items() if not is_store_variable(name)}
     for part in parts:
         kept.update(part)
     return kept

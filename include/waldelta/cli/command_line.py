@@ -21,7 +21,7 @@ from waldelta.cli._options import check_decision, parse
 from waldelta.config import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.jobs import Pipeline
-from waldelta.pipeline.task_errors import describe_error, named_error
+from waldelta.pipeline.task_errors import describe_error, last_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
 from waldelta.stages.repair.replay.interval import REPLAY
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return 1
     except Exception as err:
-        if (named := named_error(err)) is None:
+        if (named := last_error(err)) is None:
             raise
         _log_last(named)
         _write_failure(options, named)

@@ -54,10 +54,13 @@ def read_connection(
 def _from_json(text: str) -> dict[str, Any]:
     document = json.loads(text)
     extra = document.get("extra") or {}
+    extra = json.loads(extra) if isinstance(extra, str) else extra
+    if not isinstance(extra, dict):
+        raise ValueError("extra")
     names = ("host", "port", "login", "password", "schema")
     return {name: document.get(name) for name in names} | {
         "conn_type": str(document.get("conn_type", "")),
-        "extra": json.loads(extra) if isinstance(extra, str) else dict(extra),
+        "extra": extra,
     }
 
 

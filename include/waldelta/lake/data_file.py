@@ -46,7 +46,7 @@ class DataFile:
         self._path = f"{prefix}{uuid.uuid4()}.{compression}.parquet"
         self._statistics = FileStatistics(bounded_columns(schema) if bounded is None else bounded)
         self._writer: pq.ParquetWriter | None = None
-        self._sink: Any = None  # Open whenever the writer is.
+        self._sink: Any = None  # Opened before the writer.
         self._is_closed = False
 
     @property
@@ -103,11 +103,12 @@ class DataFile:
         err: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._writer is not None and not self._is_closed:
+        if self._sink is not None and not self._is_closed:
             # A full disk has no room for the footer either. The exception that ended the file is
             # raised, not its consequence.
             with suppress(OSError, pa.ArrowException):
-                self._writer.close()
+                if self._writer is not None:
+                    self._writer.close()
             with suppress(OSError, pa.ArrowException):
                 self._sink.close()
             with suppress(OSError):
@@ -134,7 +135,8 @@ def replace_by_rows(
         return table.replace_files(removed, added, tag)
     except Overtaken:
         for path, *_ in added:
-            table.place.files.delete_file(path)
+            with suppress(OSError):
+                table.place.files.delete_file(path)
         raise
 
 

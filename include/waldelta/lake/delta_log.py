@@ -134,7 +134,7 @@ class DeltaLog:
         if not later:
             return self.read(version) is not None
         try:
-            self._table.open(version)
+            self._table.open_from_log(version)
         except (DeltaError, OSError):
             return False
         gone: set[str] = set()

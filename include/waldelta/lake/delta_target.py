@@ -90,8 +90,13 @@ class DeltaTarget:
         kept = self.lake.cache.take(self.uri, version)
         if kept is not None and (version is not None or self._is_updated(kept)):
             return TargetVersion(self, kept)
+        return self.open_from_log(version)
+
+    def open_from_log(self, version: int | None = None) -> TargetVersion:
+        """Open the table as open() does, by reading its log whatever was opened before."""
         options = self.lake.storage_options
-        return TargetVersion(self, DeltaTable(self.uri, version=version, storage_options=options))
+        table = DeltaTable(self.uri, version=version, storage_options=options)
+        return TargetVersion(self, table, is_kept=version is None)
 
     def _is_updated(self, table: DeltaTable) -> bool:
         """Bring a table to the newest version; returns whether that succeeded.
@@ -129,10 +134,12 @@ class TargetVersion:
 
     place: DeltaTarget
     table: DeltaTable
+    is_kept: bool = True
 
     def __del__(self) -> None:
-        """Leave the table to the next caller that opens it."""
-        self.place.lake.cache.give_back(self.place.uri, self.table)
+        """Leave the table to the next caller that opens it, unless it is an old version."""
+        if self.is_kept:
+            self.place.lake.cache.give_back(self.place.uri, self.table)
 
     @property
     def version(self) -> int:
@@ -194,6 +201,7 @@ class TargetVersion:
             version_is_known
             and required <= _KNOWN
             and not is_append_only
+            and not any("delta.invariants" in field.metadata for field in self.delta_schema.fields)
             and not self.table.metadata().partition_columns
         )
 

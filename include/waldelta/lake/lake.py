@@ -6,20 +6,34 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import RLock
 
 from deltalake import DeltaTable
 from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
 from waldelta.lake.delta_target import DeltaTarget
-from waldelta.lake.storage import bookkeeping_uri, open_folder, target_uri
+from waldelta.lake.storage import bookkeeping_uri, local_path, open_folder, target_uri
 from waldelta.lake.store_connection import read_store_options
 
 # Spark writes checkpoints of targets at the same interval, in versions.
 TARGET_CHECKPOINT_INTERVAL = 10
 # A run works on one target after the other, a few at once, and on the ledger's tables all the time.
-_MOST_IDLE = 64
+_MOST_IDLE = 32
+# The inode and time of a table's log entry; None in an object store, or without an entry.
+Entry = tuple[int, int] | None
+
+
+def log_entry(uri: str, version: int) -> Entry:
+    """Return what a version's log entry is on a disk."""
+    folder = local_path(uri)
+    if folder is None:
+        return None
+    try:
+        found = (folder / "_delta_log" / f"{version:020d}.json").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 class TableCache:
@@ -32,8 +46,9 @@ class TableCache:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._tables: OrderedDict[str, DeltaTable] = OrderedDict()
+        # A garbage collection within a method may give a table back in the same thread.
+        self._lock = RLock()
+        self._tables: OrderedDict[str, tuple[DeltaTable, Entry]] = OrderedDict()
         self._root: FileSystem | None = None
         # By table and transaction id: a version, and the id's last number then.
         self._transactions: dict[tuple[str, str], tuple[int, int]] = {}
@@ -44,13 +59,15 @@ class TableCache:
     def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
         """Hand out a table as it was when it was given back, or None.
 
-        With ``version``, only a table at that version is handed out.
+        With ``version``, only a table at that version is handed out. On a disk, a table whose log
+        has another entry of its version by now is another table, and isn't handed out.
         """
         with self._lock:
-            held = self._tables.get(uri)
-            if held is None or (version is not None and held.version() != version):
+            table, entry = self._tables.get(uri, (None, None))
+            if table is None or (version is not None and table.version() != version):
                 return None
-            return self._tables.pop(uri)
+            self._tables.pop(uri, None)
+        return table if log_entry(uri, table.version()) == entry else None
 
     def committed(self, table: DeltaTable, uri: str, app_id: str) -> int:
         """Return the number of a transaction id's last commit at a table's version; 0 without
@@ -74,10 +91,13 @@ class TableCache:
 
         The one that was kept longest goes.
         """
+        version = table.version()
+        entry = log_entry(uri, version)
         with self._lock:
-            if (kept := self._tables.get(uri)) is not None and kept.version() > table.version():
+            kept, _ = self._tables.get(uri, (None, None))
+            if kept is not None and kept.version() > version:
                 return
-            self._tables[uri] = table
+            self._tables[uri] = table, entry
             self._tables.move_to_end(uri)
             if len(self._tables) > _MOST_IDLE:
                 self._tables.popitem(last=False)
@@ -119,6 +139,8 @@ class Lake:
 
     def has(self, uri: str) -> bool:
         """Return whether there is such a file in the lake, by one request to an object store."""
+        if (path := local_path(uri)) is not None:
+            return path.is_file()
         try:
             self.cache.root_files(self).open_input_file(uri.removeprefix(f"{self.root}/")).close()
         except FileNotFoundError:

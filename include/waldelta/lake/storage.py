@@ -430,7 +430,10 @@ def list_folders(uri: str) -> dict[str, datetime]:
     written: dict[str, datetime] = {}
     for info in open_folder(uri).get_file_info(FileSelector("", recursive=True)):
         name, _, rest = info.path.partition("/")
-        if (rest or info.type == FileType.Directory) and info.mtime is not None:
+        is_in_folder = rest or info.type == FileType.Directory
+        # A store may list a folder, or the marker of one, whose files are gone.
+        is_left = folder is not None or (info.type == FileType.File and info.size)
+        if is_in_folder and is_left and info.mtime is not None:
             written[name] = max(written.get(name, info.mtime), info.mtime)
     return {f"{uri}/{name}": at for name, at in written.items()}
 

@@ -20,6 +20,7 @@ _S3, _AZURE, _GOOGLE = ("s3", "s3a"), ("abfs", "abfss", "az", "adl"), ("gs", "gc
 _S3A = "spark.hadoop.fs.s3a"
 _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+_MACHINES_OWN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 # A store that is away ends the run within two minutes: its requests are repeated for so long, and
 # the last one may wait for its own timeout.
 REQUEST_LIMITS = {
@@ -49,12 +50,17 @@ def read_store_options(
     if scheme == "file" or (schemes is None and conn_id is None):
         return {}
     if conn_id is None:
-        given = {k: v for k, v in environment.items() if k.startswith(_PREFIXES)}
+        given = {k: v for k, v in environment.items() if is_store_variable(k)}
         return REQUEST_LIMITS | given
     if schemes is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
     found = read_connection(conn_id, _EXAMPLES[schemes], environment)
     return REQUEST_LIMITS | options_of(found, scheme)
+
+
+def is_store_variable(name: str) -> bool:
+    """Return whether delta-rs, or Spark's JVM, may read an environment variable to open a store."""
+    return name.startswith(_PREFIXES)
 
 
 def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
@@ -73,7 +79,9 @@ def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
         found |= {
             f"{_S3A}.assumed.role.arn": options["AWS_IAM_ROLE_ARN"],
             f"{_S3A}.aws.credentials.provider": _ASSUMED,
-            f"{_S3A}.assumed.role.credentials.provider": _ENVIRONMENT,
+            f"{_S3A}.assumed.role.credentials.provider": (
+                _ENVIRONMENT if "AWS_ACCESS_KEY_ID" in options else _MACHINES_OWN
+            ),
         }
     return {name: value for name, value in found.items() if value}
 
@@ -98,10 +106,11 @@ def options_of(connection: AirflowConnection, scheme: str) -> dict[str, str]:
 
 def _of_aws(connection: AirflowConnection) -> dict[str, Any]:
     extra = connection.extra
-    service = dict(dict(extra.get("service_config") or {}).get("s3") or {})
+    service = _part(connection, "service_config", "s3")
     endpoint = service.get("endpoint_url") or extra.get("endpoint_url") or connection.host
-    _refuse(connection, ("profile_name", "external_id", "assume_role_method"))
-    style = dict(dict(extra.get("config_kwargs") or {}).get("s3") or {}).get("addressing_style")
+    unsupported = ("profile_name", "external_id", "assume_role_method", "assume_role_kwargs")
+    _refuse(connection, (*unsupported, "session_kwargs"))
+    style = _part(connection, "config_kwargs", "s3").get("addressing_style")
     return {
         "AWS_ACCESS_KEY_ID": connection.login or extra.get("aws_access_key_id"),
         "AWS_SECRET_ACCESS_KEY": connection.password or extra.get("aws_secret_access_key"),
@@ -116,6 +125,7 @@ def _of_aws(connection: AirflowConnection) -> dict[str, Any]:
 
 def _of_azure_storage(connection: AirflowConnection) -> dict[str, Any]:
     extra = connection.extra
+    _refuse(connection, ("managed_identity_client_id", "workload_identity_tenant_id"))
     parts = dict(
         part.split("=", 1)
         for part in str(extra.get("connection_string") or "").split(";")
@@ -149,11 +159,27 @@ def _principal(connection: AirflowConnection) -> dict[str, Any]:
 def _of_google(connection: AirflowConnection) -> dict[str, Any]:
     extra = connection.extra
     key = extra.get("keyfile_dict")
-    _refuse(connection, ("key_secret_name", "credential_config_file", "impersonation_chain"))
+    unsupported = ("key_secret_name", "credential_config_file", "impersonation_chain")
+    # The names of earlier releases of the provider.
+    _refuse(connection, (*unsupported, *(name for name in extra if name.startswith("extra__"))))
     return {
         "GOOGLE_SERVICE_ACCOUNT": extra.get("key_path"),
         "GOOGLE_SERVICE_ACCOUNT_KEY": key if isinstance(key, str) or not key else json.dumps(key),
     }
+
+
+def _part(connection: AirflowConnection, *names: str) -> Mapping[str, Any]:
+    """Return a nested part of the extra, which may be written as JSON text; empty without it."""
+    found: Any = connection.extra
+    for name in names:
+        found = found.get(name) or {}
+        try:
+            found = json.loads(found) if isinstance(found, str) else found
+        except ValueError:
+            found = None
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"{connection.variable}: the extra's {name} isn't a JSON object")
+    return dict(found)
 
 
 def _refuse(connection: AirflowConnection, unsupported: tuple[str, ...]) -> None:

@@ -15,6 +15,8 @@ _LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
 _QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 # What a store repeats of the request that it refused: parts of the signature.
 _DETAILS = re.compile(r"<(StringToSign|CanonicalRequest)\w*>.*?</\1\w*>", re.DOTALL)
+# In errors of delta-rs's object store. Others of the network are of something else.
+_OF_STORE = re.compile(r"Generic \w+ error|Error performing|Kernel error")
 _BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 
 
@@ -84,9 +86,9 @@ def store_error(err: BaseException) -> LakeError | None:
     # Loaded only after an error: Airflow parses DAGs without delta-rs.
     from deltalake.exceptions import DeltaError
 
-    if not isinstance(err, (DeltaError, OSError)):
-        return None
     text = store_text(err)
+    if not (isinstance(err, DeltaError) or (isinstance(err, OSError) and _OF_STORE.search(text))):
+        return None
     answer = answer_in(text)
     # A file that isn't there has the same number as a bucket that isn't there.
     if answer is None or (answer.error is StoreMissing and not _BUCKET.search(text)):

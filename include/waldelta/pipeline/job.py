@@ -13,7 +13,11 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import now
-from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
+from waldelta.lake.store_connection import (
+    REQUEST_LIMITS,
+    is_store_variable,
+    read_store_options,
+)
 from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.pipeline.source_connections import SourceConnections
 from waldelta.postgres.connection import conninfo_from_environment
@@ -108,10 +112,13 @@ class Job:
 def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) -> Job:
     """Create a job whose connections come from the environment, where an Airflow task puts them.
 
-    What opens the object store is put there by delta-rs's names: the JVM that this process may
-    start reads it there, too.
+    What ``target.conn_id`` opens the object store with is put there by delta-rs's names, in place
+    of all variables of object stores: the JVM that this process may start reads it there, too.
     """
     found = read_store_options(pipeline.target.root, pipeline.target.conn_id)
+    if pipeline.target.conn_id is not None:
+        for name in filter(is_store_variable, list(os.environ)):
+            del os.environ[name]
     os.environ.update({name: value for name, value in found.items() if name not in REQUEST_LIMITS})
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     conninfos = map(conninfo_from_environment, pipeline.source.conn_ids)

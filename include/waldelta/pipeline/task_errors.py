@@ -51,7 +51,7 @@ _FENCED = re.compile(
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
     """Return the error that a task raised, if it is one of ours; SparkUnreachable when Spark's JVM
-    ended; an error of the lake's object store by its name.
+    ended.
 
     The text has no attributes of the instance. ``retryable`` is the class's default, or follows
     from the reason of a TargetNotWritable.
@@ -70,7 +70,14 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
                 return kind(message.strip())
             except TypeError:  # An error with a structure of its own keeps at least its text.
                 return errors.WaldeltaError(f"{name}: {message.strip()}")
-    return errors.SparkUnreachable(_JVM_ENDED) if has_lost_jvm(err) else store_error(err)
+    return errors.SparkUnreachable(_JVM_ENDED) if has_lost_jvm(err) else None
+
+
+def last_error(err: BaseException) -> errors.WaldeltaError | None:
+    """Return the named error for what ends a run: also for a read that the lake's object store
+    refuses or doesn't answer.
+    """
+    return named_error(err) or store_error(err)
 
 
 def has_lost_jvm(err: BaseException) -> bool:
@@ -174,7 +181,7 @@ def describe_error(err: BaseException) -> dict[str, Any]:
     An error that a task raised by name gets that name. The message of any other error is its first
     line, without a stack trace.
     """
-    known = err if isinstance(err, errors.WaldeltaError) else named_error(err)
+    known = err if isinstance(err, errors.WaldeltaError) else last_error(err)
     if known is None:
         return {"class": type(err).__name__, "message": first_line(err), "retryable": True}
     described = {

@@ -10,7 +10,7 @@ from tests.support.servers.s3_server import READER, Identity
 from waldelta import Pipeline
 from waldelta.errors import PreflightFailed, StoreUnreachable, TargetNotWritable
 from waldelta.lake import Lake
-from waldelta.pipeline.task_errors import named_error
+from waldelta.pipeline.task_errors import last_error
 from waldelta.spark.session import read_log_store
 from waldelta.spark.settings import S3_LOG_STORE
 
@@ -149,4 +149,4 @@ def test_a_store_that_is_away_is_named(database, bucket, proxy, spark, monkeypat
     lake = Lake.of(bucket.uri("lake"))
     with pytest.raises(OSError, match="Generic S3 error") as unnamed:
         lake.target("public.t").open()
-    assert isinstance(named_error(unnamed.value), StoreUnreachable)
+    assert isinstance(last_error(unnamed.value), StoreUnreachable)

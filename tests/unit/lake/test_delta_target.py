@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 
 import pyarrow as pa
 import pytest
@@ -159,3 +161,33 @@ def test_only_so_many_tables_are_kept(lake, monkeypatch):
         write_deltalake(target.uri, ROWS)
         cache.give_back(target.uri, DeltaTable(target.uri))
     assert [cache.take(target.uri) is not None for target in targets] == [False, True, True]
+
+
+def test_a_table_made_again_at_the_same_place_is_another_one(target):
+    for _ in range(2):
+        write_deltalake(target.uri, ROWS, mode="append")
+    assert target.open().version == 2
+    shutil.rmtree(local_path(target.uri))
+    assert target.find() is None
+    write_deltalake(target.uri, ROWS)
+    assert (target.open().version, ids(target)) == (0, [1, 2])
+
+
+def test_a_log_entry_that_is_no_file_is_not_waited_for(target):
+    """Opening a FIFO would wait without end."""
+    target.open()
+    os.mkfifo(local_path(target.uri) / "_delta_log" / f"{1:020d}.json")
+    assert target.open().version == 0
+
+
+def test_a_garbage_collection_in_the_cache_waits_for_nobody(target, monkeypatch):
+    """One that finds an opened table gives it back to the cache in the same thread."""
+    target.open()
+    version, other = DeltaTable.version, [target.open()]
+
+    def collected(table):
+        other.clear()
+        return version(table)
+
+    monkeypatch.setattr(DeltaTable, "version", collected)
+    assert target.open().version == 0

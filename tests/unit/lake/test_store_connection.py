@@ -25,6 +25,15 @@ def own(found):
     return {name: value for name, value in found.items() if name not in REQUEST_LIMITS}
 
 
+def assumed(base):
+    """The settings of a role that ``base`` of the SDK's credentials assumes."""
+    return {
+        "assumed.role.arn": "arn",
+        "aws.credentials.provider": "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider",
+        "assumed.role.credentials.provider": f"software.amazon.awssdk.auth.credentials.{base}",
+    }
+
+
 def test_without_a_connection_the_environment_opens_the_store():
     environment = {"AWS_REGION": "r", "AZURE_STORAGE_ACCOUNT_NAME": "a", "PATH": "/bin"}
     found = own(read_store_options(S3, None, environment))
@@ -137,6 +146,10 @@ def test_a_connection_stands_for_delta_rs_options(root, connection, expected):
         (AZURE, "aws://k:s@", "doesn't open abfss://.* type wasb or adls"),
         (S3, "key:secret", "neither an Airflow connection URI nor its JSON form"),
         (S3, "aws://k:s@/?profile_name=p", "profile_name, which the lake's"),
+        (S3, {"conn_type": "aws", "extra": {"config_kwargs": "s3"}}, "config_kwargs isn't a JSON"),
+        (S3, {"conn_type": "aws", "extra": {"assume_role_kwargs": {"a": 1}}}, "assume_role_kwargs"),
+        (S3, {"conn_type": "aws", "extra": "[1]"}, "neither an Airflow connection URI nor"),
+        (GOOGLE, "google-cloud-platform://?extra__google_cloud_platform__key_path=/k", "extra__"),
         ("hdfs://h/x", "aws://k:s@", "no type of connection is known for hdfs://"),
     ],
 )
@@ -167,17 +180,10 @@ def test_a_missing_connection_says_how_to_give_it():
             {"AWS_ENDPOINT_URL": "https://h", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
             {"endpoint": "https://h", "path.style.access": "false"},
         ),
+        ({"AWS_IAM_ROLE_ARN": "arn"}, assumed("DefaultCredentialsProvider")),
         (
-            {"AWS_IAM_ROLE_ARN": "arn"},
-            {
-                "assumed.role.arn": "arn",
-                "aws.credentials.provider": (
-                    "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
-                ),
-                "assumed.role.credentials.provider": (
-                    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
-                ),
-            },
+            {"AWS_IAM_ROLE_ARN": "arn", "AWS_ACCESS_KEY_ID": "k"},
+            assumed("EnvironmentVariableCredentialsProvider"),
         ),
     ],
 )

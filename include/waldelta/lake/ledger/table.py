@@ -51,6 +51,8 @@ _ONLY_IF_UNCHANGED: dict[str, Any] = {
 LEDGER_CHECKPOINT_INTERVAL = 10
 # Larger files aren't written again by each compaction, whatever the age of the ledger.
 _SMALL_BYTES = 256 << 10
+# Large files, too, are written as one beyond this number.
+_MOST_FILES = 64
 # The transaction id of compactions.
 _COMPACTION = "waldelta-compaction"
 # A reader that opened the table before a rewrite still finds its files.
@@ -169,8 +171,7 @@ class LedgerTable(Generic[R]):
             **_ONLY_IF_UNCHANGED,
         )
         table.keep(table.version)
-        if sum(size < _SMALL_BYTES for _, size in table.sized_files) > self._kind.most_files:
-            self._compact(table)
+        self._compact_when_many(table)
         return rows
 
     def read(
@@ -338,19 +339,32 @@ class LedgerTable(Generic[R]):
         except (DeltaError, OSError) as err:
             raise target_not_writable(self.uri, err) from None
 
-    def _compact(self, table: TargetVersion) -> None:
-        """Write the small files as one, unless another run commits at the same time.
+    def _compact_when_many(self, table: TargetVersion) -> None:
+        """Write many small files, or very many files, as one.
+
+        The rows of the append are durable already, so a failure is only logged; a later append
+        compacts.
+        """
+        files = table.sized_files
+        small = [(path, size) for path, size in files if size < _SMALL_BYTES]
+        chosen = files if len(files) > _MOST_FILES else small
+        if len(chosen) <= self._kind.most_files:
+            return
+        try:
+            self._compact(table, chosen)
+        except (DeltaError, OSError, pa.ArrowException) as err:
+            log.info("%s not compacted: %s", self.uri, err)
+
+    def _compact(self, table: TargetVersion, chosen: Sequence[tuple[str, int]]) -> None:
+        """Write files (path, bytes) as one; raises Overtaken when another run commits at the same
+        time.
 
         delta-rs's OPTIMIZE commits although another one has replaced the same files since, and
         rows are there twice then, whatever ``max_commit_retries`` is.
         """
-        small = [(path, size) for path, size in table.sized_files if size < _SMALL_BYTES]
-        rows = read_files(table, [path for path, _ in small])
+        rows = read_files(table, [path for path, _ in chosen])
         tag = Tag(_COMPACTION, table.version, uuid.uuid4().hex)
-        try:
-            replace_by_rows(table, small, rows, tag, self._kind.rows_per_group)
-        except CommitFailedError as err:
-            log.info("%s not compacted, as a later append will do: %s", self.uri, err)
+        replace_by_rows(table, chosen, rows, tag, self._kind.rows_per_group)
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Return the mode that adds columns, and fields of structs, which an earlier version's

@@ -21,6 +21,7 @@ from tests.support.bookkeeping import table_at, write_earlier
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.lake import Lake, bookkeeping_uri
+from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger._file_cache import read_sorted
@@ -148,11 +149,24 @@ def test_of_two_compactions_at_once_one_is_given_up(ledger):
         ledger.append(run(f"r{number}", NOON))
     table = ledger.table(Run)
     one, other = table.place.open(), table.place.open()
-    for held in (one, other):
-        table._compact(held)
+    table._compact(one, one.sized_files)
+    with pytest.raises(Overtaken):
+        table._compact(other, other.sized_files)
     assert [r.run_id for r in ledger.runs()] == ["r0", "r1", "r2"]
     assert len(table.place.open().sized_files) == 1
     assert len(list(local_path(table.uri).glob("*.parquet"))) == 4
+
+
+def test_a_failed_compaction_fails_no_append(ledger, monkeypatch):
+    """The row is there: a caller that appends it again would have it twice."""
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger_table, "replace_by_rows", fail)
+    for number in range(10):
+        ledger.append(run(f"r{number}", NOON))
+    assert len(ledger.runs()) == 10
 
 
 def test_large_files_are_not_written_again(ledger, monkeypatch):
@@ -161,6 +175,10 @@ def test_large_files_are_not_written_again(ledger, monkeypatch):
     for number in range(12):
         ledger.append(run(f"r{number}", NOON))
     assert len(ledger.table(Run).place.open().sized_files) == 12
+    monkeypatch.setattr(ledger_table, "_MOST_FILES", 12)
+    ledger.append(run("r12", NOON))
+    assert len(ledger.table(Run).place.open().sized_files) == 1
+    assert len(ledger.runs()) == 13
 
 
 def test_who_comes_too_late_adds_nothing(ledger):

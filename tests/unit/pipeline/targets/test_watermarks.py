@@ -12,6 +12,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from tests.support.pipelines import job_of, pipeline_file
 from waldelta.errors import LateWriter, StateError
+from waldelta.lake import Lake
 from waldelta.lake.fence import UNFENCED
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut
 from waldelta.lake.ledger.records import SlotMove, now
@@ -110,6 +111,8 @@ def test_a_damaged_target_is_named(job, damage):
     watermarks = Watermarks(job, SlotIdentity("s", "1", 1, "0/1"))
     assert watermarks.of(STATE) == 0
     damage(Path(uri.removeprefix("file://")) / "_delta_log")
+    next_run = replace(job, lake=Lake(job.lake.root))
+    watermarks = Watermarks(next_run, SlotIdentity("s", "1", 1, "0/1"))
     with pytest.raises(
         StateError, match=r"public\.t: its target file:.* run the initial sync for it again"
     ):

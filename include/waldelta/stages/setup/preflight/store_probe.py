@@ -46,7 +46,15 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
     probe = DeltaTarget(lake, staging_folder(lake, "probe", 0, 0, ""), _INTERVAL)
     try:
         with _named_errors(lake):
-            _race(probe)
+            is_exclusive = _is_exclusive(probe)
+        if not (is_exclusive or target.accept_unsafe_store):
+            text = (
+                f"{lake.root}: the store let two writers make the same commit, so that one of them"
+                " would be lost: it ignores If-None-Match (conditional writes); use another store,"
+                " or a release of it that respects them, or accept the loss"
+                " (target.accept_unsafe_store: true)"
+            )
+            raise PreflightFailed([text])
         with borrowed_session(spark) as session:
             scheme = urlsplit(target.root).scheme
             check_log_store(target, read_log_store(session, scheme), lake)
@@ -63,24 +71,16 @@ def _named_errors(lake: Lake) -> Iterator[None]:
         raise target_not_writable(lake.root, err) from None
 
 
-def _race(probe: DeltaTarget) -> None:
-    """Let two writers, who have read the same version, commit the next one."""
+def _is_exclusive(probe: DeltaTarget) -> bool:
+    """Return whether only the first of two writers who have read the same version commits."""
     probe.create(Schema.from_arrow(_ROW.schema))
     first, second = probe.open(), probe.open()
-    for number, writer in enumerate((first, second)):
-        tag = Tag("probe", number, f"probe {number}")
-        try:
-            replace_by_rows(writer, [], _ROW, tag)
-        except Overtaken:
-            if writer is second:
-                return
-            raise
-    text = (
-        f"{probe.lake.root}: the store let two writers make the same commit, so that one of them"
-        " would be lost: it ignores If-None-Match (conditional writes); use another store, or a"
-        " release of it that respects them"
-    )
-    raise PreflightFailed([text])
+    replace_by_rows(first, [], _ROW, Tag("probe", 0, "first"))
+    try:
+        replace_by_rows(second, [], _ROW, Tag("probe", 1, "second"))
+    except Overtaken:
+        return True
+    return False
 
 
 def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
