@@ -63,7 +63,7 @@ def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
     spark.sql(
         f"create table delta.`{lake}/by_spark` (batch bigint, {columns}) using delta partitioned by"
         " (batch) tblproperties ('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn',"
-        " 'delta.checkpointInterval' = '50')"
+        " 'delta.checkpointInterval' = '10')"
     )
     log = job.change_log(job.read_identity())
     log.create(LANDING_SCHEMA)

@@ -4,7 +4,6 @@ Spark's tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,13 +15,10 @@ from waldelta.jobs import Pipeline
 from waldelta.lake import bookkeeping_uri
 from waldelta.lake.storage import CHANGES, why_not_writable
 from waldelta.slot.acknowledge import confirmed_lsn
-from waldelta.spark.session import read_log_store
 from waldelta.spark.write_errors import why_not_writable_in_task
 from waldelta.stages.land.drain import drain
 
 pytestmark = pytest.mark.pg
-
-LOG_STORE = "spark.delta.logStore.s3a.impl"
 
 
 @pytest.fixture
@@ -30,43 +26,6 @@ def blocked(tmp_path):
     """A root below a file; root itself may write anywhere else."""
     (tmp_path / "file").touch()
     return (tmp_path / "file" / "lake").as_uri()
-
-
-@pytest.fixture
-def set_log_store(spark) -> Iterator[Callable[[str], None]]:
-    """Sets the log store of the session for s3a; an empty name is Delta's default."""
-    before = spark.conf.get(LOG_STORE, "")
-    yield lambda name: spark.conf.set(LOG_STORE, name)
-    spark.conf.set(LOG_STORE, before)
-
-
-@pytest.mark.spark
-def test_a_store_that_loses_commits_is_refused(spark, database, set_log_store):
-    """By check and setup, before anything is asked of the store or made on the source, unless Spark
-    commits conditionally.
-    """
-    set_log_store("")
-    pipeline = Pipeline(pipeline_file("s3a://nowhere/lake", f"s_{database.name}"))
-    for verb in (
-        pipeline.check,
-        pipeline.setup,
-        lambda: pipeline.setup(spark=spark),
-        lambda: pipeline.check(spark),
-    ):
-        with pytest.raises(PreflightFailed, match=r"accept_unsafe_store"):
-            verb()
-    assert (
-        database.execute(
-            "select 1 from pg_replication_slots union all select 1 from pg_publication"
-        )
-        == []
-    )
-    assert read_log_store(None, "s3a") == ""
-    own = "org.example.S3ConditionalLogStore"
-    set_log_store(own)
-    assert read_log_store(None, "s3a") == read_log_store(spark, "s3a") == own
-    assert read_log_store(spark, "s3n") == ""
-    assert spark.range(1).count() == 1  # a session that is there is asked, and goes on
 
 
 def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):

@@ -154,9 +154,10 @@ class ChangeLog(RowMessages):
         """Return sizes(), after a check that no messages are missing.
 
         Raises SlotGap when a batch has another number of messages than when the slot was advanced
-        past it. Batches that maintenance has dropped don't count as missing.
+        past it. Batches that maintenance has dropped don't count as missing. The log is read again,
+        whatever this run knows of it: another writer may have overwritten a commit.
         """
-        table = self.place.find()
+        table = self.place.open_from_log() if self.place.exists else None
         pruned = table.committed(_PRUNED) if table is not None else 0
         held = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {
