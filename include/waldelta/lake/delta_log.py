@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem, FileType
 
 from waldelta.errors import StateError
-from waldelta.lake.storage import deletion_vector_path, is_within, local_path
+from waldelta.lake.storage import deletion_vector_path, entry_path, is_within, local_path
 
 if TYPE_CHECKING:
     from waldelta.lake.delta_target import DeltaTarget
@@ -94,7 +94,7 @@ class DeltaLog:
         """
         self.check_entry(version)
         try:
-            with self._files.open_input_file(f"_delta_log/{_entry_name(version)}") as file:
+            with self._files.open_input_file(entry_path(version)) as file:
                 return Commit(version, file.read().splitlines())
         except FileNotFoundError:
             return None
@@ -105,7 +105,7 @@ class DeltaLog:
         Opening a FIFO would wait without end. delta-rs ignores such an entry; Spark opens it.
         """
         folder = local_path(self.uri)
-        entry = folder / "_delta_log" / _entry_name(version) if folder is not None else None
+        entry = folder / entry_path(version) if folder is not None else None
         if entry is not None and not entry.is_file() and os.path.lexists(entry):
             raise StateError(
                 f"{self.uri}: its log entry {entry.name} is not a regular file: find out which"
@@ -143,10 +143,6 @@ class DeltaLog:
             gone |= commit.removed - added
             added |= commit.added
         return all(file.type == FileType.File for file in self._files.get_file_info(sorted(gone)))
-
-
-def _entry_name(version: int) -> str:
-    return f"{version:020d}.json"
 
 
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:

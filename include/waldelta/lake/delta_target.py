@@ -19,7 +19,13 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, Vari
 from deltalake.transaction import AddAction, RemoveAction
 
 from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
-from waldelta.lake.storage import NO_HOOKS, SPARKS_TIMESTAMPS, sync_commit, write_checkpoint
+from waldelta.lake.storage import (
+    NO_HOOKS,
+    SPARKS_TIMESTAMPS,
+    entry_path,
+    sync_commit,
+    write_checkpoint,
+)
 from waldelta.permissions import private_files
 
 if TYPE_CHECKING:
@@ -104,16 +110,16 @@ class DeltaTarget:
         Whether there is a newer one is asked first, by one request instead of two.
         """
         try:
-            if self.lake.has(f"{self.uri}/_delta_log/{table.version() + 1:020d}.json"):
+            if self.lake.has(f"{self.uri}/{entry_path(table.version() + 1)}"):
                 table.update_incremental()
         except (DeltaError, OSError):  # Opening it says why.
             return False
         return True
 
-    def find(self) -> TargetVersion | None:
-        """Open the newest version; None when there is no table."""
+    def find(self, *, from_log: bool = False) -> TargetVersion | None:
+        """Open the newest version, also by open_from_log(); None when there is no table."""
         try:
-            return self.open()
+            return self.open_from_log() if from_log else self.open()
         except TableNotFoundError:
             return None
 

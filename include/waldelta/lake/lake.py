@@ -13,27 +13,19 @@ from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
 from waldelta.lake.delta_target import DeltaTarget
-from waldelta.lake.storage import bookkeeping_uri, local_path, open_folder, target_uri
+from waldelta.lake.storage import (
+    bookkeeping_uri,
+    entry_identity,
+    local_path,
+    open_folder,
+    target_uri,
+)
 from waldelta.lake.store_connection import read_store_options
 
 # Spark writes checkpoints of targets at the same interval, in versions.
 TARGET_CHECKPOINT_INTERVAL = 10
 # A run works on one target after the other, a few at once, and on the ledger's tables all the time.
 _MOST_IDLE = 32
-# The inode and time of a table's log entry; None in an object store, or without an entry.
-Entry = tuple[int, int] | None
-
-
-def log_entry(uri: str, version: int) -> Entry:
-    """Return what a version's log entry is on a disk."""
-    folder = local_path(uri)
-    if folder is None:
-        return None
-    try:
-        found = (folder / "_delta_log" / f"{version:020d}.json").stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 class TableCache:
@@ -48,7 +40,7 @@ class TableCache:
     def __init__(self) -> None:
         # A garbage collection within a method may give a table back in the same thread.
         self._lock = RLock()
-        self._tables: OrderedDict[str, tuple[DeltaTable, Entry]] = OrderedDict()
+        self._tables: OrderedDict[str, tuple[DeltaTable, tuple[int, int] | None]] = OrderedDict()
         self._root: FileSystem | None = None
         # By table and transaction id: a version, and the id's last number then.
         self._transactions: dict[tuple[str, str], tuple[int, int]] = {}
@@ -67,7 +59,7 @@ class TableCache:
             if table is None or (version is not None and table.version() != version):
                 return None
             self._tables.pop(uri, None)
-        return table if log_entry(uri, table.version()) == entry else None
+        return table if entry_identity(uri, table.version()) == entry else None
 
     def committed(self, table: DeltaTable, uri: str, app_id: str) -> int:
         """Return the number of a transaction id's last commit at a table's version; 0 without
@@ -92,7 +84,7 @@ class TableCache:
         The one that was kept longest goes.
         """
         version = table.version()
-        entry = log_entry(uri, version)
+        entry = entry_identity(uri, version)
         with self._lock:
             kept, _ = self._tables.get(uri, (None, None))
             if kept is not None and kept.version() > version:

@@ -86,7 +86,7 @@ def sync_commit(uri: str, version: int) -> None:
     if folder is None:
         return
     entry = _entry(folder, version).stat()
-    forced = (version, entry.st_ino, entry.st_mtime_ns)
+    forced = (version, *_identity(entry))
     if _synced.get(uri) == forced:
         return
     # Earlier commits that weren't forced are included: an external writer's, a killed run's, and
@@ -157,8 +157,30 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
             _fsync_if_there(path)
 
 
+def entry_path(version: int) -> str:
+    """Return the path of a version's log entry in its table's folder."""
+    return f"_delta_log/{version:020d}.json"
+
+
+def entry_identity(uri: str, version: int) -> tuple[int, int] | None:
+    """Return the inode and time of a version's log entry on a disk.
+
+    They are others when another table has taken its place. None in an object store, or without an
+    entry.
+    """
+    folder = local_path(uri)
+    try:
+        return None if folder is None else _identity(_entry(folder, version).stat())
+    except OSError:
+        return None
+
+
+def _identity(entry: os.stat_result) -> tuple[int, int]:
+    return entry.st_ino, entry.st_mtime_ns
+
+
 def _entry(folder: Path, version: int) -> Path:
-    return folder / "_delta_log" / f"{version:020d}.json"
+    return folder / entry_path(version)
 
 
 def write_checkpoint(table: DeltaTable) -> bool:

@@ -31,9 +31,9 @@ def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ)
     return Lake.of(pipeline.target.root, pipeline.target.conn_id, environment)
 
 
-def ledger_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ) -> Ledger:
+def ledger_of(pipeline: PipelineFile) -> Ledger:
     """Return a pipeline's ledger, as lake_of() does the lake."""
-    return Ledger(lake_of(pipeline, environment))
+    return Ledger(lake_of(pipeline))
 
 
 # Stands for the lake of the job's pipeline, opened by the environment's connections.

@@ -157,7 +157,7 @@ class ChangeLog(RowMessages):
         past it. Batches that maintenance has dropped don't count as missing. The log is read again,
         whatever this run knows of it: another writer may have overwritten a commit.
         """
-        table = self.place.open_from_log() if self.place.exists else None
+        table = self.place.find(from_log=True)
         pruned = table.committed(_PRUNED) if table is not None else 0
         held = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {

@@ -44,6 +44,7 @@ def read_sorted(
     and columns are read. Small files are read whole and cached, unless ``kept`` is False.
     """
     schema, actions = table.schema, table.files
+    sizes = dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
     if since is not None:
         recent = pc.field("at") >= since
         chosen = recent if chosen is None else recent & chosen
@@ -52,7 +53,7 @@ def read_sorted(
             actions = actions.filter(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
             )
-    reader = _Reader(table.place, schema, dict(table.sized_files))
+    reader = _Reader(table.place, schema, sizes)
     wanted = schema.names if columns is None else (*columns, "at")
     held = [name for name in dict.fromkeys(wanted) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()
@@ -63,10 +64,10 @@ def read_sorted(
     return pa.concat_tables(parts or [empty]).sort_by("at")
 
 
-def read_files(table: TargetVersion, paths: Sequence[str]) -> pa.Table:
-    """Return all rows of some small files, oldest first, by the table's current schema."""
-    reader = _Reader(table.place, table.schema, dict(table.sized_files))
-    return pa.concat_tables([reader.read_whole(path) for path in paths]).sort_by("at")
+def read_files(table: TargetVersion, files: Sequence[tuple[str, int]]) -> pa.Table:
+    """Return all rows of some files (path, bytes), oldest first, by the table's current schema."""
+    reader = _Reader(table.place, table.schema, dict(files))
+    return pa.concat_tables([reader.read_whole(path) for path, _ in files]).sort_by("at")
 
 
 class _Reader:

@@ -13,7 +13,6 @@ from typing import ClassVar
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import (
-    FILES_READ_BY_CHECKS,
     SHORT_ROWS_PER_GROUP,
     of_tables,
 )
@@ -37,7 +36,6 @@ class PassedSuite(LedgerRow):
 
     table: ClassVar[str] = "judged"
     rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
-    most_files: ClassVar[int] = FILES_READ_BY_CHECKS
 
 
 def latest_suites(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PassedSuite]]:

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of, schema_of
 from waldelta.lake.ledger.table import (
-    FILES_READ_BY_CHECKS,
     SHORT_ROWS_PER_GROUP,
     of_tables,
 )
@@ -50,7 +49,6 @@ class Profile(LedgerRow):
 
     table: ClassVar[str] = "profiles"
     rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
-    most_files: ClassVar[int] = FILES_READ_BY_CHECKS
 
 
 def latest_profiles(

@@ -42,8 +42,6 @@ _ATTEMPTS = 20
 # For kinds of which a check writes up to hundreds of short rows, and readers read many of them at
 # once.
 SHORT_ROWS_PER_GROUP = 20_000
-# For kinds of which each check reads all files.
-FILES_READ_BY_CHECKS = 8
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
@@ -362,8 +360,8 @@ class LedgerTable(Generic[R]):
         delta-rs's OPTIMIZE commits although another one has replaced the same files since, and
         rows are there twice then, whatever ``max_commit_retries`` is.
         """
-        rows = read_files(table, [path for path, _ in chosen])
         tag = Tag(_COMPACTION, table.version, uuid.uuid4().hex)
+        rows = read_files(table, chosen)
         replace_by_rows(table, chosen, rows, tag, self._kind.rows_per_group)
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:

@@ -11,6 +11,7 @@ from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake import Lake
+from waldelta.lake.storage import local_path
 from waldelta.postgres import CatalogRelation, TableColumn
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import PublicationTable
@@ -38,7 +39,7 @@ def judge_store(target: Target) -> Iterator[Finding]:
 
 def is_in_store(target: Target) -> bool:
     """Return whether the lake is in an object store, which setup and ``check`` probe by Spark."""
-    return urlsplit(target.root).scheme != "file"
+    return local_path(target.root) is None
 
 
 def _is_on_s3(target: Target) -> bool:
