@@ -79,4 +79,4 @@ def pipeline(lake: str) -> PipelineFile:
 
 def table_at(uri: str) -> DeltaTarget:
     """The Delta table at a URI or path, of a lake without credentials."""
-    return DeltaTarget(Lake(uri), uri, 10)
+    return DeltaTarget(Lake(uri), uri)

@@ -318,11 +318,7 @@ def _check_readable(job: Job) -> None:
     """Raise TargetNotWritable for a lake whose ledger can't be read, before the source is
     queried.
     """
-    from deltalake.exceptions import DeltaError
+    from waldelta.lake.write_errors import named_write_errors
 
-    from waldelta.lake.write_errors import target_not_writable
-
-    try:
+    with named_write_errors(job.pipeline.target.root):
         job.ledger.slot_lives()
-    except (OSError, DeltaError) as err:
-        raise target_not_writable(job.pipeline.target.root, err) from None

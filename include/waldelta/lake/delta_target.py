@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # feature is written by Spark.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
+# Spark writes checkpoints of targets at the same interval, in versions.
+CHECKPOINT_INTERVAL = 10
 _SPARK_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
@@ -61,12 +63,11 @@ class Tag:
 class DeltaTarget:
     """One Delta table of the lake, at ``uri``; every call reads the table as it is then.
 
-    A checkpoint is written at every multiple of ``interval`` versions.
+    A checkpoint is written at every multiple of CHECKPOINT_INTERVAL versions.
     """
 
     lake: Lake
     uri: str
-    interval: int
 
     @property
     def exists(self) -> bool:
@@ -284,7 +285,7 @@ class TargetVersion:
         sync_commit(self.place.uri, version)
         if self.version < version:
             self.update()
-        if self.version % self.place.interval == 0:
+        if self.version % CHECKPOINT_INTERVAL == 0:
             write_checkpoint(self.table)
 
     def vacuum(self, hours: int, *, full: bool = False) -> None:

@@ -22,8 +22,6 @@ from waldelta.lake.storage import (
 )
 from waldelta.lake.store_connection import read_store_options
 
-# Spark writes checkpoints of targets at the same interval, in versions.
-TARGET_CHECKPOINT_INTERVAL = 10
 # A run works on one target after the other, a few at once, and on the ledger's tables all the time.
 _MOST_IDLE = 32
 
@@ -120,14 +118,11 @@ class Lake:
     def target(self, table_name: str) -> DeltaTarget:
         """Return the target of a table, by its name with the schema."""
         uri = target_uri(self.root, *split_table_name(table_name))
-        return DeltaTarget(self, uri, TARGET_CHECKPOINT_INTERVAL)
+        return DeltaTarget(self, uri)
 
-    def bookkeeping(self, name: str, interval: int = TARGET_CHECKPOINT_INTERVAL) -> DeltaTarget:
-        """Return one of the pipeline's own tables (see bookkeeping_uri).
-
-        ``interval`` is how many versions it has for each checkpoint.
-        """
-        return DeltaTarget(self, bookkeeping_uri(self.root, name), interval)
+    def bookkeeping(self, name: str) -> DeltaTarget:
+        """Return one of the pipeline's own tables (see bookkeeping_uri)."""
+        return DeltaTarget(self, bookkeeping_uri(self.root, name))
 
     def has(self, uri: str) -> bool:
         """Return whether there is such a file in the lake, by one request to an object store."""

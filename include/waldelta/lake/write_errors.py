@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from waldelta.errors import TargetNotWritable
 from waldelta.lake.store_errors import answer_in, store_text
@@ -49,6 +51,18 @@ def target_not_writable(
     error = TargetNotWritable(f"{uri} can't be written ({said}): {remedy.format(who=who)}{besides}")
     error.retryable = transient
     return error
+
+
+@contextmanager
+def named_write_errors(uri: str) -> Iterator[None]:
+    """Raise target_not_writable() for an error of delta-rs or the system."""
+    # Loaded only at work: Airflow parses DAGs without delta-rs.
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError) as err:
+        raise target_not_writable(uri, err) from None
 
 
 def not_writable_by_spark(

@@ -76,8 +76,8 @@ public class S3ConditionalLogStore extends HadoopFileSystemLogStore {
     }
 
     /** Writes lines, and closes the stream only when all are written: closing it is the commit. */
-    private static void writeLines(OutputStream stream, Iterator<String> lines, MessageDigest digest)
-            throws IOException {
+    private static void writeLines(
+            OutputStream stream, Iterator<String> lines, MessageDigest digest) throws IOException {
         OutputStream digested = new DigestOutputStream(stream, digest);
         while (lines.hasNext()) {
             digested.write((lines.next() + "\n").getBytes(StandardCharsets.UTF_8));

@@ -284,7 +284,7 @@ def test_without_conditional_writes_nothing_is_written(spark, bucket):
 
 
 def test_listings_have_what_is_there_now(store, bucket):
-    """Whoever has written or deleted it, in the order of the names."""
+    """Whichever client wrote or deleted it, in the order of the names."""
     for name in ("2.json", "1.json", "3.json"):
         store.write(name, name)
     bucket.client.delete_object(Bucket=bucket.name, Key="t/_delta_log/2.json")

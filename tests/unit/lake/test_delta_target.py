@@ -80,7 +80,7 @@ def test_a_commit_that_may_exist_is_neither_found_nor_overtaken(target, monkeypa
 
 def test_a_commit_is_forced_to_disk_before_its_checkpoint(target, monkeypatch):
     synced = []
-    monkeypatch.setattr("waldelta.lake.lake.TARGET_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 2)
     monkeypatch.setattr(module, "sync_commit", lambda uri, version: synced.append(version))
     monkeypatch.setattr(module, "write_checkpoint", lambda table: synced.append("checkpoint"))
     table = target.lake.target("s.t").open()

@@ -18,7 +18,7 @@ from pyarrow.fs import FileSelector
 
 from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
-from waldelta.lake.delta_target import DeltaTarget, Tag, TargetVersion
+from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag, TargetVersion
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import target_not_writable
 
@@ -45,11 +45,10 @@ _LAYOUT = {
     "use_dictionary": _RECURRING,
     "write_statistics": _RECURRING,
 }
-CHANGE_LOG_CHECKPOINT_INTERVAL = 10
 _KEPT = "; nothing was consumed from the slot"
 _PROPERTIES = {
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
-    "delta.checkpointInterval": str(CHANGE_LOG_CHECKPOINT_INTERVAL),
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
 }
 _ATTEMPTS = 10
 _NEWEST = 20

@@ -20,7 +20,6 @@ from deltalake import CommitProperties, Transaction
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.batch_file import (
-    CHANGE_LOG_CHECKPOINT_INTERVAL,
     BatchFile,
     commit_batch,
     create_log,
@@ -113,7 +112,7 @@ class ChangeLog(RowMessages):
 
     def __init__(self, lake: Lake, app_id: str) -> None:
         self.lake, self.app_id = lake, app_id
-        self.place = lake.bookkeeping(CHANGES, CHANGE_LOG_CHECKPOINT_INTERVAL)
+        self.place = lake.bookkeeping(CHANGES)
         self.uri = self.place.uri
 
     def last_batch(self) -> int | None:

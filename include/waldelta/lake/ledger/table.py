@@ -46,7 +46,6 @@ _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
 }
-LEDGER_CHECKPOINT_INTERVAL = 10
 # Larger files aren't written again by each compaction, whatever the age of the ledger.
 _SMALL_BYTES = 256 << 10
 # Large files, too, are written as one beyond this number.
@@ -115,7 +114,7 @@ class LedgerTable(Generic[R]):
 
     def __init__(self, kind: type[R], lake: Lake) -> None:
         self.schema = schema_of(kind)  # type: ignore[arg-type]
-        self.place = lake.bookkeeping(kind.table, LEDGER_CHECKPOINT_INTERVAL)
+        self.place = lake.bookkeeping(kind.table)
         self.uri, self._kind = self.place.uri, kind
         self._groups = WriterProperties(max_row_group_size=kind.rows_per_group)
 

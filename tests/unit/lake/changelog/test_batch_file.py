@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -197,7 +196,7 @@ def test_somebody_elses_commit_comes_between(log, monkeypatch):
 
 
 def test_a_checkpoint_keeps_the_last_batch(log, monkeypatch):
-    log.place = replace(log.place, interval=2)
+    monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2, 3):
         land(log, batch, part((0, 7, 500, 90)))
     assert [

@@ -20,7 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.bookkeeping import table_at, write_earlier
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
-from waldelta.lake import Lake, bookkeeping_uri
+from waldelta.lake import Lake, bookkeeping_uri, delta_target
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
 from waldelta.lake.ledger import table as ledger_table
@@ -672,7 +672,7 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
     """At any moment: what points to a checkpoint, or lets old entries go, comes after the
     checkpoint is on the disk.
     """
-    monkeypatch.setattr(ledger_table, "LEDGER_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(delta_target, "CHECKPOINT_INTERVAL", 3)
     disk, ledger, rows = Disk(monkeypatch), Ledger(Lake(lake)), []
     table = local_path(bookkeeping_uri(lake, SlotMove.table))
 
@@ -713,7 +713,7 @@ def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
 
 def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     """delta-rs tells such a folder in another spelling than it was given."""
-    monkeypatch.setattr(ledger_table, "LEDGER_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(delta_target, "CHECKPOINT_INTERVAL", 2)
     root = f"file://{tmp_path}/données"
     for number in range(3):
         Ledger(Lake(root)).append(move("intent", number))

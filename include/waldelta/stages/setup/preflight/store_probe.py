@@ -4,14 +4,11 @@ delta-rs and by Spark, and whether it lets two writers make the same commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from deltalake import Schema
-from deltalake.exceptions import DeltaError
 
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
@@ -20,7 +17,7 @@ from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import remove_folder
-from waldelta.lake.write_errors import target_not_writable
+from waldelta.lake.write_errors import named_write_errors
 from waldelta.pipeline.task_errors import first_line, raised_as
 from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.preflight.lake import check_log_store, is_in_store
@@ -28,7 +25,6 @@ from waldelta.stages.setup.preflight.lake import check_log_store, is_in_store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_INTERVAL = 10
 _ROW = pa.table({"writer": ["waldelta"]})
 _SPARK = "Spark can't write the lake that delta-rs writes"
 
@@ -43,9 +39,9 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
     """
     if not is_in_store(target):
         return
-    probe = DeltaTarget(lake, staging_folder(lake, "probe", 0, 0, ""), _INTERVAL)
+    probe = DeltaTarget(lake, staging_folder(lake, "probe", 0, 0, ""))
     try:
-        with _named_errors(lake):
+        with named_write_errors(lake.root):
             is_exclusive = _is_exclusive(probe)
         if not (is_exclusive or target.accept_unsafe_store):
             text = (
@@ -61,14 +57,6 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
             _probe_spark(session, probe)
     finally:
         remove_folder(probe.uri)
-
-
-@contextmanager
-def _named_errors(lake: Lake) -> Iterator[None]:
-    try:
-        yield
-    except (DeltaError, OSError) as err:
-        raise target_not_writable(lake.root, err) from None
 
 
 def _is_exclusive(probe: DeltaTarget) -> bool:
@@ -90,7 +78,7 @@ def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
         spark.createDataFrame([("Spark",)], "writer string").write.format("delta").mode(
             "append"
         ).save(probe.uri)
-    with _named_errors(probe.lake):
+    with named_write_errors(root):
         written = probe.open().dataset().to_table()["writer"].to_pylist()
     if sorted(written) != ["Spark", "waldelta"]:
         text = (
