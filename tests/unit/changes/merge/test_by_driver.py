@@ -157,7 +157,7 @@ def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
     """Until there are many; then all are written anew as one. Every so often there is a checkpoint,
     which keeps the watermark.
     """
-    monkeypatch.setattr("waldelta.lake.lake.TARGET_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     files = []
     for batch in range(1, 7):

@@ -286,7 +286,7 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
 
 def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
     """Of the version that was committed."""
-    monkeypatch.setattr("waldelta.lake.lake.TARGET_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2):
         merged(job, [("I", None, batch, "v", "w")], batch)
     assert [
