@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +27,15 @@ from waldelta.errors import ConfigError
 from waldelta.target_modes import MODES, TargetMode, named_mode
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """How a table's columns become its target's: whether changes are followed, and the types."""
+
+    policy: SchemaPolicy
+    types: TypeOptions
+
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
 # URLs drop or encode these characters, and Hadoop takes some for patterns: a lake could end up in
@@ -249,6 +259,10 @@ class Target(StrictModel):
     def policy_of(self, table: str) -> SchemaPolicy:
         """Returns what to do when this table's columns change."""
         return self.tables.get(table, _DEFAULTS).schema_changes or self.schema_changes
+
+    def schema_rules_of(self, table: str) -> SchemaRules:
+        """Returns how this table's columns become those of its target."""
+        return SchemaRules(self.policy_of(table), self.types_of(table))
 
 
 class Batch(StrictModel):

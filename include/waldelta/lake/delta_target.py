@@ -6,10 +6,11 @@ Delta table, or commits to one without Spark.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -57,6 +58,11 @@ class Tag:
     app_id: str
     number: int
     metadata: str
+
+    @classmethod
+    def of(cls, app_id: str, number: int, entries: Mapping[str, Any]) -> Self:
+        """Returns the tag whose userMetadata has these entries, as all commits of this project."""
+        return cls(app_id, number, json.dumps({"waldelta": dict(entries)}, sort_keys=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from waldelta.changes.decode.relation_versions import RelationVersion, read_vers
 from waldelta.changes.decode.route import check_columns, plan_routing
 from waldelta.changes.decode.row_states import Truncation, Unfolding
 from waldelta.config import TypeOptions
-from waldelta.config.pipeline_file import SchemaPolicy
+from waldelta.config.pipeline_file import SchemaPolicy, SchemaRules
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.lake.changelog import Snapshot, Stream
 from waldelta.lake.changelog.batch_range import BatchRange
@@ -96,13 +96,12 @@ class TargetPlan:
         return tuple(sorted(self.decode.truncated_at)) if self.decode.merges_leaves else ()
 
 
-def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsewhere
+def plan_target(
     read_types: ReadTypes,
     batch_range: BatchRange,
     state: TableState,
     catalog: CatalogTable,
-    policy: SchemaPolicy,
-    options: TypeOptions,
+    rules: SchemaRules,
     *,
     is_empty: bool = False,
 ) -> TargetPlan:
@@ -110,8 +109,8 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
 
     ``catalog`` is the source's table in the catalogs after the range was landed. ``is_empty``: the
     target has no rows. Raises NeedsSync where only a new copy is exact, including columns whose
-    type in the lake changes by ``options``. Raises SchemaChanged where ``policy``, or the
-    difference itself, forbids following it.
+    type in the lake changes by ``rules``. Raises SchemaChanged where these, or the difference
+    itself, forbid following it.
     """
     stream, snapshot = batch_range.stream, Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
@@ -121,10 +120,9 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     described = read_versions(stream, state.relation_ids) if volume.rows else []
     versions = bringing_rows(batch_range, snapshot, described)
     relations = [as_merged_partition(version.relation, state) for version in versions]
-    rules = policy, options
     evolution = _evolution(read_types, state, relations, catalog, rules, is_empty=is_empty)
     truncated_at = last_truncates(stream, state, snapshot)
-    decode = plan_decode(read_types, batch_range, state, (versions, evolution), *rules)
+    decode = plan_decode(read_types, batch_range, state, versions, evolution, rules)
     if (mode := state.kept_as).keeps_rows:  # Rows from before a TRUNCATE are part of its history.
         truncates = read_truncations(stream, state, snapshot)
         decode = replace(decode, unfolding=Unfolding(mode.fold, state.snapshot_lsn, truncates))
@@ -147,22 +145,24 @@ def plan_decode(
     read_types: ReadTypes,
     batch_range: BatchRange,
     state: TableState,
-    found: tuple[Sequence[RelationVersion], Evolution],
-    policy: SchemaPolicy,
-    options: TypeOptions,
+    versions: Sequence[RelationVersion],
+    evolution: Evolution,
+    rules: SchemaRules,
 ) -> DecodePlan:
     """Plan how rows of these relation versions become events with the evolution's columns.
 
     Raises SchemaChanged or NeedsSync as ``plan_target`` does.
     """
-    versions, evolution = found
     columns = [column.state for column in evolution.columns]
     names = tuple(column.name for column in columns)
     types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
-    targets = _target_types(evolution, types, options)
-    _check_chosen_types(state, evolution, targets, policy)
+    targets = _target_types(evolution, types, rules.types)
+    _check_chosen_types(state, evolution, targets, rules.policy)
     check_columns(
-        state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore"
+        state.table_name,
+        row_filter := filter_of(state),
+        evolution,
+        follows=rules.policy != "ignore",
     )
     shape = EventShape(
         column_count=len(names),
@@ -225,27 +225,26 @@ def _evolution(
     state: TableState,
     relations: Sequence[Relation],
     catalog: CatalogTable,
-    rules: tuple[SchemaPolicy, TypeOptions],
+    rules: SchemaRules,
     *,
     is_empty: bool = False,
 ) -> Evolution:
-    policy, options = rules
     if not relations:
         return unchanged(state)
     if state.root_id is None:
         _check_not_renamed(state, relations[-1], catalog)
-    if policy == "ignore":
+    if rules.policy == "ignore":
         check_key(state, catalog)
         return plan_ignoring(state, relations)
     types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
         check_key(state, catalog)
-        evolution = plan_evolution(state, relations, catalog, types, options, is_empty=is_empty)
+        evolution = plan_evolution(state, relations, catalog, types, rules.types, is_empty=is_empty)
     except NeedsSync as err:
-        if policy == "fail":
+        if rules.policy == "fail":
             raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None
         raise
-    if policy == "fail" and evolution.changes(state):
+    if rules.policy == "fail" and evolution.changes(state):
         raise refusal(state, f"its columns changed ({evolution.describe()})")
     return evolution
 

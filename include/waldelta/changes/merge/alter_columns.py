@@ -20,7 +20,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget, write_parquet
+from waldelta.lake import DeltaTarget, Tag, write_parquet
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
@@ -98,7 +98,8 @@ def _rewrite(
     prepare_target(spark, target.uri, _target_columns(evolution, types))
     try:
         frame = _reshaped(spark, target.uri, evolution, types, fills, metadata_columns=kept)
-        replace_target(spark, target.uri, frame, (f"{tag.app_id}:reshape", tag.batch), metadata)
+        reshape = Tag.of(f"{tag.app_id}:reshape", tag.batch, metadata)
+        replace_target(spark, target.uri, frame, reshape)
     finally:
         remove_folder(fills)
 

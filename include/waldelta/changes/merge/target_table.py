@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ from pyspark.sql import functions as F
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
-from waldelta.lake import TargetVersion
+from waldelta.lake import Tag, TargetVersion
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -183,32 +182,29 @@ def replace_target(
     spark: SparkSession,
     uri: str,
     frame: DataFrame,
-    txn: tuple[str, int],
-    metadata: Mapping[str, Any],
+    tag: Tag,
 ) -> CommitResult:
     """Replace the target's content, and its schema when that differs, in one durable commit.
 
     Raises the named error of a task, or LateWriter when another writer committed at the same time.
     """
-    user_metadata = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
-    writer = _writer(frame, txn, user_metadata)
+    writer = _writer(frame, tag)
     if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
-        writer = _writer(plainly_typed(frame), txn, user_metadata).option(option, "true")
+        writer = _writer(plainly_typed(frame), tag).option(option, "true")
     with writing_target(uri):
         writer.save(uri)
-    written = _read_commit(spark, uri, user_metadata)
+    written = _read_commit(spark, uri, tag.metadata)
     sync_commit(uri, written.version)
     return written
 
 
-def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataFrameWriter:
-    app_id, version = txn
+def _writer(frame: DataFrame, tag: Tag) -> DataFrameWriter:
     return (
         frame.write.format("delta")
         .mode("overwrite")
-        .option("txnAppId", app_id)
-        .option("txnVersion", version)
-        .option("userMetadata", user_metadata)
+        .option("txnAppId", tag.app_id)
+        .option("txnVersion", tag.number)
+        .option("userMetadata", tag.metadata)
         .option("maxRecordsPerFile", ROWS_PER_FILE)
     )
 

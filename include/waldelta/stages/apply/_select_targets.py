@@ -66,7 +66,7 @@ def select_targets(
         states = _with_their_leaves(job, due_states(standings, RequiredAction.APPLY), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
-        source = _read_source(connection, job, (states, applied.published), locked, landed_as_of)
+        source = _read_source(connection, job, states, applied.published, locked, landed_as_of)
     applied.failures |= {
         found.table_name: _broken(found) for found in requiring(standings, RequiredAction.BROKEN)
     }
@@ -96,7 +96,7 @@ def select_unchanged(job: Job) -> SelectedTargets:
         )
         standings = read_lifecycles(job, published)
         states = due_states(standings, RequiredAction.APPLY)
-        source = _read_source(connection, job, (states, published), locked, 0)
+        source = _read_source(connection, job, states, published, locked, 0)
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
     unchanged = [
         state
@@ -129,14 +129,14 @@ class _Source:
 def _read_source(
     connection: psycopg.Connection[Any],
     job: Job,
-    replicated: tuple[Sequence[TableState], Mapping[str, TargetSource]],
+    states: Sequence[TableState],
+    published: Mapping[str, TargetSource],
     locked: LockedTables,
     landed_as_of: int | None,
 ) -> _Source:
-    states, mappings = replicated
     there = read_catalog_state(connection, states)
     found = [
-        of_partition(state, there[state.table_name], mappings.get(state.table_name))
+        of_partition(state, there[state.table_name], published.get(state.table_name))
         for state in states
     ]
     states = [state for state, _ in found]
@@ -146,7 +146,7 @@ def _read_source(
     targets, locked = read_around(
         connection,
         LOCK_TIMEOUT_S,
-        partial(read_published_now, connection, job, mappings, states),
+        partial(read_published_now, connection, job, published, states),
         locked,
     )
     return _Source(states, catalog_tables, targets, locked)

@@ -337,14 +337,14 @@ def _apply_target(
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
     target, batch_range = job.pipeline.target, run.stretches.between(*batches)
-    policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+    rules = target.schema_rules_of(state.table_name)
     plan = None
     try:
         # The columns of a table with copy: false before its sync don't matter while its target has
         # no rows.
         begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
         catalog = run.catalog_tables[state.table_name]
-        plan = plan_target(run.types, batch_range, state, catalog, policy, options, is_empty=begins)
+        plan = plan_target(run.types, batch_range, state, catalog, rules, is_empty=begins)
         if not plan.volume.rows and not plan.truncated:
             return read_untouched(job, state)
         return _apply_plan(run, plan, fence)

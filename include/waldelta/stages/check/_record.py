@@ -42,7 +42,7 @@ def keep_report(
     later = _record(ledger, report, at, since)
     _recount_unknown(ledger, report, later)
     _keep_profiles(ledger, report, at)
-    _keep_suites(ledger, report, at, (known, states))
+    _keep_suites(ledger, report, at, known, states)
     _log(report)
 
 
@@ -109,9 +109,9 @@ def _keep_suites(
     ledger: Ledger,
     report: QualityReport,
     at: datetime,
-    before: tuple[Known, Mapping[str, TableState]],
+    known: Known,
+    states: Mapping[str, TableState],
 ) -> None:
-    known, states = before
     ledger.append_all([
         PassedSuite(
             at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,

@@ -21,7 +21,7 @@ from waldelta.changes.merge.target_table import (
     writes_deletion_vectors,
     writing_target,
 )
-from waldelta.lake import TargetVersion
+from waldelta.lake import Tag, TargetVersion
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
@@ -62,8 +62,7 @@ class CopyRows:
     columns: Sequence[TargetColumn]
     tasks: int
     reader: ChunkReader
-    txn: tuple[str, int]
-    metadata: dict[str, Any]
+    tag: Tag
     moment: SnapshotMoment
     all_read: Callable[[], object]
     # True for a target that stores more than a mirror: its rows stay.
@@ -104,10 +103,10 @@ def write_copy(
         return copy_states(spark, job, begun, given, rows), None, None
     if former is not None:
         with writing_target(uri):
-            diff = mend_target(spark, job, begun, former, given, rows.txn[1])
+            diff = mend_target(spark, job, begun, former, given, rows.tag.number)
     if isinstance(diff, RowDiff):
         return CommitResult(diff.version, diff.compared, 0), None, diff
-    written = replace_target(spark, uri, frame, rows.txn, rows.metadata)
+    written = replace_target(spark, uri, frame, rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(spark, uri, wanted=False)
     return written, None, diff
@@ -119,7 +118,7 @@ def _copy_in_tasks(spark: SparkSession, target: TargetVersion, rows: CopyRows) -
         rows.all_read()  # Every task has returned its files.
         return done
 
-    return copy_files(run, target, rows.tasks, rows.reader, rows.txn, rows.metadata)
+    return copy_files(run, target, rows.tasks, rows.reader, rows.tag)
 
 
 def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> CommitResult:

@@ -9,12 +9,10 @@ commits first, this copy raises LateWriter.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from deltalake import Schema
@@ -120,8 +118,7 @@ def copy_files(
     target: TargetVersion,
     tasks: int,
     reader: ChunkReader,
-    txn: tuple[str, int],
-    metadata: Mapping[str, Any],
+    tag: Tag,
 ) -> CopiedFiles:
     """Have tasks write what ``reader`` reads, and replace the target's files; durable on return.
 
@@ -141,8 +138,7 @@ def copy_files(
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with private_files():
-            text = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
-            version = _commit(target, files, Tag(*txn, text))
+            version = _commit(target, files, tag)
     except LateWriter:
         # After any other error the commit may exist: its response was lost, or a later step failed.
         discard(place, prefix)

@@ -110,7 +110,7 @@ def copy_states(
     if not rows.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
         frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
-        return replace_target(spark, uri, frame, rows.txn, rows.metadata)
+        return replace_target(spark, uri, frame, rows.tag)
     with writing_target(uri):
         return _add(spark, job, begun, copied, rows)
 
@@ -154,7 +154,7 @@ def _add(
         return tag
 
     done = merge_differences(
-        spark, job, begun, copied, compared=compared, attempt=rows.txn[1], merge=merge
+        spark, job, begun, copied, compared=compared, attempt=rows.tag.number, merge=merge
     )
     if done is None:
         raise ModeRefused(

@@ -24,6 +24,7 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.failpoints import fault_point
+from waldelta.lake import Tag
 from waldelta.lake.ledger.records import StorageState
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
@@ -231,16 +232,19 @@ def _copy_rows(
         _reader(job.source.conninfo, copy, tasks, holder.pid),
         # Both numbers grow, so Delta skips an attempt that commits too late; the attempt then
         # raises LateWriter.
-        (f"{job.read_identity().app_id}:sync:{name}", attempt.version),
-        {
-            "verb": "sync",
-            "run_id": job.run_id,
-            "table": name,
-            "generation": attempt.generation,
-            "attempt": attempt.number,
-            "snapshot": holder.snapshot,
-            "lsn": str(holder.lsn),
-        },
+        Tag.of(
+            f"{job.read_identity().app_id}:sync:{name}",
+            attempt.version,
+            {
+                "verb": "sync",
+                "run_id": job.run_id,
+                "table": name,
+                "generation": attempt.generation,
+                "attempt": attempt.number,
+                "snapshot": holder.snapshot,
+                "lsn": str(holder.lsn),
+            },
+        ),
         moment,
         held.end,
         keeps_rows(job, name, table.key_columns),

@@ -15,6 +15,7 @@ from tests.support.bookkeeping import table_at
 from tests.unit.changes.merge.test_by_file import one_by_one
 from waldelta.changes.merge.target_table import TargetColumn
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
+from waldelta.lake import Tag
 from waldelta.lake.data_file import recurring_columns
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
@@ -55,8 +56,7 @@ def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
         target,
         len(tasks),
         lambda n: iter(tasks[n]),
-        ("app", attempt),
-        {"verb": "sync", "n": attempt},
+        Tag.of("app", attempt, {"verb": "sync", "n": attempt}),
     )
 
 
@@ -192,7 +192,7 @@ def test_the_error_that_a_task_names_is_raised(uri):
 
     target = open_target(table_at(uri), COLUMNS)
     with pytest.raises(SnapshotLost):
-        copy_files(one_by_one, target, 1, lambda _: lost(), ("app", 1), {})
+        copy_files(one_by_one, target, 1, lambda _: lost(), Tag.of("app", 1, {}))
     assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
 
 
@@ -212,7 +212,11 @@ def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
 
     with pytest.raises((SnapshotLost, TargetNotWritable)):
         copy_files(
-            run, open_target(table_at(uri), COLUMNS), 2, lambda n: iter([part(n)]), ("app", 2), {}
+            run,
+            open_target(table_at(uri), COLUMNS),
+            2,
+            lambda n: iter([part(n)]),
+            Tag.of("app", 2, {}),
         )
     assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
 
@@ -225,7 +229,7 @@ def test_a_disk_that_takes_nothing_is_told(uri):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(TargetNotWritable, match="free space"):
-        copy_files(one_by_one, target, 1, lambda _: full(), ("app", 1), {})
+        copy_files(one_by_one, target, 1, lambda _: full(), Tag.of("app", 1, {}))
 
 
 UNKNOWN = {

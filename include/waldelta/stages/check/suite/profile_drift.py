@@ -17,6 +17,7 @@ from typing import TypeAlias
 from waldelta.config.quality import Drift
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile
 from waldelta.quantities import counted
+from waldelta.stages.check.measure import Measured
 
 # Scales the MAD of a normal distribution to its standard deviation.
 _NORMAL = 1.4826
@@ -96,7 +97,7 @@ def _around(values: Sequence[float], floor: float, wanted: Drift) -> tuple[float
 
 
 def find_departures(
-    measured: tuple[int, Sequence[ColumnProfile]],
+    measured: Measured,
     part: str,
     bounds: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> list[str]:

@@ -98,7 +98,7 @@ def read_rules(
             omitted=omitted,
         )
         rules[name] = _with_freshness(job, result, name, of, lag)
-    return _with_references(job, result, rules, (keys, states), quick) if keys else rules
+    return _with_references(job, result, rules, keys, states, quick) if keys else rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,10 @@ def _with_references(
     job: Job,
     result: RunResult,
     rules: dict[str, SourceRules],
-    found: tuple[Sequence[ForeignKey], dict[str, TableState]],
+    keys: Sequence[ForeignKey],
+    states: dict[str, TableState],
     quick: Collection[str],
 ) -> dict[str, SourceRules]:
-    keys, states = found
     targets = {name: job.lake.target(name) for name in states}
     quarantine = Quarantine(job.lake)
     oids = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}

@@ -167,7 +167,7 @@ def compare(
         )
     ours, theirs, source_seconds = _sum_up(source, target, aside)
     differing = ours.differing(theirs)
-    found, is_complete = _drill(source, target, (ours, theirs), differing, aside)
+    found, is_complete = _drill(source, target, ours, theirs, differing, aside)
     counts: dict[str, Any] = {
         kind: sum(one.rows for one in found if one.kind == kind) for kind in DIFFERENCE_KINDS
     }
@@ -389,7 +389,8 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
 def _drill(
     source: SourceSide,
     target: TargetSide,
-    sums: tuple[Sums, Sums],
+    ours: Sums,
+    theirs: Sums,
     differing: Hashes,
     aside: _Aside,
 ) -> tuple[list[RowDifference], bool]:
@@ -399,7 +400,7 @@ def _drill(
     """
     if not len(differing):
         return [], True
-    plan, (ours, theirs) = source.plan, sums
+    plan = source.plan
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
     chosen = differing[
         : max(1, int(np.searchsorted(sizes, MOST_COMPARED_ROWS, side="right")))

@@ -48,9 +48,9 @@ def stage_changed(
     )
     with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
-        policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+        rules = target.schema_rules_of(state.table_name)
         plan: TargetPlan = plan_target(
-            partial(read_types, connection), batch_range, state, present, policy, options
+            partial(read_types, connection), batch_range, state, present, rules
         )
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered during the repair")

@@ -70,17 +70,16 @@ def plan_replay(
         raise NeedsSync(f"{state.table_name}: {what}")
     stream, snapshot, name = batch_range.stream, Snapshot.parse(state.snapshot), state.table_name
     check_prepared(stream, state, snapshot)
-    target = job.pipeline.target
-    policy, options = target.policy_of(name), target.types_of(name)
+    rules = job.pipeline.target.schema_rules_of(name)
     volume = batch_range.volume(state)
     history = [row for row in job.read_all_states() if _is_of_copy(row, state)]
     if state.root_id is not None:
         _check_leaves(batch_range, state, history)
     described = read_versions(stream, state.relation_ids) if volume.rows else []
     versions = bringing_rows(batch_range, snapshot, described)
-    evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
-    types, planned = partial(read_types, connection), (versions, evolution)
-    decode = plan_decode(types, batch_range, state, planned, policy, options)
+    evolution = _as_they_are(state, history, versions, follows=rules.policy != "ignore")
+    types = partial(read_types, connection)
+    decode = plan_decode(types, batch_range, state, versions, evolution, rules)
     absent = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
     toastable = tuple(sorted({*decode.shape.toastable, *(absent - set(decode.shape.key))}))
     shape = replace(decode.shape, toastable=toastable)
