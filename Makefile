@@ -13,8 +13,8 @@ RUN := set -a; source .cache/environment; set +a; exec
 PYTEST := $(RUN) $(PYTHON) -m pytest
 # A pytest expression or path may be given: make test ARGS="-k slot"
 ARGS ?=
-# The tests use S3 servers; elsewhere WALDELTA_STORES chooses the stores whose jars setup fetches.
-test unit pg spark e2e soak soak-shard mutations test-profile: export WALDELTA_STORES := s3
+# The tests use S3 servers and Azurite; elsewhere WALDELTA_STORES chooses the stores whose jars setup fetches.
+test unit pg spark e2e soak soak-shard mutations test-profile: export WALDELTA_STORES := s3,azure
 # What mypy checks, strictly; .pre-commit-config.yaml names the same.
 TYPED := include spark_jobs plugins dags
 

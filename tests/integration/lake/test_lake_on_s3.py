@@ -1,10 +1,12 @@
-"""A whole pipeline whose lake is in an S3 store: what it holds, and what each failure is called."""
+"""A whole pipeline whose lake is in an object store: what it holds, and what each failure is
+called.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.fixtures.stores import ON_EACH_SERVER
+from tests.support.fixtures.stores import ON_EACH_STORE
 from tests.support.pipelines import pipeline_file
 from tests.support.servers.s3_server import READER, Identity
 from waldelta import Pipeline
@@ -74,7 +76,7 @@ def nothing_was_made(database) -> bool:
     return database.execute(made) == []
 
 
-@ON_EACH_SERVER
+@ON_EACH_STORE
 def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, spark):
     database.execute(DDL)
     assert pipeline.check(spark).problems == ()
