@@ -230,25 +230,29 @@ def _copy_rows(
         target_columns(table, target.types_of(name), target.metadata_columns),
         max(1, len(tasks)),
         _reader(job.source.conninfo, copy, tasks, holder.pid),
-        # Both numbers grow, so Delta skips an attempt that commits too late; the attempt then
-        # raises LateWriter.
-        Tag.of(
-            f"{job.read_identity().app_id}:sync:{name}",
-            attempt.version,
-            {
-                "verb": "sync",
-                "run_id": job.run_id,
-                "table": name,
-                "generation": attempt.generation,
-                "attempt": attempt.number,
-                "snapshot": holder.snapshot,
-                "lsn": str(holder.lsn),
-            },
-        ),
+        _tag(job, holder, name, attempt),
         moment,
         held.end,
         keeps_rows(job, name, table.key_columns),
     )
+
+
+def _tag(job: Job, holder: SnapshotHolder, name: str, attempt: Attempt) -> Tag:
+    """Returns the names that an attempt to copy is committed under.
+
+    Both numbers grow, so Delta skips an attempt that commits too late; the attempt then raises
+    LateWriter.
+    """
+    entries = {
+        "verb": "sync",
+        "run_id": job.run_id,
+        "table": name,
+        "generation": attempt.generation,
+        "attempt": attempt.number,
+        "snapshot": holder.snapshot,
+        "lsn": str(holder.lsn),
+    }
+    return Tag.of(f"{job.read_identity().app_id}:sync:{name}", attempt.version, entries)
 
 
 def _reader(
