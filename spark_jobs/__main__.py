@@ -1,16 +1,6 @@
-"""``python -m spark_jobs VERB FILE``."""
+"""``python -m spark_jobs VERB FILE``: the same as ``waldelta VERB FILE``."""
 
-from __future__ import annotations
-
-import gc
-import signal
-
-# Until the verb begins, Ctrl-C ends the process without a stack trace of imports.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-# The imports create half a million objects, none of them garbage.
-gc.set_threshold(100_000, 50, 50)
-
-from waldelta.cli.command_line import run_and_exit  # noqa: E402
+from waldelta.__main__ import main
 
 if __name__ == "__main__":
-    run_and_exit()
+    main()

@@ -30,8 +30,7 @@ def main(repository: Path = REPOSITORY) -> int:
         install(python, repository)
         (repository / ".cache").mkdir(exist_ok=True)
         run(python, "-m", "demo.java", str(repository / ".cache/environment"))
-        run(python, "-m", "demo.delta_jars")
-        run(python, "-m", "demo.store_jars")
+        run(python, "-m", "demo.jars")
         run(python, "-m", "demo.class_archive")
     except SetupError as err:
         print(f"setup: {err}", file=sys.stderr)

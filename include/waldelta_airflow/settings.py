@@ -74,11 +74,11 @@ def package_folder(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"package {name} is not installed here: run `make setup` with this Python"
+            f"package {name} is not installed here: run `pip install waldelta` with this Python"
         )
     return Path(spec.origin).parent
 
 
-def application(verb: str) -> Path:
-    """Returns the application that spark-submit runs for a verb."""
-    return package_folder("spark_jobs") / f"{verb}.py"
+def application() -> Path:
+    """Returns the application that spark-submit runs; its first argument is the verb."""
+    return package_folder("waldelta") / "cli" / "submitted" / "waldelta_job.py"

@@ -7,7 +7,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-OURS = ("waldelta", "spark_jobs")
+OURS = ("waldelta",)
 _KNOWN = (
     "import importlib.util as i, sys; print(*(name for name in sys.argv[1:] if i.find_spec(name)))"
 )

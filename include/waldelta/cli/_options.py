@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,9 @@ from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
 from waldelta.stages.repair.replay.interval import REPLAY
 
+# What an installation calls the command line, and what messages and pages call it.
+COMMAND: Final = "waldelta"
+_MODULES: Final = ("waldelta", "spark_jobs")
 # A quoted name may contain commas.
 _LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')
 
@@ -249,14 +253,44 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     }
 )
 
+# The verbs that need no pipeline file: what each does, its arguments.
+_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
+    {
+        "jars": (
+            (
+                "download the jars of Delta, and those of object stores, for local sessions and"
+                " spark-submit"
+            ),
+            {
+                "folder": {
+                    "metavar": "FOLDER",
+                    "nargs": "?",
+                    "type": Path,
+                    "help": "where to, if not to the folder that jobs search",
+                },
+                "--stores": _NAMES
+                | {"default": [], "help": "also fetch the jars of s3, azure or both"},
+            },
+        ),
+    }
+)
+
 # Used by the tests that compare each verb with Airflow's options and the documentation.
 VERBS: Final = tuple(_OWN)
+VERBS_WITHOUT_FILE: Final = tuple(_WITHOUT_FILE)
+
+
+def _program() -> str:
+    """Returns how the process was started, for the usage: the command, or ``python -m MODULE``."""
+    started = Path(sys.argv[0])
+    is_module = started.name == "__main__.py" and started.parent.name in _MODULES
+    return f"python -m {started.parent.name}" if is_module else COMMAND
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command line, with a parser of its own for each verb."""
+    """Returns the parser of the command line, with a parser of its own for each verb."""
     parser = argparse.ArgumentParser(
-        prog="python -m spark_jobs",
+        prog=_program(),
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -275,6 +309,11 @@ def build_parser() -> argparse.ArgumentParser:
         known.set_defaults(
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )
+    for verb, (does, own) in _WITHOUT_FILE.items():
+        known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
+        for name, details in own.items():
+            known.add_argument(name, **details)
+        known.set_defaults(file=None, result=None)
     return parser
 
 

@@ -4,6 +4,7 @@ spark-submit.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from waldelta.cli._options import check_decision, parse
 from waldelta.config import load_pipeline_file
-from waldelta.errors import PreflightFailed, WaldeltaError
+from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.task_errors import describe_error, last_error
 from waldelta.quantities import counted
@@ -58,10 +59,10 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     os._exit(code)
 
 
-def run_submitted(verb: str) -> NoReturn:
-    """Run a verb as the application of spark-submit; the launchers in ``spark_jobs`` call this."""
+def run_submitted(*verb: str) -> NoReturn:
+    """Run as the application of spark-submit: a launcher's own verb, or that of the arguments."""
     os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
-    run_and_exit([verb, *sys.argv[1:]])
+    run_and_exit([*verb, *sys.argv[1:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,8 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             logging.getLogger().addFilter(_is_not_of_py4j)
         check_decision(options)
-        pipeline = Pipeline.load(options.file)
-        _verb(options)(pipeline, options)
+        if options.verb == "jars":
+            _jars(options)
+        else:
+            _check_rich()
+            _verb(options)(Pipeline.load(options.file), options)
     except WaldeltaError as err:
         _log_last(err)
         _write_failure(options, err)
@@ -102,6 +106,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_failure(options, named)
         return 1
     return 0
+
+
+def _check_rich() -> None:
+    """Raise ConfigError where the package that prints results isn't installed.
+
+    Airflow brings it. Elsewhere a run would only miss it at its end.
+    """
+    if importlib.util.find_spec("rich") is None:
+        raise ConfigError("the command line needs package rich: run `pip install 'waldelta[cli]'`")
+
+
+def _jars(options: argparse.Namespace) -> None:
+    from waldelta.spark.settings import jars_folder
+    from waldelta.spark.store_jars import fetch_jars
+
+    folder = options.folder or jars_folder()
+    fetch_jars(folder, options.stores)
+    sys.stdout.write(f"{folder}\n")
 
 
 def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace], None]:

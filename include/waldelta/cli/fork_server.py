@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import waldelta
+from waldelta.cli._options import COMMAND
 from waldelta.fork_socket import other_end, receive_request
 
 log = logging.getLogger("waldelta.fork_server")
@@ -210,7 +211,7 @@ class ForkServer:
             os.chdir(request["folder"])
             if (umask := request.get("umask")) is not None:
                 os.umask(umask)
-            sys.argv = ["spark_jobs", *request["arguments"]]
+            sys.argv = [COMMAND, *request["arguments"]]
             logging.getLogger().handlers.clear()
             gc.set_threshold(100_000, 50, 50)  # As in __main__; what was imported stays frozen.
             gc.enable()

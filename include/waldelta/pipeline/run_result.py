@@ -15,9 +15,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.ledger_row import row_of
 from waldelta.lake.ledger.records import Run, SlotReading, now
@@ -28,6 +25,9 @@ from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from waldelta.stages.check.suite import QualityReport
     from waldelta.stages.land.drain import Drained
     from waldelta.stages.sync import SyncResult
@@ -380,6 +380,8 @@ class RunResult:
         """Print what the run, or its one ``stage``, did to each table, with LSN range, lag and
         seconds.
         """
+        from rich.console import Console
+
         # A task's log has no width, and eighty columns would cut table names.
         console = console or Console(width=None if sys.stdout.isatty() else 120)
         console.print(self._title(stage), style="table.title", soft_wrap=True, markup=False)
@@ -411,6 +413,8 @@ class RunResult:
         return f"{self.verb} {self.run_id}: {self.status}"
 
     def _table(self) -> Table:
+        from rich.table import Table
+
         table = Table()
         table.add_column("table")
         columns = _COLUMNS.get(self.verb, {})

@@ -21,6 +21,7 @@ from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
     LOCAL_MASTER,
     SETTINGS,
+    check_pyspark,
     driver_memory,
     driver_settings,
     jars,
@@ -193,6 +194,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def _connect_session(remote: str, session_key: str | None) -> SparkSession:
+    check_pyspark("grpc")
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     # pyspark.sql.functions reads this to decide which kind of column to create.
@@ -348,6 +350,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def _classic_session(master: str, name: str) -> SparkSession:
+    check_pyspark("py4j")
     import pyspark
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from waldelta.lake.store_connection import s3a_settings
 from waldelta.permissions import hadoop_settings
 from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE
 
-# The Delta jars that are needed, of those that Ivy would fetch; `make setup` puts them into this
+# The Delta jars that are needed, of those that Ivy would fetch; `waldelta jars` puts them into this
 # folder, and those of each object store into a folder in it.
 JARS_VARIABLE = "WALDELTA_JARS"
 S3_JARS = "s3"
@@ -24,11 +25,16 @@ S3_JARS = "s3"
 LOG_STORE_JAR = "waldelta-log-store.jar"
 S3_LOG_STORE = "waldelta.spark.S3ConditionalLogStore"
 _OWN_LOG_STORE = re.compile(r"^\s*spark\.delta\.logStore\.", re.MULTILINE)
-_DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / "jars"
+_CHECKOUT = Path(__file__).resolve().parents[3]
 # The log level of jobs: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
+
+_NO_PYSPARK = (
+    "PySpark isn't installed here, or only its client for Spark Connect: run `pip install"
+    " 'waldelta[spark]'`, or name a Spark Connect server"
+)
 
 # A task whose Python process died is retried, as on a cluster; plain local[n] would end the job
 # instead, which may be a table's whole copy.
@@ -87,10 +93,10 @@ def driver_settings(environment: Mapping[str, str] = os.environ) -> dict[str, st
 def log_store_settings() -> dict[str, str]:
     """Return by which class Spark commits on S3.
 
-    It is empty where `make setup` hasn't compiled one, and where the operator's spark-defaults.conf
-    names another.
+    It is empty where `waldelta jars --stores s3` hasn't compiled one, and where the operator's
+    spark-defaults.conf names another.
     """
-    compiled = (_jars_folder() / S3_JARS / LOG_STORE_JAR).exists()
+    compiled = (jars_folder() / S3_JARS / LOG_STORE_JAR).exists()
     own = any(
         _OWN_LOG_STORE.search(file.read_text()) for file in _conf_files("spark-defaults.conf")
     )
@@ -169,17 +175,51 @@ def jars() -> list[Path]:
 
     Raises ConfigError when Delta's are missing.
     """
-    folder = _jars_folder()
+    folder = jars_folder()
     found = sorted(folder.glob("*.jar"))
     if not found:
         raise ConfigError(
-            f"no Delta jars in {folder}: run `make setup`, or point {JARS_VARIABLE} at them"
+            f"no Delta jars in {folder}: run `waldelta jars`, or set {JARS_VARIABLE} to a folder"
+            " that has them"
         )
     return found + sorted(folder.glob("*/*.jar"))
 
 
-def _jars_folder() -> Path:
-    return Path(os.environ.get(JARS_VARIABLE) or _DEFAULT_JARS)
+def jars_folder() -> Path:
+    """Return the folder of jars: WALDELTA_JARS, or .cache/jars of a checkout, or else a folder of
+    this Python's environment.
+    """
+    if folder := os.environ.get(JARS_VARIABLE):
+        return Path(folder)
+    if (_CHECKOUT / "pyproject.toml").exists():
+        return _CHECKOUT / ".cache" / "jars"
+    return Path(sys.prefix) / "share" / "waldelta" / "jars"
+
+
+def check_pyspark(needed: str) -> None:
+    """Raise ConfigError where PySpark isn't installed with a package that its session needs.
+
+    That is py4j for a local session, which PySpark's client for Spark Connect lacks, and grpc for
+    that client.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("pyspark", needed)):
+        raise ConfigError(_NO_PYSPARK)
+
+
+def pyspark_folder() -> Path:
+    """Return the folder of the installed PySpark, which has Spark's programs and jars.
+
+    Raises ConfigError where PySpark isn't installed, or only its client for Spark Connect.
+    """
+    folder = _pyspark_folder()
+    if folder is None or not (folder / "jars").is_dir():
+        raise ConfigError(_NO_PYSPARK)
+    return folder
+
+
+def _pyspark_folder() -> Path | None:
+    spec = importlib.util.find_spec("pyspark")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def class_archive() -> Path | None:
@@ -189,13 +229,10 @@ def class_archive() -> Path | None:
     A JVM uses an archive only with the exact jars and flags of which it was made, so its name
     depends on these.
     """
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / "jars"
-    if not folder.is_dir():
+    pyspark = _pyspark_folder()
+    if pyspark is None or not (folder := pyspark / "jars").is_dir():
         return None
     made_of = f"{folder} {folder.stat().st_mtime_ns} {JVM_FLAGS}"
     name = f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.jsa"
-    archive = _jars_folder().parent / name
+    archive = jars_folder().parent / name
     return None if " " in str(archive) else archive

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SHIPPED = ("waldelta", "spark_jobs")
+_SHIPPED = "waldelta"
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -110,11 +110,10 @@ def spark_submit(
 
 def shipped_packages(folder: Path) -> Path:
     """Make a zip of our packages for executors on other machines, named by its content."""
+    packages = settings.package_folder(_SHIPPED)
     files = [
-        (f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-        for package in _SHIPPED
-        for folder in [settings.package_folder(package)]
-        for path in sorted(folder.rglob("*.py"))
+        (f"{_SHIPPED}/{path.relative_to(packages).as_posix()}", path.read_bytes())
+        for path in sorted(packages.rglob("*.py"))
     ]
     digest = hashlib.sha256(
         b"\0".join(name.encode() + b"\0" + content for name, content in files)

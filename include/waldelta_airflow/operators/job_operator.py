@@ -187,7 +187,7 @@ class WaldeltaJobOperator(BaseOperator):
         ):
             return job
         # -P: use the installed package, not a folder of that name in Airflow's working directory.
-        return ChildProcess([sys.executable, "-P", "-m", "spark_jobs", *arguments], environment)
+        return ChildProcess([sys.executable, "-P", "-m", "waldelta", *arguments], environment)
 
     def _stages_of_client(self) -> tuple[str, ...]:
         """Returns the client's stages: a check also makes the report, whose task then needs no
@@ -211,9 +211,9 @@ class WaldeltaJobOperator(BaseOperator):
             )
             environment = job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
             self._running = job = spark_submit(
-                spark, context["ti"].dag_id, arguments[1:], Path(folder), environment
+                spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
-            code = job.run(application(arguments[0]), environment)
+            code = job.run(application(), environment)
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)

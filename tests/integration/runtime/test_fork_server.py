@@ -132,7 +132,7 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
 
 @pytest.mark.soak
 def test_a_path_that_is_no_socket_is_left_alone(tmp_path):
-    """One word away from ``python -m spark_jobs status FILE``."""
+    """One word away from ``waldelta status FILE``."""
     file = tmp_path / "p.yml"
     file.write_text("pipeline: p\n")
     for path in (file, tmp_path / "missing" / "jobs.sock"):

@@ -68,7 +68,36 @@ def test_what_a_verb_does_not_know_is_refused(arguments, capsys):
     with pytest.raises(SystemExit) as leaving:
         parse(arguments)
     assert leaving.value.code == 2
-    assert "usage: python -m spark_jobs" in capsys.readouterr().err
+    assert "usage: waldelta" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "started, program",
+    [
+        ("/venv/bin/waldelta", "waldelta"),
+        ("/site-packages/waldelta/__main__.py", "python -m waldelta"),
+        ("/repository/spark_jobs/__main__.py", "python -m spark_jobs"),
+        ("/repository/spark_jobs/check.py", "waldelta"),
+        ("/site-packages/waldelta/cli/submitted/waldelta_job.py", "waldelta"),
+    ],
+)
+def test_the_usage_names_the_command_as_it_was_started(monkeypatch, capsys, started, program):
+    monkeypatch.setattr("sys.argv", [started, "status"])
+    with pytest.raises(SystemExit):
+        parse(None)
+    assert capsys.readouterr().err.startswith(f"usage: {program} status ")
+
+
+def test_jars_needs_no_pipeline_file():
+    assert vars(parse(["jars"])) == {
+        "verb": "jars",
+        "folder": None,
+        "stores": [],
+        "file": None,
+        "result": None,
+    }
+    options = parse(["jars", "/jars", "--stores=s3,azure"])
+    assert (options.folder, options.stores) == (Path("/jars"), ["s3", "azure"])
 
 
 LISTS = {

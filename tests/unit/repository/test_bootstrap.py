@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from demo import delta_jars, java, store_jars
+from demo import jars, java
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -114,89 +113,18 @@ def test_an_unfit_java_is_passed_over_and_the_remedy_named(tmp_path, monkeypatch
         java.java_home()
 
 
-def test_jars_that_are_there_are_not_fetched(monkeypatch):
-    monkeypatch.setattr(delta_jars, "resolve", lambda *_: pytest.fail("the network was used"))
-    assert delta_jars.fetch().name == "jars"
-
-
-def test_only_the_jars_that_pyspark_lacks_are_kept(tmp_path, monkeypatch):
-    delta = delta_jars.version("delta-spark")
-    wanted = {
-        f"io.delta_delta-spark_4.2_2.13-{delta}.jar",
-        "io.unitycatalog_unitycatalog-client-0.6.0.jar",
-        "org.locationtech.jts_jts-core-1.20.0.jar",
-        "org.roaringbitmap_RoaringBitmap-0.9.25.jar",
-    }
-
-    def resolve(ivy, *_, **__):
-        (ivy / "jars").mkdir(parents=True)
-        for name in (*wanted, "org.apache.hadoop_hadoop-client-api-3.4.2.jar"):
-            (ivy / "jars" / name).write_text("")
-
-    monkeypatch.setattr(delta_jars, "resolve", resolve)
-    (tmp_path / "jars").mkdir()
-    (tmp_path / "jars/io.delta_delta-spark_4.2_2.13-4.0.0.jar").write_text("")
-    assert {jar.name for jar in delta_jars.fetch(tmp_path).glob("*")} == wanted
-
-
-@pytest.fixture
-def s3_jars(tmp_path, monkeypatch):
-    """What setup does for S3 without the network: ``(its folder, what was compiled)``."""
-    compiled = []
-
-    def resolve(ivy, *_, **__):
-        shutil.rmtree(ivy / "jars", ignore_errors=True)
-        (ivy / "jars").mkdir(parents=True)
-        for name in (
-            "org.apache.hadoop_hadoop-aws-3.5.0",
-            "org.apache.hadoop_hadoop-azure-3.5.0",
-            "org.wildfly.openssl_wildfly-openssl-2.2.5.Final",
-            "software.amazon.awssdk_s3-2.35.4",
-            "org.reactivestreams_reactive-streams-1.0.4",
-            "io.netty_netty-common-4.1.126.Final",
-            "org.eclipse.jdt_ecj-3.40.0",
-        ):
-            (ivy / f"jars/{name}.jar").write_text("")
-
-    monkeypatch.setattr(store_jars, "resolve", resolve)
-    monkeypatch.setattr(store_jars, "compile_log_store", lambda jar, *_: compiled.append(jar.name))
-    return tmp_path / "jars/s3", compiled
-
-
-def test_a_stores_jars_are_fetched_once(tmp_path, s3_jars):
-    folder, compiled = s3_jars
-    for _ in range(2):
-        store_jars.fetch(["s3"], tmp_path)
-    assert sorted(jar.name for jar in folder.glob("*.jar")) == [
-        "org.apache.hadoop_hadoop-aws-3.5.0.jar",
-        "org.reactivestreams_reactive-streams-1.0.4.jar",
-        "software.amazon.awssdk_s3-2.35.4.jar",
-    ]
-    assert compiled == ["waldelta-log-store.jar"]
-
-
-def test_a_missing_jar_is_named(tmp_path, s3_jars, monkeypatch):
-    monkeypatch.setattr(store_jars, "resolve", lambda *_, **__: None)
-    with pytest.raises(store_jars.StoreJarsError, match=r"did not download .*hadoop-aws-\*\.jar"):
-        store_jars.fetch(["s3"], tmp_path)
-
-
-def test_a_changed_log_store_is_compiled_again(tmp_path, s3_jars, monkeypatch):
-    _, compiled = s3_jars
-    source = tmp_path / "S3ConditionalLogStore.java"
-    monkeypatch.setattr(store_jars, "LOG_STORE", source)
-    for text in ("one", "other"):
-        source.write_text(text)
-        store_jars.fetch(["s3"], tmp_path)
-    assert len(compiled) == 2
-
-
 @pytest.mark.parametrize(
-    "named, code", [("", 0), (" , ", 0), ("s3", 0), ("azure", 0), ("s3,s4", 1), ("S3", 1)]
+    "named, wanted", [("", []), (" , ", []), ("s3", ["s3"]), (" s3, azure,", ["s3", "azure"])]
 )
-def test_stores_are_chosen_by_a_variable(s3_jars, monkeypatch, capsys, tmp_path, named, code):
+def test_stores_are_chosen_by_a_variable(monkeypatch, tmp_path, named, wanted):
+    fetched = []
     monkeypatch.setenv("WALDELTA_STORES", named)
-    monkeypatch.setattr(store_jars, "CACHE", tmp_path)
-    assert store_jars.main() == code
-    assert ("WALDELTA_STORES names the store" in capsys.readouterr().err) == bool(code)
-    assert s3_jars[0].exists() == named.startswith("s3")
+    monkeypatch.setattr(jars, "fetch_jars", lambda *given: fetched.append(given))
+    assert jars.main(tmp_path) == 0
+    assert fetched == [(tmp_path, wanted)]
+
+
+def test_jars_that_cant_be_fetched_end_setup(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("WALDELTA_STORES", "s4")
+    assert jars.main(tmp_path) == 1
+    assert "no jars of a store 's4': write s3 or azure" in capsys.readouterr().err

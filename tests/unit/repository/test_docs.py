@@ -15,7 +15,7 @@ import yaml
 
 import waldelta.errors
 from tools import prose
-from waldelta.cli._options import VERBS
+from waldelta.cli._options import VERBS, VERBS_WITHOUT_FILE
 from waldelta.config import PipelineFile, Publication, Source
 from waldelta.config.pipeline_file import Target
 from waldelta.config.source import Options
@@ -139,16 +139,23 @@ def test_modules_that_are_named_exist(path):
     assert sorted(name for name in named if not is_there(name)) == []
 
 
+COMMAND_LINE = re.compile(r"(?:\S*/)?(?:waldelta|python -m spark_jobs) +([A-Za-z]+)")
+
+
 @each_page
 def test_verbs_exist(page):
-    """`python -m spark_jobs verb` names a verb, or stands for one."""
-    named = set(re.findall(r"python -m spark_jobs +([A-Za-z]+)", page.read_text()))
-    assert named - {*VERBS, "VERB"} == set()
+    """`waldelta verb`, in backquotes or a line of code, names a verb, or stands for one."""
+    text = page.read_text()
+    code = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)]
+    code += [line for fence in prose.FENCE.finditer(text) for line in fence[0].splitlines()]
+    named = {found[1] for line in code if (found := COMMAND_LINE.match(line.strip()))}
+    assert named - {*VERBS, *VERBS_WITHOUT_FILE, "VERB"} == set()
 
 
 def test_every_verb_is_explained():
     text = (ROOT / "docs/reference/command-line.md").read_text()
-    assert [verb for verb in VERBS if f"\n### {verb}\n" not in text] == []
+    verbs = (*VERBS, *VERBS_WITHOUT_FILE)
+    assert [verb for verb in verbs if f"\n### {verb}\n" not in text] == []
 
 
 def test_the_page_of_errors_has_every_error_that_is_raised():

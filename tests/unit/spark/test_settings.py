@@ -1,4 +1,4 @@
-"""Which jars and log stores a session has, by what `make setup` has put into its folder."""
+"""Which jars and log stores a session has, by what `waldelta jars` has put into its folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_session_has_deltas_jars_and_those_of_stores(have, tmp_path):
 
 def test_without_deltas_jars_setup_is_named(have):
     have(SDK)
-    with pytest.raises(ConfigError, match=r"no Delta jars in .*: run `make setup`"):
+    with pytest.raises(ConfigError, match=r"no Delta jars in .*: run `waldelta jars`"):
         jars()
 
 

@@ -70,7 +70,7 @@ class FakeJob:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeJob:
-    """The stand-in for ``python -m spark_jobs``; ``does()`` says what it does."""
+    """The stand-in for ``python -m waldelta``; ``does()`` says what it does."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "fake_job"))
     fake = FakeJob(tmp_path, monkeypatch)
     fake.does(result={"status": "succeeded"})
@@ -90,9 +90,8 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
         f'printf "%s\\n" "$@" > {tmp_path}/submitted\n'
         f'for file; do case "$file" in *.zip) cp -p "$(dirname "$file")" {tmp_path}/shipped -r;;'
         " esac; done\n"
-        'while [ "$1" ]; do case "$1" in */spark_jobs/*.py) verb=$(basename "$1" .py); shift;'
-        " break;; esac; shift; done\n"
-        f'exec {sys.executable} -P -m spark_jobs "$verb" "$@"\n'
+        'while [ "$1" ]; do case "$1" in */waldelta_job.py) shift; break;; esac; shift; done\n'
+        f'exec {sys.executable} -P -m waldelta "$@"\n'
     )
     program.chmod(0o755)
     monkeypatch.setattr("waldelta_airflow._connections.sys.executable", str(folder / "python"))

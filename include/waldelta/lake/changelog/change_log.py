@@ -1,7 +1,7 @@
 """The change log: every landed message, raw, by batch; this module reads it without a JVM.
 
-A Spark task writes each batch's file, and tasks decode it (spark_jobs). This module commits the
-file, and reads back what the commit really contains.
+A Spark task writes each batch's file, and tasks decode it. This module commits the file, and reads
+back what the commit really contains.
 """
 
 from __future__ import annotations

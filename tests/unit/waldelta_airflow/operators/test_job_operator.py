@@ -275,10 +275,9 @@ def test_a_lake_on_s3_is_probed_by_the_application_that_jobs_are(
     use_spark_submit(monkeypatch)
     on_s3(write_pipeline, "check").execute(make_context())
     assert job.seen["environment"]["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
-    assert any(
-        line.endswith("/spark_jobs/check.py")
-        for line in spark_submit_program.read_text().splitlines()
-    )
+    submitted = spark_submit_program.read_text().splitlines()
+    verb = submitted.index("check")
+    assert submitted[verb - 1].endswith("/waldelta/cli/submitted/waldelta_job.py")
 
 
 def on_s3(
@@ -560,7 +559,7 @@ def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
 def test_executors_elsewhere_get_our_packages(
     make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path
 ):
-    """On a cluster the zip of waldelta and spark_jobs goes along, from a folder that no other user
+    """On a cluster the zip of waldelta goes along, from a folder that no other user
     can have prepared.
     """
     import zipfile
@@ -589,7 +588,7 @@ def test_executors_elsewhere_get_our_packages(
         "waldelta/pgoutput/__init__.py",
         "waldelta/spark/session.py",
     } <= set(names)
-    assert not [name for name in names if not name.startswith(("waldelta/", "spark_jobs/"))]
+    assert not [name for name in names if not name.startswith("waldelta/")]
     assert shipped.parent.stat().st_mode & 0o077 == 0
     assert "spark.driver.host=127.0.0.1" not in submitted
 

@@ -1,0 +1,129 @@
+"""Downloads Delta's jars for a local session and spark-submit; ``waldelta jars`` calls this."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from waldelta.errors import ConfigError
+from waldelta.spark.java import check_java
+from waldelta.spark.settings import JARS_VARIABLE, pyspark_folder
+
+log = logging.getLogger(__name__)
+
+# The version of Delta that is built for each Spark; other versions of either fail at run time.
+DELTA_OF_SPARK = {"4.2": "4.4.0"}
+# Of the 33 jars that Ivy resolves, pyspark lacks only these.
+WANTED = (
+    "io.delta_*",
+    "io.unitycatalog_*",
+    "org.locationtech.jts_jts-core-*",
+    "org.roaringbitmap_*",
+)
+
+
+def fetch_delta_jars(folder: Path) -> None:
+    """Make sure that a folder has the jars of Delta for the installed PySpark.
+
+    The network is used only when they are missing. Raises ConfigError where PySpark or Java is
+    missing, for a Spark without a Delta, and when a jar can't be downloaded or stored.
+    """
+    artifact = delta_artifact()
+    if _is_complete(folder, artifact):
+        return
+    log.info("fetching the jars of %s into %s", artifact, folder)
+    with resolved(artifact) as downloaded:
+        make_jars_folder(folder)
+        for old in folder.glob("*.jar"):
+            old.unlink()
+        for pattern in WANTED:
+            for found in sorted(downloaded.glob(f"{pattern}.jar")):
+                shutil.copy2(found, folder / found.name)
+    if not _is_complete(folder, artifact):
+        raise ConfigError(
+            f"Maven has no complete {artifact}: {', '.join(WANTED)} are needed in {folder}"
+        )
+
+
+def delta_artifact() -> str:
+    """Return the Maven package of Delta for the installed PySpark.
+
+    Its name has the Spark and Scala versions for which it is built. Raises ConfigError where there
+    is no such PySpark.
+    """
+    pyspark_folder()
+    try:
+        installed = version("pyspark")
+    except PackageNotFoundError:  # The client alone, with the jars of another PySpark.
+        installed = "unknown"
+    spark = ".".join(installed.split(".")[:2])
+    if (delta := DELTA_OF_SPARK.get(spark)) is None:
+        raise ConfigError(
+            f"PySpark {installed} is installed, for which no version of Delta is known: install"
+            f" PySpark {' or '.join(DELTA_OF_SPARK)}"
+        )
+    return f"io.delta:delta-spark_{spark}_2.13:{delta}"
+
+
+def _is_complete(folder: Path, artifact: str) -> bool:
+    group, name, delta = artifact.split(":")
+    return (folder / f"{group}_{name}-{delta}.jar").exists() and all(
+        any(folder.glob(f"{pattern}.jar")) for pattern in WANTED
+    )
+
+
+def make_jars_folder(folder: Path) -> None:
+    """Make a folder of jars that every user of this machine can read; raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.joinpath(".writable").touch()
+        folder.joinpath(".writable").unlink()
+    except OSError as err:
+        raise ConfigError(
+            f"jars can't be written to {folder} ({err.strerror}): choose another folder with"
+            f" `waldelta jars FOLDER`, and set {JARS_VARIABLE} to it"
+        ) from None
+
+
+@contextmanager
+def resolved(*packages: str, excluded: Sequence[str] = ()) -> Iterator[Path]:
+    """Download Maven packages and what they depend on; yields the folder with all their jars.
+
+    Ivy checks the sums, and the folder is deleted at the end. ``excluded`` are packages without a
+    version. Raises ConfigError when one can't be downloaded.
+    """
+    check_java()
+    spark = pyspark_folder()
+    environment = {**os.environ, "SPARK_HOME": str(spark), "PYSPARK_PYTHON": sys.executable}
+    for other in ("SPARK_REMOTE", "SPARK_CONF_DIR"):
+        environment.pop(other, None)
+    with tempfile.TemporaryDirectory(prefix="waldelta-jars-") as folder:
+        # spark-submit resolves the packages before it runs this empty program.
+        program, ivy = Path(folder) / "resolved.py", Path(folder) / "ivy"
+        program.write_text("")
+        command = [
+            str(spark / "bin" / "spark-submit"),
+            "--conf",
+            f"spark.jars.ivy={ivy}",
+            "--packages",
+            ",".join(packages),
+            "--exclude-packages",
+            ",".join(excluded),
+            str(program),
+        ]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(
+                f"{', '.join(packages)} can't be fetched: let this machine reach Maven Central, or"
+                f" copy the jars from one that can, and set {JARS_VARIABLE} to their folder"
+                f"\n{done.stderr[-3000:]}"
+            )
+        yield ivy / "jars"

@@ -1,0 +1,104 @@
+"""Delta's jars are downloaded once, for the PySpark that is installed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from waldelta.errors import ConfigError
+from waldelta.spark import delta_jars, settings
+from waldelta.spark.delta_jars import fetch_delta_jars
+
+DELTA = delta_jars.DELTA_OF_SPARK["4.2"]
+WANTED = {
+    f"io.delta_delta-spark_4.2_2.13-{DELTA}.jar",
+    "io.unitycatalog_unitycatalog-client-0.6.0.jar",
+    "org.locationtech.jts_jts-core-1.20.0.jar",
+    "org.roaringbitmap_RoaringBitmap-0.9.25.jar",
+}
+
+
+@pytest.fixture
+def maven(tmp_path, monkeypatch):
+    """What Maven gives: the packages that were asked for, and the jars that it has."""
+    asked, jars = [], {*WANTED, "org.apache.hadoop_hadoop-client-api-3.4.2.jar"}
+
+    @contextmanager
+    def resolved(*packages, **_):
+        asked.append(packages)
+        (folder := tmp_path / "ivy").mkdir(exist_ok=True)
+        for name in jars:
+            (folder / name).write_text("")
+        yield folder
+
+    monkeypatch.setattr(delta_jars, "resolved", resolved)
+    return asked, jars
+
+
+def test_only_the_jars_that_pyspark_lacks_are_kept(tmp_path, maven):
+    """Of one version, and once."""
+    (folder := tmp_path / "jars").mkdir()
+    (folder / "io.delta_delta-spark_4.2_2.13-4.0.0.jar").write_text("")
+    for _ in range(2):
+        fetch_delta_jars(folder)
+        assert {jar.name for jar in folder.glob("*")} == WANTED
+    assert maven[0] == [(f"io.delta:delta-spark_4.2_2.13:{DELTA}",)]
+
+
+def test_a_missing_jar_is_named(tmp_path, maven):
+    maven[1].remove("org.locationtech.jts_jts-core-1.20.0.jar")
+    with pytest.raises(ConfigError, match=r"no complete io\.delta:delta-spark.*jts-core"):
+        fetch_delta_jars(tmp_path / "jars")
+
+
+def test_a_spark_without_a_delta_is_refused_by_its_version(tmp_path, maven, monkeypatch):
+    monkeypatch.setattr(delta_jars, "version", lambda _: "4.9.1")
+    with pytest.raises(ConfigError, match=r"PySpark 4\.9\.1 is installed.* install PySpark 4\.2"):
+        fetch_delta_jars(tmp_path / "jars")
+    assert maven[0] == []
+
+
+def test_without_pyspark_the_extra_is_named(tmp_path, monkeypatch):
+    """Also where only its client is, which has no jars."""
+    (client := tmp_path / "pyspark").mkdir()
+    for found in (None, client):
+        monkeypatch.setattr(settings, "_pyspark_folder", lambda found=found: found)
+        with pytest.raises(ConfigError, match=r"pip install 'waldelta\[spark\]'"):
+            fetch_delta_jars(tmp_path / "jars")
+
+
+def test_a_folder_that_cant_be_made_is_named(tmp_path, maven):
+    (tmp_path / "jars").write_text("a file")
+    with pytest.raises(ConfigError, match=r"can't be written to .*set WALDELTA_JARS to it"):
+        fetch_delta_jars(tmp_path / "jars" / "more")
+
+
+def test_an_unreachable_maven_is_named_with_what_ivy_said(tmp_path, monkeypatch):
+    """And without spark-submit's own settings, which may lead elsewhere."""
+    (spark := tmp_path / "spark" / "bin").mkdir(parents=True)
+    program = spark / "spark-submit"
+    program.write_text('#!/bin/sh\necho "$@ of $SPARK_HOME, $SPARK_CONF_DIR." >&2\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("SPARK_CONF_DIR", "/elsewhere")
+    monkeypatch.setattr(delta_jars, "check_java", lambda: None)
+    monkeypatch.setattr(delta_jars, "pyspark_folder", lambda: spark.parent)
+    with (
+        pytest.raises(ConfigError, match="a:b:1 can't be fetched: let this machine reach") as told,
+        delta_jars.resolved("a:b:1", excluded=["c:d"]),
+    ):
+        pytest.fail("there is nothing to read")
+    assert "--packages a:b:1 --exclude-packages c:d" in str(told.value)
+    assert f"of {spark.parent}, ." in str(told.value)
+
+
+def test_the_folder_of_an_installation_belongs_to_its_python(monkeypatch, tmp_path):
+    """In a checkout it is in the cache of make setup."""
+    monkeypatch.delenv("WALDELTA_JARS", raising=False)
+    assert settings.jars_folder() == Path(__file__).parents[3] / ".cache" / "jars"
+    monkeypatch.setattr(settings, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr("sys.prefix", "/venv")
+    assert settings.jars_folder() == Path("/venv/share/waldelta/jars")
+    monkeypatch.setenv("WALDELTA_JARS", "/mine")
+    assert settings.jars_folder() == Path("/mine")

@@ -1,1 +1,0 @@
-"""Stands in for the real job: first on PYTHONPATH, it is what `python -m spark_jobs` runs."""
