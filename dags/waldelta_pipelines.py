@@ -2,6 +2,6 @@
 _reconcile, _quarantine and _maintenance.
 """
 
-from waldelta_airflow.dags.factory import create_dags
+from waldelta_airflow import pipelines
 
-globals().update(create_dags())
+globals().update(pipelines())

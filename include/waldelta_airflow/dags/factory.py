@@ -13,7 +13,7 @@ from airflow.sdk import DAG
 from waldelta.errors import ConfigError
 from waldelta_airflow._pipeline_files import read_pipeline_files
 from waldelta_airflow.dags._pipeline_dags import build_dags
-from waldelta_airflow.settings import pipelines_folder
+from waldelta_airflow.settings import PIPELINES_VARIABLE, pipelines_folder
 
 
 class RefusedFile(DAG):
@@ -48,9 +48,16 @@ class RefusedFile(DAG):
 def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
     """Returns the DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by DAG id.
 
-    ``folder`` defaults to WALDELTA_PIPELINES, or include/pipelines.
+    ``folder`` defaults to WALDELTA_PIPELINES, or include/pipelines of a checkout. Raises
+    ConfigError when that folder doesn't exist.
     """
-    folder = Path(folder) if folder is not None else pipelines_folder()
+    if folder is None:
+        folder = pipelines_folder()
+        if not folder.is_dir():
+            raise ConfigError(
+                f"there is no folder {folder} of pipeline files: set {PIPELINES_VARIABLE} to yours"
+            )
+    folder = Path(folder)
     dags: dict[str, DAG] = {}
     for path, pipeline in read_pipeline_files(folder):
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -340,6 +341,27 @@ def test_an_empty_or_absent_folder_has_no_dags(tmp_path):
     """No pipeline files, no DAGs, no error."""
     assert create_dags(tmp_path) == {}
     assert create_dags(tmp_path / "absent") == {}
+
+
+def test_a_configured_folder_that_is_absent_is_an_import_error(tmp_path, monkeypatch):
+    """Its name may be misspelt, or the variable isn't set for this process of Airflow."""
+    monkeypatch.setenv("WALDELTA_PIPELINES", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"no folder .*absent of .*: set WALDELTA_PIPELINES"):
+        create_dags()
+
+
+def test_one_line_is_a_dag_file(write_pipeline, tmp_path):
+    """That of the page, which Airflow's safe mode finds by its words."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    write_pipeline("shop")
+    page = (_REPOSITORY / "docs/how-to/run-in-airflow.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder := tmp_path / "only_this").mkdir()
+    (folder / "pipelines.py").write_text(textwrap.dedent(code))
+    bag = DagBag(dag_folder=str(folder), bundle_path=folder, safe_mode=True)
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {f"shop_{kind}" for kind in GRAPHS}
 
 
 # First what the DAG processor has imported anyway.

@@ -1,0 +1,60 @@
+"""Airflow loads the plugin once: by an installation's entry point, or by the repository's file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.airflow
+
+PLUGINS = Path(__file__).parents[3] / "plugins"
+POINT = "[airflow.plugins]\nwaldelta = waldelta_airflow.plugin:WaldeltaPlugin\n"
+# Prints the plugin's source, and what Airflow's page of import errors shows.
+PROGRAM = """
+import importlib.metadata, sys
+from airflow import plugins_manager
+from airflow.sdk import plugins_manager as of_tasks
+for manager in (plugins_manager, of_tasks):
+    plugins, errors = manager._get_plugins()
+    print([str(one.source) for one in plugins if one.name == "waldelta"], errors)
+"""
+
+
+@pytest.mark.parametrize("has_point", [True, False], ids=["entry point", "file"])
+def test_the_plugin_is_registered_once(tmp_path, has_point):
+    """Without an import error, in the processes of Airflow and in those of its tasks; with the
+    repository's plugins folder in both cases.
+    """
+    installed = tmp_path / "first"
+    (metadata := installed / "waldelta-1.0.dist-info").mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: waldelta\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(POINT if has_point else "")
+    hidden = (
+        "import importlib.metadata as m; found = m.distributions\n"
+        "m.distributions = lambda **k: (d for d in found(**k) if d.name != 'waldelta' or"
+        f" str(d._path).startswith({str(installed)!r}))\n"
+    )
+    environment = {
+        **os.environ,
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(PLUGINS),
+        "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    source = (
+        "waldelta==1.0: EntryPoint(name='waldelta', value='waldelta_airflow.plugin:WaldeltaPlugin',"
+        " group='airflow.plugins')"
+        if has_point
+        else "$PLUGINS_FOLDER/waldelta_plugin.py"
+    )
+    assert done.stdout.splitlines()[-2:] == [f"{[source]} {{}}"] * 2
