@@ -145,10 +145,20 @@ schema: setup ## write the pipeline file's JSON Schema for editors
 reference: setup ## write the generated parts of docs/reference from the code; ARGS=--check only compares
 	@$(PYTHON) tools/reference.py $(ARGS)
 
+.PHONY: release
+release: setup ## build sdist and wheel into dist/, check them and their dependencies' licences; signs and uploads nothing
+	@rm -rf dist
+	@$(PYTHON) -m build --no-isolation
+	@$(BIN)/twine check --strict dist/*
+	@$(BIN)/check-wheel-contents dist/*.whl
+	@$(PYTHON) tools/licences.py
+	@echo "Next: try the wheel in another environment (docs/how-to/run-in-airflow.md). A version with .dev is no release:"
+	@echo "write its heading in CHANGELOG.md, commit, git tag vX.Y.Z, make release again, then sign and upload dist/ yourself."
+
 .PHONY: clean
 clean: ## stop the stack, delete its data and what the tools leave behind; .venv and .cache stay
 	@if [ -x $(PYTHON) ]; then $(PYTHON) -m demo.stack down; fi
-	@rm -rf .waldelta .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db derby.log
+	@rm -rf dist .waldelta .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 .PHONY: distclean

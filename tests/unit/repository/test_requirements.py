@@ -7,13 +7,15 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from demo import delta_jars, store_jars
+from waldelta.spark import delta_jars, store_jars
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SOURCES = ("include", "spark_jobs", "dags", "plugins", "tests", "tools", "benchmarks")
@@ -26,6 +28,7 @@ OWN = {
     "tools",
     "benchmarks",
     "bootstrap",
+    "licences",
     "messages",
     "prose",
 }
@@ -109,8 +112,70 @@ def test_every_direct_import_is_pinned():
     assert not missing
 
 
-def test_the_build_backend_is_the_pinned_one():
-    assert f"hatchling=={pins()['hatchling']}" in (REPOSITORY / "pyproject.toml").read_text()
+def project() -> dict:
+    return tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+
+
+def test_what_builds_is_pinned():
+    """Setup installs without isolation."""
+    wanted = {Requirement(text) for text in project()["build-system"]["requires"]}
+    assert {f"{one.name}{one.specifier}" for one in wanted} == {
+        f"{one.name}=={pins()[canonical(one.name)]}" for one in wanted
+    }
+
+
+def dependencies(*extras: str) -> dict[str, Requirement]:
+    """What the wheel's metadata names, with these extras."""
+    metadata = project()["project"]
+    listed = [metadata["dependencies"], *(metadata["optional-dependencies"][e] for e in extras)]
+    named = [Requirement(text) for texts in listed for text in texts]
+    return {canonical(one.name): one for one in named}
+
+
+EXTRAS = ("airflow", "spark", "cli")
+
+
+@pytest.mark.parametrize("one", dependencies(*EXTRAS).values(), ids=str)
+def test_the_pinned_version_is_in_the_wheels_range(one):
+    """Which ends below a version that no test has seen."""
+    assert one.specifier.contains(pins()[canonical(one.name)])
+    assert {"<", ">="} == {part.operator for part in one.specifier}
+
+
+def test_the_clients_range_is_that_of_pyspark():
+    """Both have the files of the package pyspark."""
+    assert (
+        len({dependencies(*EXTRAS)[name].specifier for name in ("pyspark", "pyspark-client")}) == 1
+    )
+
+
+# What an import of the wheel's packages needs: which extras have it, besides the base.
+WHEEL = {"include/waldelta": ("spark", "cli"), "include/waldelta_airflow": ("airflow",)}
+# Of pyspark[connect] and pyspark-client.
+BROUGHT = {"grpc"}
+
+
+@pytest.mark.parametrize("folder, extras", WHEEL.items())
+def test_what_the_wheel_imports_is_in_its_metadata(folder, extras):
+    named = {*dependencies(*extras), "apache-airflow-core", "apache-airflow-task-sdk"}
+    if "airflow" not in extras:
+        named -= {"apache-airflow-core", "apache-airflow-task-sdk"}
+    known = {
+        *("waldelta", "waldelta_airflow", *BROUGHT, *sys.stdlib_module_names),
+        *(
+            file.parts[0].removesuffix(".py").partition(".")[0]
+            for name in named
+            for file in distribution(name).files or ()
+        ),
+    }
+    missing = {
+        f"{path.relative_to(REPOSITORY)}: {module}"
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        if str(path.relative_to(REPOSITORY)) not in OPTIONAL
+        for module in imported_modules(path)
+        if module.partition(".")[0] not in known
+    }
+    assert not missing
 
 
 def test_the_sdk_is_the_one_that_hadoop_is_built_with():
@@ -119,4 +184,5 @@ def test_the_sdk_is_the_one_that_hadoop_is_built_with():
 
 
 def test_delta_is_built_for_the_pinned_spark():
-    assert f"_{pins()['pyspark'].rpartition('.')[0]}_" in delta_jars.ARTIFACT
+    spark = pins()["pyspark"].rpartition(".")[0]
+    assert delta_jars.DELTA_OF_SPARK[spark] == pins()["delta-spark"]
