@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from waldelta.cli._options import _OWN
+from waldelta.cli._options import _OWN, COMMAND
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
@@ -81,15 +81,15 @@ class Shop:
 
     def run(self, command):
         """One command."""
-        program, option, module, *arguments = shlex.split(command)
-        assert (program, option, module) == ("python", "-m", "spark_jobs")
+        program, *arguments = shlex.split(command)
+        assert program == COMMAND
         self.ran |= verb_and_options(command)
         assert main([self.moved.get(argument, argument) for argument in arguments]) == 0, command
 
 
 def verb_and_options(command):
     """What a command, or a line on it, names: the verb alone, and with each option."""
-    verb = re.search(r"python -m spark_jobs (\w+)", command)[1]
+    verb = re.search(r"waldelta (\w+)", command)[1]
     return {(verb, ""), *((verb, option) for option in re.findall(r"(?<![\w-])--[a-z-]+", command))}
 
 
@@ -115,10 +115,10 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         )
         return sorted((row["id"], row["amount"]) for row in held)
 
-    shop.run(f"python -m spark_jobs setup {FILE}")
-    shop.run(f"python -m spark_jobs sync {FILE}")
+    shop.run(f"waldelta setup {FILE}")
+    shop.run(f"waldelta sync {FILE}")
     database.execute("update orders set amount = 11 where id = 1")
-    shop.run(f"python -m spark_jobs consume {FILE}")
+    shop.run(f"waldelta consume {FILE}")
     assert rows() == [(1, 11), (2, 20)]
     (damage,) = blocks("how-to/backfill.md", "sql")
     spark.sql(damage.replace("/data/lake", lake)).collect()
@@ -171,22 +171,16 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         "reconcile FILE --tables public.orders",
         "sync FILE --tables public.orders --reason TEXT --due",
     ):
-        shop.run(f"python -m spark_jobs {command.replace('FILE', FILE)}")
+        shop.run(f"waldelta {command.replace('FILE', FILE)}")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
     DeltaTable(f"{lake}/public/orders").delete("id = 3")
-    shop.run(
-        f"python -m spark_jobs reconcile {FILE} --tables public.orders --repair --reason TEXT --by"
-        " NAME"
-    )
+    shop.run(f"waldelta reconcile {FILE} --tables public.orders --repair --reason TEXT --by NAME")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
     DeltaTable(f"{lake}/public/orders").delete("id = 2")
-    shop.run(
-        f"python -m spark_jobs resync {FILE} --tables public.orders --reason TEXT"
-        " --accept-server 1/1"
-    )
-    shop.run(f"python -m spark_jobs maintain {FILE}")
+    shop.run(f"waldelta resync {FILE} --tables public.orders --reason TEXT --accept-server 1/1")
+    shop.run(f"waldelta maintain {FILE}")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
-    shop.run(f"python -m spark_jobs teardown {FILE}")
+    shop.run(f"waldelta teardown {FILE}")
     # tests/integration/slot/test_slots_without_pipeline.py and test_unreadable_messages.py have the
     # situations that these two are for.
     assert named_commands() - shop.ran == {("teardown", "--drop"), ("quarantine", "--skip")}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from waldelta.cli._options import COMMAND
 from waldelta.cli.command_line import main
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -71,9 +72,9 @@ def run(command, file, ran, database, own, monkeypatch) -> None:
         role, password = re.fullmatch(r"postgresql://(\w+):(.*)@localhost:5432/shop", uri).groups()
         own_uri = database.server.uri(database.name, own(role), password)
         monkeypatch.setenv(name, own_uri)
-    elif command.startswith("python "):
-        program, option, module, verb, path = shlex.split(command)
-        assert (program, option, module, path) == ("python", "-m", "spark_jobs", FILE)
+    elif command.startswith(f"{COMMAND} "):
+        _, verb, path = shlex.split(command)
+        assert path == FILE
         assert main([verb, str(file)]) == 0, command
         ran.append(verb)
     else:

@@ -90,8 +90,8 @@ def test_the_page(spark, database, lake, tmp_path):
     assert isinstance(caught.value.__cause__, SlotMissing)
     (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     for line in shell.splitlines():
-        command, verb, named = re.fullmatch(r"(python -m spark_jobs) (\w+) (FILE)", line).groups()
-        assert (command, named) == ("python -m spark_jobs", "FILE")
+        command, verb, named = re.fullmatch(r"(waldelta) (\w+) (FILE)", line).groups()
+        assert (command, named) == ("waldelta", "FILE")
         assert verb == "resync"  # in this session instead of one of its own
         assert pipeline.resync(spark).tables["public.t"].inserted == 6
     assert len(read_target(pipeline.target_path("public.t"))) == 7

@@ -89,7 +89,7 @@ def test_report_keeps_the_filter_of_the_copy(spark, database, lake):
     database.execute("insert into t values (7, 70), (3, 3) on conflict do nothing")
     for run in ("one", "two"):
         (told,) = changed.consume(spark, run).warnings
-        assert "python -m spark_jobs sync FILE --tables public.t" in told
+        assert "waldelta sync FILE --tables public.t" in told
         assert ids(changed) == [6, 7, 7, 8, 9, 10]
     changed.sync(spark, ["public.t"])
     assert changed.consume(spark, "three").warnings == []

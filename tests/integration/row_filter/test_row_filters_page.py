@@ -212,7 +212,7 @@ def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
         " made with (a > 5); the target stays as it is"
     )
     assert "a repair would add 2 rows and remove 5: " in told
-    assert told.endswith("python -m spark_jobs sync FILE --tables public.t")
+    assert told.endswith("waldelta sync FILE --tables public.t")
     assert re.fullmatch(
         r"public\.u: target\.tables\.public\.u\.where is a <= 10000, but its copy was made with"
         r" a > 30000: it was repaired as of 0/[0-9A-F]+: 10,000 rows added, 10,000 removed, 3 that"

@@ -103,7 +103,7 @@ def test_the_page(spark, postgres, lake, lead_to):
         lead_to(new)
         insert(new, 5, "after")
         assert consume[1] == [
-            "python -m spark_jobs consume FILE"
+            "waldelta consume FILE",
         ]  # in this session instead of one of its own
         assert pipeline.consume(spark, "third").landed.changes == 4
         assert held(lake) == there(new)

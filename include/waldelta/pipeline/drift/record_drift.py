@@ -101,7 +101,7 @@ def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
     )
     return [
         (
-            f"{told}; {moving + ': ' if moving else 'to repair it: '}python -m spark_jobs sync"
+            f"{told}; {moving + ': ' if moving else 'to repair it: '}waldelta sync"
             f" FILE --tables {name}"
         )
     ]
