@@ -21,7 +21,7 @@ from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
-from tests.support.executor_python import python_without_ours
+from tests.support.other_python import python_without_ours
 from waldelta.changes.merge.by_file import MERGED
 from waldelta.changes.stage.stage import COUNTS, DIVIDED
 from waldelta.config import load_pipeline_file

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import waldelta
-from tests.support.executor_python import python_without_ours
+from tests.support.other_python import python_without_ours
 from waldelta_airflow.launchers.spark_submit import shipped_packages
 
 # Prints where each of our modules was found.
