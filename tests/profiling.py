@@ -32,6 +32,7 @@ _KINDS = (
     ("java", "other JVMs"),
     ("pyspark", "Spark's Python workers"),
     ("waldelta.cli", "jobs that Airflow starts"),
+    ("-m waldelta", "jobs that Airflow starts"),
     ("spark_jobs", "jobs that Airflow starts"),
     ("scheduler", "Airflow: scheduler and its tasks"),
     ("dag-processor", "Airflow: DAG processor"),

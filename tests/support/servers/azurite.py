@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from pyarrow.fs import FileSelector
 
-from demo.delta_jars import CACHE
+from demo.jars import CACHE
 from demo.stack.processes import Part, start, stop, wait_until
 from waldelta.lake.storage import open_folder
 
