@@ -18,6 +18,7 @@ from demo.s3_server import REGION, Identity, s3_client
 
 ADMIN = Identity("admin", "admin-secret")
 READER = Identity("reader", "reader-secret")
+WRITER = Identity("writer", "writer-secret")
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,12 @@ class S3Server(s3_server.S3Server):
 
 
 class SeaweedFS(s3_server.SeaweedFS, S3Server):
-    """ADMIN may do everything, READER may read and list."""
+    """ADMIN may do everything, READER may read and list, and WRITER may also write."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, ADMIN, {READER: ["Read", "List"]})
+        super().__init__(
+            folder, ADMIN, {READER: ["Read", "List"], WRITER: ["Read", "List", "Write"]}
+        )
 
 
 class Moto(S3Server):
