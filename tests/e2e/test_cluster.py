@@ -276,8 +276,8 @@ def test_a_lake_in_an_object_store_is_written_by_the_workers(
     """Driver and executors have each a key of their own. The driver's, which the Airflow connection
     has, is in no argument, log, event log or file of the workers.
     """
-    for statement in TABLE.split(";"):
-        database.execute(statement)
+    database.execute("create table orders (id bigint primary key, note text, amount numeric(12,2))")
+    database.execute("insert into orders select n, 'note ' || n, n from generate_series(1, 9000) n")
     store = {
         "conn_type": "aws",
         "login": bucket.identity.access_key,
@@ -290,10 +290,13 @@ def test_a_lake_in_an_object_store_is_written_by_the_workers(
     before = len(cluster.executors_with_tasks())
     keys = [ADMIN.secret_key, WRITER.secret_key]
     with none_in_arguments(keys):
-        for verb in ("check", "setup", "sync"):
-            run(verb, text)
-        for statement in CHANGES.split(";"):
-            database.execute(statement)
+        run("setup", text)
+        run("sync", text)
+        database.execute("update orders set amount = amount + 1 where id % 2 = 0")
+        database.execute("delete from orders where id % 10 = 1")
+        database.execute(
+            "insert into orders select n, 'new', 0 from generate_series(9001, 20000) n"
+        )
         run("consume", text)
     run("teardown", text)
     assert_equal(database, bucket.uri("lake/public/orders"), bucket.storage_options)
