@@ -29,9 +29,13 @@ setup: ## create .venv, install, check Java, fetch Delta's jars, and those of WA
 	done; echo "Python 3.11 or newer is needed and none was found on PATH" >&2; exit 1
 
 ##@ The main job
+STORE ?=
+ifneq ($(STORE),)
+demo: export WALDELTA_STORES := $(STORE)
+endif
 .PHONY: demo
-demo: setup ## a year of real flights from PostgreSQL through Airflow and Spark into Delta
-	@$(RUN) $(PYTHON) -m demo.run_demo $(ARGS)
+demo: setup ## a year of real flights from PostgreSQL through Airflow and Spark into Delta; STORE=s3: the lake is in a local S3 server
+	@$(RUN) $(PYTHON) -m demo.run_demo $(if $(STORE),--store $(STORE)) $(ARGS)
 
 .PHONY: up
 up: setup ## start the embedded stack and leave it running: Airflow's UI on the demo

@@ -27,6 +27,7 @@ from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
+from waldelta.lake.ledger import Ledger
 from waldelta.pipeline.job import ledger_of
 from waldelta.quantities import counted
 
@@ -66,7 +67,7 @@ class Demo:
             self._reconcile_and_maintain(airflow)
             runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
         return DemoOutcome(loaded, self.operations, self.seconds, runs, self.compare(),
-                       ledger_of(self.pipeline))  # fmt: skip
+                           self.ledger)  # fmt: skip
 
     def load(self) -> Loaded:
         """Load the source as scheduled, and decide what will happen."""
@@ -84,7 +85,7 @@ class Demo:
         from tests.oracles.compare import compare_target
         from waldelta.spark import open_session
 
-        states = ledger_of(self.pipeline).table_states()
+        states = self.ledger.table_states()
         names = sorted(
             table.name
             for publication in self.pipeline.source.publications
@@ -110,8 +111,15 @@ class Demo:
     @property
     def pipeline(self) -> PipelineFile:
         """The pipeline file, with this stack's lake."""
-        with environment_of(self.stack.places()):
-            return load_pipeline_file(self.stack.pipelines / f"{PIPELINE}.yml")
+        with environment_of(places := self.stack.places()):
+            return load_pipeline_file(Path(places["WALDELTA_PIPELINES"]) / f"{PIPELINE}.yml")
+
+    @property
+    def ledger(self) -> Ledger:
+        """The pipeline's ledger, in this stack's lake."""
+        pipeline = self.pipeline
+        with environment_of(self.stack.job_environment()):
+            return ledger_of(pipeline)
 
     @property
     def _conninfo(self) -> str:
@@ -190,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     began = time.monotonic()
     stack = Stack(
-        given.folder, report=lambda line: console.print(f"[green]✓[/] {line}", soft_wrap=True)
+        given.folder,
+        store=given.store is not None,
+        report=lambda line: console.print(f"[green]✓[/] {line}", soft_wrap=True),
     )
     try:
         stack.reset()
@@ -221,6 +231,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--slices", type=int, default=4, help="slices of the year, each followed by a CDC run"
+    )
+    parser.add_argument(
+        "--store",
+        choices=["s3"],
+        help="have the lake in a local S3 server (default: in the folder)",
     )
     parser.add_argument(
         "--folder",

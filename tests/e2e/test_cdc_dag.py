@@ -5,20 +5,11 @@ keep the secret.
 from __future__ import annotations
 
 import json
-import os
-import stat
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from itertools import pairwise
-from pathlib import Path
 
-import psutil
 import pytest
 from deltalake import DeltaTable
 
@@ -32,6 +23,14 @@ from tests.e2e.shop import (
     change,
     clear,
     make_shop,
+)
+from tests.e2e.shown_secrets import (
+    assert_none_shown,
+    contains,
+    files,
+    none_in_arguments,
+    readable_by_others,
+    spark_configuration,
 )
 from tests.support.fixtures.stack import have_parsed
 from tests.support.machine_load import times_longer
@@ -90,7 +89,7 @@ def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
     No argument is a secret.
     """
     change(shop)
-    with no_secret_in_arguments(shop):
+    with none_in_arguments(secrets_of(shop.stack)):
         run = shop.run("cdc")
     assert run.states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
@@ -441,7 +440,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
     """
     shop = submitted_shop
     change(shop)
-    with no_secret_in_arguments(shop):
+    with none_in_arguments(secrets_of(shop.stack)):
         run = shop.run("cdc")
     assert run.states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
@@ -461,18 +460,7 @@ def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
     shop = request.getfixturevalue(fixture)
     secrets = secrets_of(stack)
     for run in shop.runs:
-        for task in run.tasks:
-            where = f"{run.dag_id}.{task.task_id}"
-            shown = str(shop.client.rendered_fields(run.dag_id, run.run_id, task.task_id))
-            if task.try_number:
-                shown += shop.client.log(run.dag_id, run.run_id, task.task_id, task.try_number)
-            shown += str(
-                shop.client.get(
-                    f"/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task.task_id}"
-                    "/xcomEntries"
-                )
-            )
-            assert not [s for s in secrets if s in shown], where
+        assert_none_shown(shop.client, run, secrets)
     # Data Docs, the ledger and the targets are below the lake.
     assert [p for p in files(stack.folder / "lake") if contains(p, secrets)] == []
     assert [
@@ -482,79 +470,11 @@ def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
     ] == []
 
 
-# pyspark keeps a process in one mode, classic or Connect, so a client is a process of its own.
-CONFIGURATION = """
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.getOrCreate()
-try:
-    for row in spark.sql("set -v").collect() + spark.sql("set").collect():
-        print(*row)
-finally:
-    spark.stop()
-"""
-
-
 @pytest.mark.usefixtures("shop")
 def test_the_spark_servers_configuration_holds_no_password(stack):
     """What any session of the server can read of its configuration after the jobs have run."""
-    environment = os.environ | {"SPARK_REMOTE": stack.spark.remote}
-    run = subprocess.run(
-        [sys.executable, "-c", CONFIGURATION],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert "spark.sql.session.timeZone" in run.stdout
-    assert stack.secrets.source not in run.stdout
+    assert stack.secrets.source not in spark_configuration(stack.spark.remote)
 
 
 def secrets_of(stack: Stack) -> set[str]:
     return {stack.secrets.source, stack.secrets.spark_token}
-
-
-@contextmanager
-def no_secret_in_arguments(shop: Shop) -> Iterator[None]:
-    """Every process's arguments, looked at again and again while a run is made."""
-    secrets = secrets_of(shop.stack)
-    found: list[str] = []
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            for process in psutil.process_iter(["cmdline"]):
-                line = " ".join(process.info["cmdline"] or ())
-                if any(secret in line for secret in secrets):
-                    found.append(line)
-            time.sleep(0.05)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-    assert found == []
-
-
-def files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def contains(path: Path, secrets: set[str]) -> bool:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:  # a file of a running server
-        return False
-    return any(secret.encode() in content for secret in secrets)
-
-
-def readable_by_others(path: Path, top: Path) -> bool:
-    """Whether another user reaches and reads the file."""
-    try:
-        folders = [p.stat().st_mode & stat.S_IXOTH for p in path.parents if p.is_relative_to(top)]
-        return bool(path.stat().st_mode & stat.S_IROTH) and all(folders)
-    except FileNotFoundError:
-        return False

@@ -21,7 +21,9 @@ from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
+from tests.e2e.shown_secrets import contains, files, none_in_arguments
 from tests.support.other_python import python_without_ours
+from tests.support.servers.s3_server import ADMIN, REGION, WRITER
 from waldelta.changes.merge.by_file import MERGED
 from waldelta.changes.stage.stage import COUNTS, DIVIDED
 from waldelta.config import load_pipeline_file
@@ -135,7 +137,9 @@ def _events(log: Path) -> Iterator[dict]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Each a process of its own, none of which can import our packages from the checkout."""
+    """Each a process of its own, none of which can import our packages from the checkout. The
+    executors have a key of their own for object stores.
+    """
     folder, port = tmp_path_factory.mktemp("cluster"), free_port()
     (folder / "events").mkdir()
     spark = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -146,6 +150,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     }
     python = python_without_ours(folder / "python")
     environment |= {"SPARK_LOCAL_IP": HERE, "PYSPARK_PYTHON": str(python)}
+    environment |= {
+        "AWS_ACCESS_KEY_ID": WRITER.access_key,
+        "AWS_SECRET_ACCESS_KEY": WRITER.secret_key,
+    }
     deploy, started = "org.apache.spark.deploy", []
 
     def start(name: str, kind: str, *arguments: str) -> None:
@@ -215,9 +223,9 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
     where.
     """
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
-    path = write_pipeline("shop", text=PIPELINE)
 
-    def job(verb: str) -> dict:
+    def job(verb: str, text: str = PIPELINE) -> dict:
+        path = write_pipeline("shop", text=text)
         operator = WaldeltaJobOperator(
             task_id=verb,
             pipeline_path=path,
@@ -248,10 +256,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     stages = RunResult.from_json(told.result).stages
     assert stages["land"].detail.endswith("; 1 apply batch applied during landing")
     assert stages["check"].status == "succeeded"
-    columns = ["id", "note", "amount"]
-    held = DeltaTable(f"{lake}/shop/public/orders").to_pyarrow_table(columns=columns).sort_by("id")
-    wanted = database.execute("select id, note, amount from orders order by id")
-    assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
+    assert_equal(database, f"{lake}/shop/public/orders")
     assert cluster.executors_with_tasks() == [{"0", "1"}] * 2
     # The events of several tasks went by buckets to two that collapsed them, wherever each of them
     # ran.
@@ -261,6 +266,53 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     # And of both their new rows were written by a task each.
     assert 2 in cluster.tasks_that_told(MERGED)
     assert cluster.shipped() == {"worker1", "worker2"}
+
+
+@pytest.mark.soak
+def test_a_lake_in_an_object_store_is_written_by_the_workers(
+    run, cluster, bucket, database, monkeypatch, caplog, capfd
+):
+    """Driver and executors have each a key of their own. The driver's, which the Airflow connection
+    has, is in no argument, log, event log or file of the workers.
+    """
+    database.execute("create table orders (id bigint primary key, note text, amount numeric(12,2))")
+    database.execute("insert into orders select n, 'note ' || n, n from generate_series(1, 9000) n")
+    store = {
+        "conn_type": "aws",
+        "login": bucket.identity.access_key,
+        "password": bucket.identity.secret_key,
+        "extra": {"endpoint_url": bucket.endpoint, "region_name": REGION},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_STORE", json.dumps(store))
+    root = f"root: {bucket.uri('lake')}, conn_id: lake_store"
+    text = PIPELINE.replace("root: {root}", root)
+    before = len(cluster.executors_with_tasks())
+    keys = [ADMIN.secret_key, WRITER.secret_key]
+    with none_in_arguments(keys):
+        run("setup", text)
+        run("sync", text)
+        database.execute("update orders set amount = amount + 1 where id % 2 = 0")
+        database.execute("delete from orders where id % 10 = 1")
+        database.execute(
+            "insert into orders select n, 'new', 0 from generate_series(9001, 20000) n"
+        )
+        run("consume", text)
+    run("teardown", text)
+    assert_equal(database, bucket.uri("lake/public/orders"), bucket.storage_options)
+    assert {"0", "1"} in cluster.executors_with_tasks()[before:]
+    shown = caplog.text + "".join(capfd.readouterr())
+    assert "Spark-Submit cmd" in shown
+    assert [key for key in keys if key in shown] == []
+    assert [path for path in files(cluster.folder) if contains(path, keys)] == []
+
+
+def assert_equal(database, uri: str, options: dict[str, str] | None = None) -> None:
+    """The target has exactly the rows of the source."""
+    columns = ["id", "note", "amount"]
+    target = DeltaTable(uri, storage_options=options)
+    held = target.to_pyarrow_table(columns=columns).sort_by("id")
+    wanted = database.execute("select id, note, amount from orders order by id")
+    assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
 
 
 @pytest.mark.soak

@@ -114,14 +114,23 @@ def _describe(stack: Stack, console: Console) -> None:
         "source": (
             "make psql, or one statement: make psql ARGS=\"-c 'select count(*) from flights'\""
         ),
-        "lake": f"{stack.lake}, a Delta table is <schema>/<table>; in .venv/bin/python:",
-        **{f"  {name}": _indented(text, stack.lake) for name, text in READERS.items()},
+        **_lake(stack),
         "logs": str(stack.logs),
         "stop it": "make down",
     }
     for name, text in lines.items():
         # Brackets in programs aren't markup.
         console.print(f"{name + ':':<{_INDENT}}", text, soft_wrap=True, markup=name == "Airflow")
+
+
+def _lake(stack: Stack) -> dict[str, str]:
+    """Return how to read the lake; keys of an object store are not shown."""
+    text = f"{stack.lake}, a Delta table is <schema>/<table>"
+    if (store := stack.object_store) is not None:
+        keys = f"keys are in Airflow's connection {store.conn_id}"
+        return {"lake": f"{text}, in the S3 server on {store.endpoint}; {keys}"}
+    readers = {f"  {name}": _indented(text, stack.lake) for name, text in READERS.items()}
+    return {"lake": f"{text}; in .venv/bin/python:"} | readers
 
 
 def _indented(program: str, lake: str) -> str:

@@ -31,6 +31,7 @@ class StackSecrets:
     airflow_database: str = field(default_factory=_token)
     source: str = field(default_factory=_token)
     spark_token: str = field(default_factory=_token)
+    store: str = field(default_factory=_token)
     fernet_key: str = field(default_factory=_fernet_key)
     jwt_secret: str = field(default_factory=lambda: secrets.token_urlsafe(64))
     api_secret: str = field(default_factory=_token)
@@ -43,9 +44,9 @@ class StackSecrets:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the file, or create it."""
-        if path.exists():
-            return cls(**json.loads(path.read_text()))
-        made = cls()
-        write_private(path, json.dumps(asdict(made), indent=1) + "\n")
-        return made
+        """Read the file, or create it; one of an earlier version gets the secrets that it lacks."""
+        known = json.loads(path.read_text()) if path.exists() else {}
+        found = cls(**known)
+        if asdict(found) != known:
+            write_private(path, json.dumps(asdict(found), indent=1) + "\n")
+        return found

@@ -8,11 +8,12 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, StackError, start
+from waldelta.lake.store_connection import is_store_variable
 from waldelta.spark.settings import (
     LOCAL_WORKERS,
     TASK_ATTEMPTS,
@@ -66,7 +67,11 @@ def _port_on_ipv6(port: int) -> Iterator[Sequence[int]]:
 
 @dataclass(frozen=True, repr=False)
 class SparkConnectServer:
-    """How to start a server in ``folder``; ``python`` runs the tasks' Python code."""
+    """How to start a server in ``folder``; ``python`` runs the tasks' Python code.
+
+    ``store`` has the variables that open the lake's object store; without any, those of the caller
+    do.
+    """
 
     folder: Path
     port: int
@@ -74,6 +79,7 @@ class SparkConnectServer:
     log: Path
     memory: str = "3g"
     python: str = sys.executable
+    store: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def remote(self) -> str:
@@ -106,7 +112,14 @@ class SparkConnectServer:
         ]
         with _port_on_ipv6(self.port) as held:
             return start("Spark Connect server", command, folder=self.folder, log=self.log,
-                         environment={**environment, **own}, held=held)  # fmt: skip
+                         environment={**self._opening(environment), **own}, held=held)  # fmt: skip
+
+    def _opening(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment with the store's variables in place of others of their kind."""
+        if not self.store:
+            return dict(environment)
+        kept = {k: v for k, v in environment.items() if not is_store_variable(k)}
+        return kept | dict(self.store)
 
     def is_listening(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
@@ -136,4 +149,4 @@ class SparkConnectServer:
             # Sessions of finished runs are kept no longer than they are useful.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",
         }
-        return driver_settings() | LOCAL_WORKERS | own
+        return driver_settings(self.store or os.environ) | LOCAL_WORKERS | own

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import psutil
 
@@ -41,13 +41,16 @@ from demo.stack.spark_connect_server import HOST, SparkConnectServer
 from demo.stack.state import StackState
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
+if TYPE_CHECKING:
+    from demo.stack.object_store import ObjectStore
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_CONN_ID = "waldelta_spark"
 START_TIMEOUT_S = 180
 _LONGEST_SOCKET_PATH = 100  # Linux has room for 107 bytes, macOS for 103.
 # Prefixes of variables in the caller's shell that would override the stack's own files.
 _FOREIGN_PREFIXES = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
-_DATA = ("postgres", "airflow", "spark", "lake", "logs")
+_DATA = ("postgres", "airflow", "spark", "lake", "store", "logs")
 
 
 @dataclass
@@ -55,7 +58,8 @@ class Stack:
     """Everything the demo needs, below ``folder``.
 
     ``sources`` has each source's database by Airflow conn_id. ``report`` gets a line whenever a
-    part is ready. All processes but PostgreSQL's get the variables of ``environment``.
+    part is ready. All processes but PostgreSQL's get the variables of ``environment``. ``store``
+    is whether the lake is in an S3 server of the stack; by default, whether an earlier start's was.
     """
 
     folder: Path = REPOSITORY / ".waldelta"
@@ -66,13 +70,15 @@ class Stack:
     spark_memory: str = "3g"
     triggerer: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
+    store: bool | None = None
     report: Report = lambda _: None
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
         self.postgres = EmbeddedPostgres(self.folder / "postgres")
         self.logs = self.folder / "logs"
-        self.lake = (self.folder / "lake").as_uri()
+        if self.store is None:
+            self.store = (self.folder / "store").is_dir()
         self._state = StackState(0, 0, 0)
         self._airflow_environment: dict[str, str] = {}
         self._leave = ExitStack()
@@ -98,13 +104,36 @@ class Stack:
         return StackSecrets.load(self.folder / "secrets.json")
 
     @property
+    def lake(self) -> str:
+        """The URI below which pipelines have their lakes."""
+        store = self.object_store
+        return (self.folder / "lake").as_uri() if store is None else store.root
+
+    @property
+    def object_store(self) -> ObjectStore | None:
+        """The S3 server with the lake, if the stack has one."""
+        if not self.store:
+            return None
+        # It loads a client of S3, which a lake in a folder doesn't need.
+        from demo.stack.object_store import ObjectStore
+
+        return ObjectStore(
+            self.folder / "store",
+            self._state.store_port,
+            self.secrets.store,
+            self.logs / "s3-server.log",
+        )
+
+    @property
     def spark(self) -> SparkConnectServer:
+        store = self.object_store
         return SparkConnectServer(
             self.folder / "spark",
             self._state.spark_port,
             self.secrets.spark_token,
             self.logs / "spark-connect.log",
             self.spark_memory,
+            store={} if store is None else store.spark_environment,
         )
 
     @property
@@ -164,13 +193,17 @@ class Stack:
         sources = {
             f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources
         }
-        return sources | {"SPARK_REMOTE": self.spark.remote} | self.places()
+        store = self.object_store
+        opened = {} if store is None else store.variables
+        return sources | opened | {"SPARK_REMOTE": self.spark.remote} | self.places()
 
     def places(self) -> dict[str, str]:
         """Return the variables by which pipeline files and DAGs find this stack's lake and
         pipelines.
         """
-        return {"WALDELTA_LAKE": self.lake, "WALDELTA_PIPELINES": str(self.pipelines)}
+        store = self.object_store
+        pipelines = self.pipelines if store is None else store.pipelines
+        return {"WALDELTA_LAKE": self.lake, "WALDELTA_PIPELINES": str(pipelines)}
 
     # Starting and stopping
 
@@ -235,8 +268,9 @@ class Stack:
 
     def create_pools(self) -> None:
         """Create the pool of every pipeline file's slot; repeat it after adding a file."""
+        places = self.places()
         with self.client() as client:
-            create_pools(client, self.report, self.pipelines, self.places())
+            create_pools(client, self.report, Path(places["WALDELTA_PIPELINES"]), places)
 
     def kill_scheduler(self) -> None:
         """Kill the scheduler of a stack started by this process, its workers and their tasks.
@@ -277,8 +311,12 @@ class Stack:
 
     def _start_parts(self) -> None:
         clock = time.monotonic()
-        self._state = StackState(free_port(), free_port(), free_port())
+        store_port = free_port() if self.store else 0
+        self._state = StackState(free_port(), free_port(), free_port(), store_port)
         base = self._base_environment()
+        if (store := self.object_store) is not None:
+            store.copy_pipelines(self.pipelines)
+            self._remember(store.begin(base))
         spark_part = self.spark.start(
             base
         )  # It is the slowest to start, and needs none of the others.
@@ -298,6 +336,9 @@ class Stack:
         self._remember(*self.airflow.start(environment))
         wait_until(self.spark.is_listening, "the Spark Connect server", START_TIMEOUT_S, self.parts)
         self.report(f"Spark Connect server on 127.0.0.1:{self.spark.port} {_since(clock)}")
+        if store is not None:
+            wait_until(store.is_up, "the S3 server", START_TIMEOUT_S, self.parts)
+            self.report(f"S3 server on {store.endpoint} {_since(clock)}")
         wait_until(self.airflow.answers, "Airflow's API server", START_TIMEOUT_S, self.parts)
         self.start_scheduler()
         self._enter_everything()
@@ -344,6 +385,8 @@ class Stack:
                 port=spark.port,
                 password=spark.token,
             )
+            if (store := self.object_store) is not None:
+                set_connection(client, self.report, store.conn_id, **store.connection)
         self.create_pools()
 
     def _enter_source(self, client: AirflowClient, conn_id: str) -> None:

@@ -19,6 +19,7 @@ class StackState:
     postgres_port: int
     spark_port: int
     airflow_port: int
+    store_port: int = 0
     parts: tuple[Part, ...] = ()
     complete: bool = False
 

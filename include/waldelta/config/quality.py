@@ -145,8 +145,8 @@ class Quality(StrictModel):
     data_docs: str | None = Field(
         None,
         description=(
-            "local folder of the HTML reports; by default"
-            " <root>/_waldelta/data_docs, and none with an object store"
+            "local folder of the HTML reports; by default <root>/_waldelta/data_docs, also in an"
+            " object store"
         ),
     )
     keep_reports: int = Field(
@@ -162,7 +162,7 @@ class Quality(StrictModel):
         check_folder_uri(place or "")
         if place is not None and "://" in place and not place.startswith("file://"):
             raise ValueError(
-                "reports are HTML files, which can't be written there: name a local folder, or"
-                " remove the key"
+                "it names an object store: name a local folder, or remove the key, and reports are"
+                " in the lake"
             )
         return place

@@ -1,4 +1,4 @@
-"""Finds the local folder of a pipeline's Data Docs, if it has one, and checks it for setup."""
+"""Finds where a pipeline's Data Docs are, and checks a named folder for setup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
-from waldelta.findings import Finding, problem, warning
+from waldelta.findings import Finding, problem
 from waldelta.lake import bookkeeping_uri
 from waldelta.lake.storage import local_path
 
@@ -18,19 +18,20 @@ ENTRIES_FOLDER = ".entries"
 RESULTS_FOLDER = ".results"
 
 
-def docs_folder(pipeline: PipelineFile) -> Path | None:
-    """Return the folder of the reports, or None.
+def docs_uri(root: str) -> str:
+    """Return where a lake has its reports, unless the pipeline file names another folder."""
+    return bookkeeping_uri(root, "data_docs")
 
-    It is None where the lake is an object store, which takes no HTML pages, and no other folder is
-    named.
-    """
+
+def docs_folder(pipeline: PipelineFile) -> Path | None:
+    """Return the local folder of the reports; None where they are in the lake's object store."""
     chosen = pipeline.quality.data_docs
-    place = chosen if chosen is not None else bookkeeping_uri(pipeline.target.root, "data_docs")
+    place = chosen if chosen is not None else docs_uri(pipeline.target.root)
     return local_path(place) if "://" in place else Path(place).absolute()
 
 
 def own_docs_folder(pipeline: PipelineFile) -> Path | None:
-    """Return the folder of the reports for writing.
+    """Return the folder of the reports for writing; None for the lake's object store.
 
     Raises ConfigError when a named folder has other files. Writing reports replaces an
     ``index.html`` and makes the folder readable by its owner alone. A file that isn't a report must
@@ -56,20 +57,10 @@ def _is_ours(folder: Path) -> bool:
 
 
 def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:
-    """Yield a problem where reports can't be written to the named folder.
-
-    Yields a warning where checks have results but no pages.
-    """
+    """Yield a problem where reports can't be written to the named folder."""
     if not pipeline.quality.enabled:
         return
     try:
-        folder = own_docs_folder(pipeline)
+        own_docs_folder(pipeline)
     except ConfigError as err:
         yield problem(str(err))
-        return
-    if folder is None:
-        yield warning(
-            f"checks write no Data Docs, because pages can't be written to {pipeline.target.root};"
-            " the results are in _waldelta/expectations, and Airflow's UI shows them. For pages"
-            " set quality.data_docs to a local folder"
-        )

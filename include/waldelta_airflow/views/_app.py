@@ -343,16 +343,21 @@ def _add_reports(app: FastAPI) -> None:
     @app.get("/docs/{name}/")
     @app.get("/docs/{name}/index.html")
     def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
-        return HTMLResponse(reports_index(page_request.pipeline(name)), headers=INDEX_HEADERS)
+        found = page_request.pipeline(name)
+        with _lake_errors(found):
+            return HTMLResponse(reports_index(found), headers=INDEX_HEADERS)
 
     @app.get("/docs/{name}/{path:path}")
-    def report(page_request: PageRequestDep, name: str, path: str) -> FileResponse:
+    def report(page_request: PageRequestDep, name: str, path: str) -> Response:
         found = page_request.pipeline(name)
         page_request.check_values(found)
-        file = served_report(found, path)
-        if file is None:
+        with _lake_errors(found):
+            served = served_report(found, path)
+        if served is None:
             raise HTTPException(404, "There is no such report.")
-        return FileResponse(file, headers=REPORT_HEADERS)
+        if isinstance(served, Path):
+            return FileResponse(served, headers=REPORT_HEADERS)
+        return HTMLResponse(served, headers=REPORT_HEADERS)
 
 
 def _add_entrances(app: FastAPI) -> None:
@@ -381,17 +386,22 @@ def _add_entrances(app: FastAPI) -> None:
 
 @contextmanager
 def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Ledger]]:
-    """Yields a pipeline and its lake; an error of the lake becomes status 502, not an Airflow
-    error.
-    """
+    """Yields a pipeline and its lake, with _lake_errors()."""
     found = page_request.pipeline(name)
-    try:
+    with _lake_errors(found):
         yield found, Ledger(pipeline_lake(found))
+
+
+@contextmanager
+def _lake_errors(pipeline: PipelineFile) -> Iterator[None]:
+    """Turns an error of the lake into status 502, which isn't an error of Airflow."""
+    try:
+        yield
     except pages.READ_ERRORS as err:
         raise HTTPException(
             502,
-            f"The lake of {name} can't be read from Airflow's API server:"
-            f" {pages.reason(err, found)}",
+            f"The lake of {pipeline.pipeline} can't be read from Airflow's API server:"
+            f" {pages.reason(err, pipeline)}",
         ) from err
 
 

@@ -29,7 +29,7 @@ from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed, replicated_tables
-from waldelta.pipeline.report_folder import docs_folder
+from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views._access import Reader
@@ -364,7 +364,10 @@ def reports_page(
 ) -> str:
     """Returns the page of all pipelines' runs with Data Docs, newest first."""
     files = {name: found for name, found in pipelines.items() if isinstance(found, PipelineFile)}
-    runs = {name: read_reports(found) for name, found in files.items()}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = dict(zip(files, pool.map(_reports_or_reason, files.values()), strict=True))
+    unread = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+    runs = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
     listed = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
     if only_failed:
         listed = [run for run in listed if run.verdict == "failed"]
@@ -373,18 +376,28 @@ def reports_page(
     table = run_table(
         shown, lambda entry: url(base, "docs", entry.pipeline) + "/" + _quoted(entry.page)
     )
-    elsewhere = [name for name, found in files.items() if docs_folder(found) is None]
     return render(
         "reports.html",
         base,
         here="docs",
-        runs=runs,
+        has_pipelines=bool(files),
         table=Markup(table) if shown else None,  # noqa: S704 - run_table() escapes
         turn=turn,
         only_failed=only_failed,
-        elsewhere=elsewhere,
-        without=[name for name, found in runs.items() if not found and name not in elsewhere],
+        unread=unread,
+        without=[name for name, found in runs.items() if not found],
     )
+
+
+def _reports_or_reason(pipeline: PipelineFile) -> list[CheckedRun] | str:
+    """Returns a pipeline's reports, or why the lake's store doesn't give them.
+
+    An error of one lake must not hide the reports of others.
+    """
+    try:
+        return read_reports(pipeline)
+    except READ_ERRORS as err:
+        return reason(err, pipeline)
 
 
 def stranger_page(base: str, dag_id: str) -> str:

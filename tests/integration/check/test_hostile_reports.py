@@ -290,8 +290,7 @@ def reconciliation() -> Reconciliation:
 
 
 def test_nor_of_the_lists_and_of_a_comparison(browser, report, pipeline):
-    index = list_reconciliation(pipeline, [reconciliation()])
-    assert index is not None
+    index = list_reconciliation(pipeline, Lake(pipeline.target.root), [reconciliation()])
     folder = index.parent
     compared = next((folder / "reconciliations").rglob("*.html"))
     for page in (index, compared):

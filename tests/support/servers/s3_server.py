@@ -4,39 +4,21 @@ implementation.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from demo.embedded_postgres import free_port
-from demo.stack.processes import Part, start, stop, wait_until
-
-REGION = "us-east-1"
-START_S = 60.0
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who a client of the store is."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-
+from demo import s3_server
+from demo.s3_server import REGION, Identity, s3_client
 
 ADMIN = Identity("admin", "admin-secret")
 READER = Identity("reader", "reader-secret")
+WRITER = Identity("writer", "writer-secret")
 
 
 @dataclass(frozen=True)
@@ -93,7 +75,7 @@ class Bucket:
     @property
     def client(self) -> Any:
         """A client of the store that repeats no request; threads can share it."""
-        return _client(self.endpoint, self.identity)
+        return s3_client(self.endpoint, self.identity)
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the names of the objects below a prefix, in order."""
@@ -118,56 +100,8 @@ class Bucket:
         return content
 
 
-@cache
-def _client(endpoint: str, identity: Identity) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id=identity.access_key,
-        aws_secret_access_key=identity.secret_key,
-        config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
-    )
-
-
-class S3Server:
-    """A server in ``folder`` on free ports of this machine; a context manager that starts and kills
-    it.
-
-    Its ports stay the same when it is started again.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
-        self.log = folder / "server.log"
-        self._part: Part | None = None
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> Self:
-        """Start the server and wait until it answers requests."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        name = type(self).__name__
-        self._part = start(
-            name, self._command(), folder=self.folder, log=self.log, environment=os.environ
-        )
-        wait_until(self._is_up, name, START_S, [self._part])
-        return self
-
-    def stop(self) -> None:
-        """End the server as an operator does, and wait until it has ended."""
-        if self._part is not None:
-            stop([self._part], grace_s=20)
-            self._part = None
-
-    def kill(self) -> None:
-        """End the server in the middle of whatever it does."""
-        if self._part is not None:
-            os.kill(self._part.pid, signal.SIGKILL)
-            stop([self._part], grace_s=0)
-            self._part = None
+class S3Server(s3_server.S3Server):
+    """A server with buckets for tests."""
 
     def restart(self) -> None:
         """Kill the server and start it again."""
@@ -180,83 +114,14 @@ class S3Server:
         bucket.client.create_bucket(Bucket=bucket.name)
         return bucket
 
-    def __enter__(self) -> Self:
-        return self.start()
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def _is_up(self) -> bool:
-        with suppress(BotoCoreError, ClientError):
-            return self._is_ready()
-        return False
-
-    def _command(self) -> Sequence[str]:
-        """Return the program and its arguments."""
-        raise NotImplementedError
-
-    def _is_ready(self) -> bool:
-        """Return whether the server does what tests ask of it; an error means: not yet."""
-        raise NotImplementedError
-
-
-class SeaweedFS(S3Server):
-    """A SeaweedFS in one process, which keeps its data in ``folder``.
-
-    ADMIN may do everything, READER may read and list.
-    """
+class SeaweedFS(s3_server.SeaweedFS, S3Server):
+    """ADMIN may do everything, READER may read and list, and WRITER may also write."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._ports = {
-            f"{part}.{kind}": free_port()
-            for part in ("master", "volume", "filer")
-            for kind in ("port", "port.grpc")
-        }
-        self._ports["s3.port.grpc"] = free_port()
-
-    def _command(self) -> Sequence[str]:
-        (self.folder / "data").mkdir(exist_ok=True)
-        identities = self.folder / "identities.json"
-        identities.write_text(
-            json.dumps({"identities": [_may(ADMIN, "Admin"), _may(READER, "Read", "List")]})
+        super().__init__(
+            folder, ADMIN, {READER: ["Read", "List"], WRITER: ["Read", "List", "Write"]}
         )
-        own = {
-            "dir": self.folder / "data",
-            "ip": "127.0.0.1",
-            "ip.bind": "127.0.0.1",
-            "s3.port": self.port,
-            "s3.config": identities,
-            # These belong to services that no test uses, on ports that other servers may have.
-            "s3.port.iceberg": 0,
-            "s3.port.lance": 0,
-            "master.telemetry": "false",
-            # Without these, a restart takes ten seconds longer: there is one master only.
-            "master.electionTimeout": "1s",
-            "master.heartbeatInterval": "100ms",
-            "master.resumeState": "false",
-            "volume.preStopSeconds": 0,
-            # Small volumes, as many as needed: each bucket has volumes of its own.
-            "master.volumeSizeLimitMB": 64,
-            "volume.max": 0,
-        }
-        options = [f"-{name}={value}" for name, value in (self._ports | own).items()]
-        return [str(Path(sys.executable).with_name("weed")), "server", "-filer", "-s3", *options]
-
-    def _is_ready(self) -> bool:
-        """Return whether an object can be written and deleted: the parts start one by one."""
-        client = Bucket(self.endpoint, "ready").client
-        with suppress(ClientError):  # An earlier attempt has created it.
-            client.create_bucket(Bucket="ready")
-        client.put_object(Bucket="ready", Key="object", Body=b"content")
-        client.delete_object(Bucket="ready", Key="object")
-        return True
-
-
-def _may(identity: Identity, *actions: str) -> dict[str, Any]:
-    """Return an entry of SeaweedFS's identities file."""
-    keys = {"accessKey": identity.access_key, "secretKey": identity.secret_key}
-    return {"name": identity.access_key, "credentials": [keys], "actions": list(actions)}
 
 
 class Moto(S3Server):

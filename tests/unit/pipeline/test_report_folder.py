@@ -1,6 +1,4 @@
-"""Data Docs of a lake in an object store: setup says that there are none, and nothing that has to
-do with them fails.
-"""
+"""Where Data Docs are: in the lake, also in an object store, or in a folder of this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +11,11 @@ from pydantic import ValidationError
 from tests.support.pipelines import pipeline_file
 from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
-from waldelta.pipeline.report_folder import docs_folder, judge_docs
-from waldelta.stages.check.reports import prune_reports
+from waldelta.lake import Lake
+from waldelta.pipeline.report_folder import docs_folder, docs_uri, judge_docs
 from waldelta.stages.check.reports.data_docs import list_reconciliation
 
+LAKE = Lake("s3a://bucket/lake")
 STORES = (
     "s3a://bucket/lake",
     "s3://bucket/lake",
@@ -26,18 +25,12 @@ STORES = (
 
 
 @pytest.mark.parametrize("root", STORES)
-def test_an_object_store_has_no_folder_and_setup_says_so(root):
+def test_in_an_object_store_they_are_in_the_lake(root):
     """What was written there as a file would lie in a folder of that name here."""
     pipeline = pipeline_file(root, "shop", quality={})
     assert docs_folder(pipeline) is None
-    (found,) = judge_docs(pipeline)
-    assert (found.severity, root in found.text, "quality.data_docs" in found.text) == (
-        "warning",
-        True,
-        True,
-    )
-    assert list_reconciliation(pipeline, []) is None
-    assert prune_reports(pipeline) == 0
+    assert docs_uri(root) == f"{root}/_waldelta/data_docs"
+    assert list(judge_docs(pipeline)) == []
 
 
 FOLDERS = [
@@ -91,12 +84,12 @@ def test_a_named_folder_of_other_files_is_refused(held, taken, tmp_path):
     pipeline = pipeline_file(STORES[0], "shop", quality={"data_docs": str(folder)})
     assert [found.severity for found in judge_docs(pipeline)] == ([] if taken else ["problem"])
     if taken:
-        assert list_reconciliation(pipeline, []) == folder / "index.html"
+        assert list_reconciliation(pipeline, LAKE, []) == folder / "index.html"
     else:
         with pytest.raises(
             ConfigError, match="holds other files than reports: name a new or an empty folder"
         ):
-            list_reconciliation(pipeline, [])
+            list_reconciliation(pipeline, LAKE, [])
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
         assert sorted(
             p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()

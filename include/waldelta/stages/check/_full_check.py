@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from waldelta.lake import Lake
 from waldelta.stages.check._background import Measurements
 from waldelta.stages.check._check_run import CheckRun, failed, refused
 from waldelta.stages.check._incremental import are_met, suite_of
@@ -18,13 +18,13 @@ from waldelta.stages.check.great_expectations import SuiteCheck
 from waldelta.stages.check.great_expectations.build import build_known
 from waldelta.stages.check.great_expectations.run_suite import measured, outcomes
 from waldelta.stages.check.reports.data_docs import (
-    drop_old_results,
+    Place,
+    drop_old_checks,
     keep_result,
     open_context,
     page_name,
-    page_path,
     run_identifier,
-    write_check_pages,
+    write_check_page,
 )
 from waldelta.stages.check.suite import SuitePlan, TableVerdict
 from waldelta.stages.check.suite.target_facts import CheckedTarget
@@ -49,14 +49,15 @@ class _Prepared:
 
 def check_fully(
     run: CheckRun,
-    folder: Path | None,
+    place: Place,
+    lake: Lake,
     planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Measurements]],
 ) -> list[TableVerdict]:
-    """Returns the verdicts on targets with their plans, and writes their pages into ``folder``.
+    """Returns the verdicts on targets with their plans, and writes their pages to ``place``.
 
     A plan is the error that prevented it where there is none.
     """
-    context = open_context(folder)
+    context = open_context(place)
     identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
     verdicts: list[TableVerdict] = []
     ready: list[_Prepared] = []
@@ -73,17 +74,13 @@ def check_fully(
     ) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
         return _evaluate(run, identifier, session, item)
 
-    pages = []
     for verdict, result in run.pool.map(evaluate, ready):
         page = None
-        if folder is not None and result is not None:
-            pages.append(keep_result(context, page_name(verdict.table), result, identifier))
-            page = page_path(folder, pages[-1])
+        if result is not None:
+            kept = keep_result(context, page_name(verdict.table), result, identifier)
+            page = write_check_page(context, place, kept)
         verdicts.append(replace(verdict, page=page))
-    if folder is not None:
-        keep = run.pipeline.quality.keep_reports
-        drop_old_results(context, folder, run.pipeline.pipeline, keep)
-        write_check_pages(context, folder, pages)
+    drop_old_checks(context, place, run.pipeline, lake)
     return verdicts
 
 

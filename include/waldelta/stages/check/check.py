@@ -20,13 +20,12 @@ from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget
+from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
 from waldelta.lake.ledger.passed_suites import latest_suites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, latest_profiles
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
-from waldelta.pipeline.report_folder import own_docs_folder
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import SessionPool
 from waldelta.stages.check._background import in_background, measure_early, profile_early
@@ -37,6 +36,7 @@ from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.great_expectations import import_great_expectations
 from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.reports import list_reports
+from waldelta.stages.check.reports.data_docs import Place, open_place
 from waldelta.stages.check.suite import QualityReport, SourceRules, SuitePlan, TableVerdict
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
 from waldelta.stages.check.suite.target_facts import CheckedTarget
@@ -59,8 +59,7 @@ def check(
 
     ``outcome`` describes what the run did to its targets; without it the current versions are
     checked. If a target can't be judged, or its own expectations are refused, only that target
-    fails: the others are still judged, recorded and reported. Without a folder for reports the
-    check writes no pages; everything else is the same.
+    fails: the others are still judged, recorded and reported.
     """
     began, outcome = now(), outcome or RunOutcome()
     states = {
@@ -105,21 +104,23 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     targets, lost = _open_targets(run, ledger, states)
     run = replace(run, rules=_without_references(run.rules, {verdict.table for verdict in lost}))
     met = check_quickly(run, targets)
-    done, folder = {verdict.table for verdict in met}, own_docs_folder(run.pipeline)
+    done = {verdict.table for verdict in met}
+    place = open_place(run.pipeline, ledger.lake, run.run_id, run.began)
     left = [target for target in targets if target.state.table_name not in done]
-    verdicts = [*lost, *_check_fully(run, folder, left, kinds, imported)]
-    index = folder / "index.html" if folder is not None else None
-    if folder is not None and verdicts:
-        index = list_reports(folder, run.pipeline, run.run_id, run.began, verdicts)
-    elif index is not None and not index.exists():
-        index = None
+    verdicts = [*lost, *_check_fully(run, place, ledger.lake, left, kinds, imported)]
+    index: Path | str | None = None
+    if verdicts:
+        index = list_reports(place, run.pipeline, run.run_id, run.began, verdicts)
+    elif isinstance(place, Path) and (place / "index.html").exists():
+        index = place / "index.html"
     both = sorted([*met, *verdicts], key=lambda verdict: verdict.table)
     return QualityReport(run.run_id, tuple(both), index, tuple(run.own.unused))
 
 
 def _check_fully(
     run: CheckRun,
-    folder: Path | None,
+    place: Place,
+    lake: Lake,
     targets: Sequence[CheckedTarget],
     kinds: AbstractSet[str],
     imported: Future[None] | None,
@@ -149,7 +150,7 @@ def _check_fully(
 
     profiles = [profile_early(run.background, *each) for each in zip(targets, plans, strict=True)]
     measurements = zip(counts, profiles, strict=True)
-    return check_fully(run, folder, [*zip(targets, plans, measurements, strict=True)])
+    return check_fully(run, place, lake, [*zip(targets, plans, measurements, strict=True)])
 
 
 def _rules(

@@ -227,5 +227,5 @@ def prune_reports(_: SparkSession, job: Job, __: RunResult, stage: StageResult) 
     """Delete the reports that are older than the newest ``quality.keep_reports`` of each table."""
     from waldelta.stages.check.reports import prune_reports
 
-    removed = prune_reports(job.pipeline, job.pipeline.quality.keep_reports)
+    removed = prune_reports(job.pipeline, job.lake)
     stage.detail = f"{counted(removed, 'report')} removed"

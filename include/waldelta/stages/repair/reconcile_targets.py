@@ -11,7 +11,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from waldelta.errors import ConfigError, NeedsSync, NotPrimary, StateError, WaldeltaError
+from waldelta.errors import (
+    ConfigError,
+    NeedsSync,
+    NotPrimary,
+    StateError,
+    TargetNotWritable,
+    WaldeltaError,
+)
 from waldelta.lake.ledger import Reconciliation, TableState
 from waldelta.lake.ledger.reconciliations import (
     COMPARISON_FAILED,
@@ -379,12 +386,12 @@ def _check_repairable(found: Found) -> None:
 
 
 def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
-    """Returns the index of the pages; None without results, or without a folder for pages."""
+    """Returns the index of the pages, or their folder in a store; None where there are none."""
     from waldelta.stages.check.reports.data_docs import list_reconciliation
 
     try:
-        index = list_reconciliation(job.pipeline, found) if found else None
-    except OSError as err:
+        index = list_reconciliation(job.pipeline, job.lake, found) if found else None
+    except (OSError, TargetNotWritable) as err:
         log.warning("no page was written: %s", err)
         return None
     return None if index is None else str(index)

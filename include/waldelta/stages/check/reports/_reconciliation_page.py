@@ -7,6 +7,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from waldelta.lake.ledger import Reconciliation
@@ -28,44 +29,57 @@ from waldelta.stages.check.reports.index import (
     write_whole,
 )
 from waldelta.stages.check.reports.page import fact_table, mark, page
+from waldelta.stages.check.reports.store_reports import RECONCILIATIONS, RunFolder
 
-FOLDER = "reconciliations"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")
 _LONGEST = 100
 
 
 def write_pages(
-    folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]
+    place: Path | RunFolder, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]
 ) -> None:
     """Write and list a page for each table that was compared, or that couldn't be.
 
     ``names`` are the tables' file names.
     """
-    for row in found:
-        run = (
-            f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'}"
-            f" {row.at:%Y-%m-%dT%H:%M:%SZ}"
-        )
-        path = folder / FOLDER / run / f"{names[row.table_name]}.html"
-        write_whole(path, table_page(row))
-        version = f", Delta version {row.version}" if row.version is not None else ""
-        failures = () if row.status != DIFFERENT else (summary_of(row),)
-        warnings = () if row.status in (EQUAL, REPAIRED, DIFFERENT) else (summary_of(row),)
-        add_entry(
-            folder,
-            ReportEntry(
-                found[0].at,
-                pipeline,
-                row.run_id,
-                row.table_name,
-                row.version or 0,
-                1,
-                failures,
-                warnings,
-                path.relative_to(folder).as_posix(),
-                summary_of(row) + version,
-            ),
-        )
+    entries = [
+        _entry(row, found[0].at, pipeline, _write(place, pipeline, names[row.table_name], row))
+        for row in found
+    ]
+    if isinstance(place, RunFolder):
+        place.write_list(entries)
+        return
+    for entry in entries:
+        add_entry(place, entry)
+
+
+def _write(place: Path | RunFolder, pipeline: str, name: str, row: Reconciliation) -> str:
+    """Write a table's page and return its place among the reports."""
+    if isinstance(place, RunFolder):
+        return place.page_of(place.write_page(name, table_page(row)))
+    run = (
+        f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'}"
+        f" {row.at:%Y-%m-%dT%H:%M:%SZ}"
+    )
+    path = place / RECONCILIATIONS / run / f"{name}.html"
+    write_whole(path, table_page(row))
+    return path.relative_to(place).as_posix()
+
+
+def _entry(row: Reconciliation, at: datetime, pipeline: str, page: str) -> ReportEntry:
+    version = f", Delta version {row.version}" if row.version is not None else ""
+    return ReportEntry(
+        at,
+        pipeline,
+        row.run_id,
+        row.table_name,
+        row.version or 0,
+        1,
+        failures=() if row.status != DIFFERENT else (summary_of(row),),
+        warnings=() if row.status in (EQUAL, REPAIRED, DIFFERENT) else (summary_of(row),),
+        page=page,
+        told=summary_of(row) + version,
+    )
 
 
 def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
@@ -76,7 +90,7 @@ def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
     pages = [
         entry
         for entry in read_entries(folder)
-        if entry.page.startswith(f"{FOLDER}/") and entry.pipeline == pipeline
+        if entry.page.startswith(f"{RECONCILIATIONS}/") and entry.pipeline == pipeline
     ]
     old = checked_runs(pages)[keep:]
     for run in old:

@@ -1,8 +1,9 @@
 """The HTML reports of one pipeline's checks: where they are stored, and how they are named, listed
 and pruned.
 
-The folder has the pages, our own index of them and, in ``.results``, the validation results they
-are made from. Only the owner can read the files, because a report may show values of failed rows.
+A local folder has the pages, our own index of them and, in ``.results``, the validation results
+they are made from. Only the owner can read the files, because a report may show values of failed
+rows. For an object store see store_reports.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, split_table_name
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.storage import encode_segment
 from waldelta.permissions import OWNER_ONLY, private_files
@@ -33,6 +35,12 @@ from waldelta.stages.check.reports.index import (
     write_whole,
 )
 from waldelta.stages.check.reports.page import is_own_page, static_index
+from waldelta.stages.check.reports.store_reports import (
+    CHECKS,
+    RECONCILIATIONS,
+    RunFolder,
+    StoreReports,
+)
 from waldelta.stages.check.suite import TableVerdict
 
 if TYPE_CHECKING:
@@ -47,6 +55,8 @@ if TYPE_CHECKING:
         ValidationResultIdentifier,
     )
 
+# The local folder of all reports, or one run's folder in an object store.
+Place = Path | RunFolder
 _KEPT = "kept_results"
 _LONGEST_NAME = 100  # The file name of a page contains the name twice.
 
@@ -66,6 +76,15 @@ def page_name(table: str) -> str:
     )
 
 
+def open_place(pipeline: PipelineFile, lake: Lake, run_id: str, at: datetime) -> Place:
+    """Returns where a check writes its pages: the local folder, or the run's own in a store.
+
+    Raises ConfigError as own_docs_folder() does.
+    """
+    folder = own_docs_folder(pipeline)
+    return StoreReports(lake).begin(CHECKS, run_id, at) if folder is None else folder
+
+
 def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
     """Returns the run's name in the reports: pipeline, Airflow run id and time."""
     from great_expectations.core.run_identifier import RunIdentifier
@@ -75,8 +94,8 @@ def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
     return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
 
 
-def open_context(folder: Path | None) -> EphemeralDataContext:
-    """Returns a context that stores results in the folder, if there is one.
+def open_context(place: Place | None) -> EphemeralDataContext:
+    """Returns a context that keeps results in a local folder, and else in memory.
 
     It writes nothing else and sends no data.
     """
@@ -84,6 +103,7 @@ def open_context(folder: Path | None) -> EphemeralDataContext:
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig
 
+    folder = place if isinstance(place, Path) else None
     if folder is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -125,14 +145,16 @@ def keep_result(
     return identifier
 
 
-def write_check_pages(
-    context: EphemeralDataContext, folder: Path, identifiers: Sequence[ValidationResultIdentifier]
-) -> None:
-    """Write the pages of stored results; each file is replaced atomically."""
-    for identifier in identifiers:
-        write_whole(
-            page_path(folder, identifier), check_page(context.stores[_KEPT].get(identifier))
-        )
+def write_check_page(
+    context: EphemeralDataContext, place: Place, identifier: ValidationResultIdentifier
+) -> Path | str:
+    """Write the page of a stored result, which appears as a whole; returns its path or URI."""
+    text = check_page(context.stores[_KEPT].get(identifier))
+    if isinstance(place, RunFolder):
+        return place.write_page(str(identifier.batch_identifier), text)
+    path = page_path(place, identifier)
+    write_whole(path, text)
+    return path
 
 
 def replace_unescaped_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
@@ -140,31 +162,46 @@ def replace_unescaped_pages(context: EphemeralDataContext, folder: Path, pipelin
     for identifier in _kept_of(context, pipeline):
         path = page_path(folder, identifier)
         if path.is_file() and not is_own_page(path):
-            write_check_pages(context, folder, [identifier])
+            write_check_page(context, folder, identifier)
 
 
 def list_reports(
-    folder: Path,
+    place: Place,
     pipeline: PipelineFile,
     run_id: str,
     at: datetime,
     verdicts: Sequence[TableVerdict],
-) -> Path:
-    """Add a run's pages and uncheckable tables to the list, and write and return the index."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for verdict in verdicts:
-        page = "" if verdict.page is None else verdict.page.relative_to(folder).as_posix()
-        missed = {
-            severity: tuple(map(str, verdict.failed(severity)))
-            for severity in ("critical", "warning")
-        }
-        entry = ReportEntry(
-            at, pipeline.pipeline, run_id, verdict.table, verdict.version, len(verdict.outcomes),
-            missed["critical"], missed["warning"], page,
-        )  # fmt: skip
-        add_entry(folder, entry)
-    drop_old_pageless(folder, pipeline.pipeline, pipeline.quality.keep_reports)
-    return _write_index(folder, pipeline)
+) -> Path | str:
+    """Add a run's pages and uncheckable tables to the list; returns the index, or the run's folder
+    in a store.
+    """
+    entries = [_entry(place, pipeline.pipeline, run_id, at, verdict) for verdict in verdicts]
+    if isinstance(place, RunFolder):
+        place.write_list(entries)
+        return place.uri
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for entry in entries:
+        add_entry(place, entry)
+    drop_old_pageless(place, pipeline.pipeline, pipeline.quality.keep_reports)
+    return _write_index(place, pipeline)
+
+
+def _entry(
+    place: Place, pipeline: str, run_id: str, at: datetime, verdict: TableVerdict
+) -> ReportEntry:
+    if verdict.page is None:
+        page = ""
+    elif isinstance(place, RunFolder):
+        page = place.page_of(str(verdict.page))
+    else:
+        page = Path(verdict.page).relative_to(place).as_posix()
+    missed = {
+        severity: tuple(map(str, verdict.failed(severity))) for severity in ("critical", "warning")
+    }
+    return ReportEntry(
+        at, pipeline, run_id, verdict.table, verdict.version, len(verdict.outcomes),
+        missed["critical"], missed["warning"], page,
+    )  # fmt: skip
 
 
 def _write_index(folder: Path, pipeline: PipelineFile) -> Path:
@@ -200,6 +237,17 @@ def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str,
     return len(old)
 
 
+def drop_old_checks(
+    context: EphemeralDataContext, place: Place, pipeline: PipelineFile, lake: Lake
+) -> None:
+    """Remove the reports of all but a pipeline's last ``quality.keep_reports`` checks."""
+    keep = pipeline.quality.keep_reports
+    if isinstance(place, RunFolder):
+        StoreReports(lake).prune(CHECKS, keep)
+    else:
+        drop_old_results(context, place, pipeline.pipeline, keep)
+
+
 def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationResultIdentifier]:
     # Other pipelines may have results in the same folder; a pipeline's name has no space.
     return [
@@ -209,29 +257,34 @@ def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationRes
     ]
 
 
-def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path | None:
-    """Write and list the pages of a reconciliation; returns the index, or None without a folder."""
+def list_reconciliation(
+    pipeline: PipelineFile, lake: Lake, found: Sequence[Reconciliation]
+) -> Path | str:
+    """Write and list the pages of a reconciliation; returns the index, or the run's folder in a
+    store.
+    """
+    names = {row.table_name: page_name(row.table_name) for row in found}
     folder = own_docs_folder(pipeline)
     if folder is None:
-        return None
+        run = StoreReports(lake).begin(RECONCILIATIONS, found[0].run_id, found[0].at)
+        write_pages(run, pipeline.pipeline, names, found)
+        return run.uri
     with private_files(OWNER_ONLY):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_pages(
-            folder,
-            pipeline.pipeline,
-            {row.table_name: page_name(row.table_name) for row in found},
-            found,
-        )
+        write_pages(folder, pipeline.pipeline, names, found)
         return _write_index(folder, pipeline)
 
 
-def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
+def prune_reports(pipeline: PipelineFile, lake: Lake, keep: int | None = None) -> int:
     """Remove the reports of all but the last ``keep`` runs (default ``quality.keep_reports``).
 
     Returns the number of removed runs.
     """
     folder, keep = docs_folder(pipeline), pipeline.quality.keep_reports if keep is None else keep
-    if folder is None or not folder.is_dir():
+    if folder is None:
+        reports = StoreReports(lake)
+        return sum(reports.prune(kind, keep) for kind in (CHECKS, RECONCILIATIONS))
+    if not folder.is_dir():
         return 0
     with private_files(OWNER_ONLY):
         dropped = prune_pages(folder, pipeline.pipeline, keep)

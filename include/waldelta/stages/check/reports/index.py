@@ -65,8 +65,30 @@ def add_entry(folder: Path, entry: ReportEntry) -> None:
     """Add a report to the list; concurrent readers never see a partial file."""
     write_whole(
         _entry_path(folder, entry.page or _pageless(entry)),
-        json.dumps(asdict(entry) | {"at": entry.at.isoformat()}),
+        json.dumps(dump_entry(entry)),
     )
+
+
+def dump_entry(entry: ReportEntry) -> dict[str, Any]:
+    """Returns an entry for JSON."""
+    return asdict(entry) | {"at": entry.at.isoformat()}
+
+
+def parse_entry(row: Any) -> ReportEntry | None:
+    """Returns the entry of a JSON object that dump_entry() made; None for anything else."""
+    try:
+        entry = ReportEntry(
+            **{
+                **row,
+                "at": datetime.fromisoformat(row["at"]),
+                "failures": tuple(map(str, row["failures"])),
+                "warnings": tuple(map(str, row["warnings"])),
+            }
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    texts = (entry.pipeline, entry.run_id, entry.table, entry.page)
+    return entry if all(isinstance(text, str) for text in texts) else None
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -144,15 +166,14 @@ def _read_entry(path: Path) -> ReportEntry | None:
     """
     folder = path.parent.parent.resolve()
     try:
-        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        row["at"] = datetime.fromisoformat(row["at"])
-        row["failures"], row["warnings"] = tuple(row["failures"]), tuple(row["warnings"])
-        entry = ReportEntry(**row)
+        entry = parse_entry(json.loads(path.read_text(encoding="utf-8")))
         # Pruning deletes the pages that entries name: neither ".." nor a linked folder may lead
         # outside.
-        stays = ".." not in Path(entry.page).parts and (
-            folder / entry.page
-        ).resolve().is_relative_to(folder)
-        return entry if stays else None
-    except (OSError, ValueError, KeyError, TypeError):
+        stays = (
+            entry is not None
+            and ".." not in Path(entry.page).parts
+            and (folder / entry.page).resolve().is_relative_to(folder)
+        )
+    except (OSError, ValueError):
         return None  # The file was just pruned, or is no list entry.
+    return entry if stays else None

@@ -28,15 +28,15 @@ def unchecked(err: WaldeltaError) -> Outcome:
 class TableVerdict:
     """A target's outcomes, their Delta version, and their page.
 
-    ``page`` is None where a quick check found all met, or no pages are written. ``version`` is None
-    for a missing target.
+    ``page`` is a path, or a URI in an object store; it is None where a quick check found all met.
+    ``version`` is None for a missing target.
     """
 
     table: str
     version: int | None
     outcomes: tuple[Outcome, ...]
     omitted: tuple[str, ...]
-    page: Path | None = None
+    page: Path | str | None = None
     seconds: float = 0.0
     measured: Measured | None = None
     # The suite's digest, when all rows meet the expectations that depend on rows alone, and whether
@@ -51,11 +51,13 @@ class TableVerdict:
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """What a run's check found, and where its report is."""
+    """What a run's check found, and where its report is: an index, or the run's folder in a
+    store.
+    """
 
     run_id: str
     tables: tuple[TableVerdict, ...]
-    index: Path | None = None
+    index: Path | str | None = None
     notes: tuple[str, ...] = ()
 
     @property

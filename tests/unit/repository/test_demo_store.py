@@ -1,0 +1,103 @@
+"""What the demo's stack needs for a lake in its S3 server, without starting it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+
+import pytest
+
+from demo.embedded_postgres import free_port
+from demo.stack import Stack, StackError
+from demo.stack.object_store import ObjectStore
+from demo.stack.processes import finish
+from demo.stack.secret_file import StackSecrets
+from demo.stack.spark_connect_server import SparkConnectServer
+from waldelta.config import load_pipeline_file
+from waldelta.lake.store_connection import read_store_options
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ObjectStore(tmp_path / "store", 4321, "the-secret", tmp_path / "s3.log")
+
+
+def test_the_copied_pipelines_name_the_connection(store, monkeypatch):
+    """The files of the repository don't: their lake is in a folder."""
+    store.copy_pipelines(Stack.pipelines)
+    store.copy_pipelines(Stack.pipelines)
+    monkeypatch.setenv("WALDELTA_LAKE", store.root)
+    copied = load_pipeline_file(store.pipelines / "flights.yml")
+    original = load_pipeline_file(Stack.pipelines / "flights.yml")
+    assert (copied.target.conn_id, original.target.conn_id) == ("demo_lake", None)
+    assert copied.target.root == store.root
+    assert copied.quality.suites == str(store.folder / "expectations" / "flights")
+    assert copied.source == original.source
+
+
+def test_the_connection_opens_the_server(store):
+    """By the variable for jobs started by hand, and by what Spark's own process gets."""
+    found = read_store_options(store.root, store.conn_id, store.variables)
+    assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4321"
+    assert found["AWS_SECRET_ACCESS_KEY"] == "the-secret"
+    assert store.spark_environment.items() <= found.items()
+    assert "timeout" not in store.spark_environment
+
+
+def test_sparks_key_is_in_its_environment_alone(store, tmp_path, monkeypatch):
+    """Spark's settings are in a file and in its UI. Variables of another account would mix with the
+    store's.
+    """
+    program = tmp_path / "bin" / "spark-submit"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nenv > environment\necho "$@" > arguments\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another account's")
+    server = SparkConnectServer(
+        tmp_path / "spark",
+        free_port(),
+        "token",
+        tmp_path / "log",
+        python=str(program.with_name("python")),
+        store=store.spark_environment,
+    )
+    finish(server.start(os.environ), timeout_s=20)
+    variables = (server.folder / "environment").read_text().splitlines()
+    assert {f"{name}={value}" for name, value in store.spark_environment.items()} <= {*variables}
+    assert not [line for line in variables if line.startswith("AWS_SESSION_TOKEN")]
+    settings = (server.folder / "conf/spark-defaults.conf").read_text()
+    assert f"spark.hadoop.fs.s3a.endpoint {store.endpoint}\n" in settings
+    assert "the-secret" not in settings + (server.folder / "arguments").read_text()
+
+
+def test_without_sparks_jars_for_s3_the_demo_says_what_to_do(store, tmp_path, monkeypatch):
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "delta.jar").touch()
+    monkeypatch.setenv("WALDELTA_JARS", str(tmp_path / "jars"))
+    with pytest.raises(StackError, match="WALDELTA_STORES=s3 make setup"):
+        store.begin({})
+
+
+def test_a_stack_stays_where_its_lake_is(tmp_path):
+    """A later start finds an earlier one's store; without one, the lake is a folder."""
+    assert Stack(tmp_path).lake == (tmp_path / "lake").as_uri()
+    assert "AIRFLOW_CONN_DEMO_LAKE" not in Stack(tmp_path).job_environment()
+    (tmp_path / "store").mkdir()
+    again = Stack(tmp_path)
+    assert again.lake.startswith("s3a://")
+    assert "AIRFLOW_CONN_DEMO_LAKE" in again.job_environment()
+    chosen = Stack(tmp_path, store=False)
+    chosen.reset()
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_earlier_versions_secrets_get_what_they_lack(tmp_path):
+    """The new one is the same at each start, and the others stay."""
+    path = tmp_path / "secrets.json"
+    earlier = asdict(StackSecrets.load(path))
+    del earlier["store"]
+    path.write_text(json.dumps(earlier))
+    found = StackSecrets.load(path)
+    assert found == StackSecrets.load(path)
+    assert earlier.items() <= asdict(found).items()
