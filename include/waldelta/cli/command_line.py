@@ -22,6 +22,7 @@ from waldelta.cli._options import check_decision, parse
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError
 from waldelta.jobs import Pipeline
+from waldelta.lake.log_copy import remove_copies
 from waldelta.pipeline.task_errors import describe_error, last_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
@@ -52,6 +53,7 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
+    remove_copies()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # The reader has closed the stream.

@@ -58,9 +58,11 @@ def run_stages(
         result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
     if result.error is not None:
         result.status = "failed"
+    result.store_requests += job.lake.new_requests()
     fault_point("run.ended")
     try:
         result.record(job)
+        job.lake.leave_known()
     except WaldeltaError as err:
         if not failures:
             raise

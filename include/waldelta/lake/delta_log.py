@@ -78,7 +78,10 @@ class Commit:
 
 
 class DeltaLog:
-    """The log of a table; every call reads it again."""
+    """The log of a table; every call reads it again, except for entries in an object store.
+
+    Those never change, so that those that this process has read aren't read again.
+    """
 
     def __init__(self, table: DeltaTarget) -> None:
         self.uri, self._table = table.uri, table
@@ -93,6 +96,9 @@ class DeltaLog:
         Raises StateError as check_entry() does.
         """
         self.check_entry(version)
+        if (log := self._table.known_log) is not None:
+            entry = log.read(version)
+            return None if entry is None else Commit(version, entry.splitlines())
         try:
             with self._files.open_input_file(entry_path(version)) as file:
                 return Commit(version, file.read().splitlines())

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from deltalake.transaction import AddAction, RemoveAction
 
 from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
+from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
 from waldelta.lake.storage import (
     NO_HOOKS,
     SPARKS_TIMESTAMPS,
@@ -40,6 +43,10 @@ _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
+_ONE_COMMIT: dict[str, Any] = {
+    "commit_properties": CommitProperties(max_commit_retries=0),
+    "post_commithook_properties": NO_HOOKS,
+}
 _SPARK_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
@@ -77,7 +84,10 @@ class DeltaTarget:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a Delta table."""
+        """Whether there is a Delta table; one that this process has opened counts."""
+        log = self.known_log
+        if log is not None and log.is_seen:
+            return True
         return DeltaTable.is_deltatable(self.uri, self.lake.storage_options)
 
     @property
@@ -103,13 +113,42 @@ class DeltaTarget:
         kept = self.lake.cache.take(self.uri, version)
         if kept is not None and (version is not None or self._is_updated(kept)):
             return TargetVersion(self, kept)
-        return self.open_from_log(version)
+        return self._opened(version, StoredLog.read_newest)
+
+    def open_known(self) -> TargetVersion:
+        """Open the newest version that this process knows, or the newest one.
+
+        In an object store, this needs no request after another call. It is for a caller that has
+        just opened the table, or whose commit is a compare-and-swap on the version.
+        """
+        log = self.known_log
+        if log is None or not log.is_seen or log.known.version < 0:
+            return self.open()
+        kept = self.lake.cache.take(self.uri)
+        with suppress(DeltaError, NotCopied):
+            if isinstance(kept, CopiedTable):
+                kept.update_known()
+                return TargetVersion(self, kept)
+        return self._opened(None, lambda _: None)
 
     def open_from_log(self, version: int | None = None) -> TargetVersion:
         """Open the table as open() does, by reading its log whatever was opened before."""
-        options = self.lake.storage_options
+        return self._opened(version, StoredLog.read_all)
+
+    def _opened(self, version: int | None, read: Callable[[StoredLog], None]) -> TargetVersion:
+        options, log = self.lake.storage_options, self.known_log
+        if log is not None:
+            with suppress(NotCopied):
+                read(log)
+                copied = CopiedTable(self.uri, log, options or {}, version)
+                return TargetVersion(self, copied, is_kept=version is None)
         table = DeltaTable(self.uri, version=version, storage_options=options)
         return TargetVersion(self, table, is_kept=version is None)
+
+    @property
+    def known_log(self) -> StoredLog | None:
+        """What this process knows of the table's log; None where delta-rs alone reads it."""
+        return self.lake.cache.log(self.lake, self.uri)
 
     def _is_updated(self, table: DeltaTable) -> bool:
         """Bring a table to the newest version; returns whether that succeeded.
@@ -117,9 +156,11 @@ class DeltaTarget:
         Whether there is a newer one is asked first, by one request instead of two.
         """
         try:
-            if self.lake.has(f"{self.uri}/{entry_path(table.version() + 1)}"):
+            if isinstance(table, CopiedTable) or self.lake.has(
+                f"{self.uri}/{entry_path(table.version() + 1)}"
+            ):
                 table.update_incremental()
-        except (DeltaError, OSError):  # Opening it says why.
+        except (DeltaError, OSError, NotCopied):  # Opening it says why.
             return False
         return True
 
@@ -130,12 +171,19 @@ class DeltaTarget:
         except TableNotFoundError:
             return None
 
+    def find_known(self) -> TargetVersion | None:
+        """Open a version by open_known(); None when there is no table."""
+        try:
+            return self.open_known()
+        except TableNotFoundError:
+            return None
+
     def create(self, schema: Schema, **options: Any) -> TargetVersion:
         """Create the empty table with these columns; ``options`` as of delta-rs."""
         with private_files():
             storage = self.lake.storage_options
-            table = DeltaTable.create(self.uri, schema, storage_options=storage, **options)
-        return TargetVersion(self, table)
+            DeltaTable.create(self.uri, schema, storage_options=storage, **options)
+        return self.open_from_log()
 
 
 @dataclass(slots=True)
@@ -227,11 +275,51 @@ class TargetVersion:
         return self.place.lake.cache.committed(self.table, self.place.uri, app_id)
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the commits, newest first, as delta-rs reads them from the table's log.
+        """Return the commits, as commits() yields them."""
+        return list(self.commits(limit))
 
-        Under "waldelta", each has what waldelta wrote into it; empty for an external commit.
+    def commits(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the commits, newest first, as delta-rs reads them from the table's log.
+
+        Under "waldelta", each has what waldelta wrote into it; empty for an external commit. In an
+        object store, each is read when it is needed.
         """
-        return [entry | {"waldelta": read_metadata(entry)} for entry in self.table.history(limit)]
+        entries = (
+            islice(history(self.table.log, self.version), limit)
+            if isinstance(self.table, CopiedTable)
+            else self.table.history(limit)
+        )
+        return (entry | {"waldelta": read_metadata(entry)} for entry in entries)
+
+    def append(self, rows: pa.Table, schema_mode: Literal["merge"] | None = None) -> None:
+        """Add rows in one commit, which is a compare-and-swap on this version.
+
+        ``schema_mode`` "merge" adds columns that the table lacks. Raises CommitFailedError.
+        """
+        before = self.version
+        write_deltalake(self.table, rows, mode="append", schema_mode=schema_mode, **_ONE_COMMIT)
+        if isinstance(self.table, CopiedTable):
+            self.table.push(before)
+
+    def overwrite(self, rows: pa.Table, **options: Any) -> None:
+        """Replace the rows, or those of a predicate; a commit as of append().
+
+        ``options`` are those of delta-rs.
+        """
+        write_deltalake(self._stored, rows, mode="overwrite", **options, **_ONE_COMMIT)
+        self.update()
+
+    def delete(self, predicate: str, properties: CommitProperties) -> None:
+        """Delete the rows of a predicate; whole files where it names partitions alone."""
+        self._stored.delete(
+            predicate, commit_properties=properties, post_commithook_properties=NO_HOOKS
+        )
+        self.update()
+
+    @property
+    def _stored(self) -> DeltaTable:
+        """The table where its files are."""
+        return self.table.stored() if isinstance(self.table, CopiedTable) else self.table
 
     def replace_files(
         self,
@@ -299,7 +387,7 @@ class TargetVersion:
 
         With ``full``, this includes files that no commit ever named.
         """
-        self.table.vacuum(
+        self._stored.vacuum(
             hours,
             dry_run=False,
             enforce_retention_duration=False,
@@ -310,7 +398,7 @@ class TargetVersion:
     def drop_old_entries(self) -> None:
         """Write a checkpoint, and drop the log's old entries, which it replaces."""
         if write_checkpoint(self.table):
-            self.table.cleanup_metadata()
+            self._stored.cleanup_metadata()
 
 
 def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -13,6 +13,8 @@ from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
 from waldelta.lake.delta_target import DeltaTarget
+from waldelta.lake.log_copy import KnownLogs, StoredLog, file_paths
+from waldelta.lake.object_store import requests_made, store_folder
 from waldelta.lake.storage import (
     bookkeeping_uri,
     entry_identity,
@@ -35,16 +37,44 @@ class TableCache:
     the caller has read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies_logs: bool = True) -> None:
+        self._copies_logs = copies_logs
         # A garbage collection within a method may give a table back in the same thread.
         self._lock = RLock()
         self._tables: OrderedDict[str, tuple[DeltaTable, tuple[int, int] | None]] = OrderedDict()
         self._root: FileSystem | None = None
         # By table and transaction id: a version, and the id's last number then.
         self._transactions: dict[tuple[str, str], tuple[int, int]] = {}
+        self._logs: KnownLogs | None = None
+        self._requests = requests_made()
 
-    def __reduce__(self) -> tuple[type[TableCache], tuple[()]]:
-        return TableCache, ()  # Another process opens its own.
+    def __reduce__(self) -> tuple[Callable[[], TableCache], tuple[()]]:
+        return _of_task, ()  # Another process opens its own.
+
+    def log(self, lake: Lake, uri: str) -> StoredLog | None:
+        """Return what is known of a table's log; None where delta-rs alone reads it."""
+        if not self._copies_logs or lake.storage_options is None:
+            return None
+        with self._lock:
+            if self._logs is None:
+                self._logs = KnownLogs(lake.root, lake.storage_options)
+        return self._logs.log(uri.removeprefix(f"{lake.root}/"))
+
+    def new_requests(self) -> int:
+        """Return the number of requests since this was made, or since the last call."""
+        before, self._requests = self._requests, requests_made()
+        return self._requests - before
+
+    def leave_known(self, lake: Lake) -> None:
+        """Leave what is known of the tables' logs for the next run."""
+        if self._logs is None:
+            return
+        own = f"{bookkeeping_uri(lake.root, '')}"
+        with self._lock:
+            tables = {uri: table for uri, (table, _) in self._tables.items() if uri.startswith(own)}
+        self._logs.save(
+            {uri.removeprefix(f"{lake.root}/"): file_paths(table) for uri, table in tables.items()}
+        )
 
     def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
         """Hand out a table as it was when it was given back, or None.
@@ -93,6 +123,11 @@ class TableCache:
                 self._tables.popitem(last=False)
 
 
+def _of_task() -> TableCache:
+    """Return the cache of a task of Spark's, whose process nothing cleans up after."""
+    return TableCache(copies_logs=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Lake:
     """All tables of one pipeline: the lake's root as a URI, and its object store's credentials.
@@ -124,6 +159,17 @@ class Lake:
         """Return one of the pipeline's own tables (see bookkeeping_uri)."""
         return DeltaTarget(self, bookkeeping_uri(self.root, name))
 
+    def leave_known(self) -> None:
+        """Leave what this process knows of the tables in an object store for the next run."""
+        self.cache.leave_known(self)
+
+    def new_requests(self) -> int:
+        """Return how many requests this process has made to object stores since the last call.
+
+        Those of delta-rs itself, and of Spark's JVM and tasks, aren't included.
+        """
+        return self.cache.new_requests()
+
     def has(self, uri: str) -> bool:
         """Return whether there is such a file in the lake, by one request to an object store."""
         if (path := local_path(uri)) is not None:
@@ -137,3 +183,7 @@ class Lake:
     def files(self, uri: str) -> FileSystem:
         """Return a folder of the lake as a file system of its own."""
         return open_folder(uri, self.storage_options)
+
+    def table_files(self, uri: str) -> FileSystem:
+        """Return a table's folder, to read the files that its log names: they never change."""
+        return store_folder(uri, self.storage_options or {}, of_table=True) or self.files(uri)

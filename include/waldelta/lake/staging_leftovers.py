@@ -20,7 +20,6 @@ from waldelta.lake.lake import Lake
 from waldelta.lake.storage import (
     encode_segment,
     folders_in,
-    is_there,
     list_folders,
     remove_folder,
     write_parquet,
@@ -83,9 +82,7 @@ def staged_for(lake: Lake, table_name: str) -> list[str]:
     prefix = _prefix(table_name)
     found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(lake.bookkeeping(STAGING).uri)]
     return [
-        uri
-        for uri, name in found
-        if name.startswith(prefix) and _REST.fullmatch(name, len(prefix)) and is_there(uri)
+        uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))
     ]
 
 

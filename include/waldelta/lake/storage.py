@@ -34,6 +34,8 @@ from pyarrow.fs import (
 )
 
 from waldelta.errors import TargetNotWritable
+from waldelta.lake.log_copy import CopiedTable
+from waldelta.lake.object_store import store_folder
 from waldelta.lake.store_connection import read_store_options
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,11 @@ def local_path(uri: str) -> Path | None:
     """Return the folder of a ``file://`` URI without decoding it; None for object stores."""
     parts = urlsplit(uri)
     return Path(parts.path) if parts.scheme == "file" else None
+
+
+def is_local(uri: str) -> bool:
+    """Return whether a folder is on a disk of this machine, not in an object store."""
+    return local_path(uri) is not None
 
 
 def sync_commit(uri: str, version: int) -> None:
@@ -190,6 +197,8 @@ def write_checkpoint(table: DeltaTable) -> bool:
     Everything that it names is durable before it. Readers trust a checkpoint without reading the
     commits before it, and fail when the checkpoint that they are pointed to is torn.
     """
+    if isinstance(table, CopiedTable):
+        return _try_checkpoint(table)
     uri, version = table.table_uri.rstrip("/"), table.version()
     if uri.startswith(
         "file:"
@@ -197,8 +206,7 @@ def write_checkpoint(table: DeltaTable) -> bool:
         uri = unquote(uri)
     try:
         if (folder := local_path(uri)) is None:
-            table.create_checkpoint()
-            return True
+            return _try_checkpoint(table)
         sync_commit(uri, version)
         entries = folder / "_delta_log"
         if (newest := _newest_checkpoint(entries)) == version:
@@ -213,6 +221,16 @@ def write_checkpoint(table: DeltaTable) -> bool:
                 _put(made / name, entries / name)
     except (DeltaError, OSError) as err:
         log.info("%s has no checkpoint of version %d: %s", uri, version, err)
+        return False
+    return True
+
+
+def _try_checkpoint(table: DeltaTable) -> bool:
+    """Write a checkpoint to an object store; returns whether that succeeded."""
+    try:
+        table.create_checkpoint()
+    except (DeltaError, OSError) as err:
+        log.info("%s has no checkpoint of version %d: %s", table.table_uri, table.version(), err)
         return False
     return True
 
@@ -461,22 +479,17 @@ def list_folders(uri: str) -> dict[str, datetime]:
 
 
 def folders_in(uri: str) -> list[str]:
-    """Return the URIs of the folders directly below a folder; none when it isn't there."""
-    if (folder := local_path(uri)) is not None and not folder.exists():
+    """Return the URIs of the folders directly below a folder; none when it isn't there.
+
+    In an object store, a folder is one that has files: some stores list a folder for a while after
+    its last object was deleted.
+    """
+    if (folder := local_path(uri)) is None:
+        return sorted(list_folders(uri))
+    if not folder.exists():
         return []
     found = open_folder(uri).get_file_info(FileSelector(""))
     return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
-
-
-def is_there(folder: str) -> bool:
-    """Return whether a folder that was listed has files; on a disk, that it was listed is enough.
-
-    Some object stores list a folder for a while after its last object was deleted.
-    """
-    if local_path(folder) is not None:
-        return True
-    found = open_folder(folder).get_file_info(FileSelector("", recursive=True))
-    return any(info.type == FileType.File and info.size for info in found)
 
 
 def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
@@ -488,7 +501,7 @@ def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
     if folder is not None:
         return SubTreeFileSystem(str(folder), LocalFileSystem())
     found = read_store_options(uri) if options is None else options
-    return PyFileSystem(DeltaStorageHandler(uri, found))
+    return store_folder(uri, found) or PyFileSystem(DeltaStorageHandler(uri, found))
 
 
 def data_paths(files: FileSystem) -> list[str]:

@@ -89,6 +89,7 @@ class RunDetails:
     error_class: str | None
     error: str | None
     source: str
+    store_requests: int
     slot_before: SlotReading | None
     slot_after: SlotReading | None
 
@@ -112,6 +113,7 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         error_class=error.get("class"),
         error=error.get("message"),
         source=SourceBill(**_known(result.get("source"), _BILL_FIELDS)).describe(),
+        store_requests=int(result.get("store_requests") or 0),
         slot_before=_slot(result.get("slot_before")),
         slot_after=_slot(result.get("slot_after")),
     )

@@ -222,6 +222,8 @@ class RunResult:
     reported: ReportedLag = ReportedLag()
     warnings: list[str] = field(default_factory=list)
     source: SourceBill = field(default_factory=SourceBill)  # What the run cost the publisher.
+    # Requests of the job's process to the object store, up to this result (Lake.new_requests()).
+    store_requests: int = 0
     error: dict[str, Any] | None = None
     attempt: RunAttempt = field(default_factory=RunAttempt)
 
@@ -398,6 +400,8 @@ class RunResult:
             )
         if bill := self.source.describe():
             console.print(f"source: {bill}", soft_wrap=True)
+        if self.store_requests:
+            console.print(f"object store: {counted(self.store_requests, 'request')}")
         for warning in self.warnings:
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
         if (report := self.checked.report) is not None:

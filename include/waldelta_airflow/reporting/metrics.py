@@ -53,6 +53,10 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "gauge",
             "expectations of severity warning that failed",
         ),
+        "waldelta.<pipeline>.<verb>.store_requests": (
+            "gauge",
+            "requests of the run's processes to the object store, without Spark's",
+        ),
         "waldelta.<pipeline>.<verb>.not_applied": ("gauge", "targets that lack landed changes"),
     }
 )
@@ -92,6 +96,8 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
             of = {**tags, "table": table, "operation": operation}
             yield Metric(name, int(counts.get(operation) or 0), "counter", of)
     yield from differing_rows(pipeline, document, at)
+    if requests := document.get("store_requests"):
+        yield Metric(f"{base}.{verb}.store_requests", requests, "gauge", tags)
     for what in ("failed_expectations", "warned_expectations", "not_applied"):
         yield Metric(f"{base}.{verb}.{what}", len(document.get(what) or ()), "gauge", tags)
 

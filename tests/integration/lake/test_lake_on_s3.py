@@ -115,7 +115,7 @@ def test_a_session_that_may_overwrite_commits_is_refused(pipeline, database, spa
             with pytest.raises(PreflightFailed, match="accept_unsafe_store"):
                 pipeline.setup(spark=given)
     finally:
-        spark.conf.unset("spark.delta.logStore.s3a.impl")
+        spark.conf.set("spark.delta.logStore.s3a.impl", S3_LOG_STORE)
     assert nothing_was_made(database)
 
 

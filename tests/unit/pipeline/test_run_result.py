@@ -138,6 +138,7 @@ STORED = {
     "unused_suites": ["x.yml"],
     "slot_critical": ["slot 's' is lost"],
     "unreadable": "no",
+    "store_requests": 0,
     "source": {
         "slot_calls": 1,
         "wal_read_bytes": 2,

@@ -116,7 +116,7 @@ def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -
 
     Raises NeedsSync when the columns have changed further since.
     """
-    for entry in target.open().history(50):
+    for entry in target.open().commits(50):
         done = entry["waldelta"]
         if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
             if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from waldelta.changes.decode.collapse import (
@@ -136,11 +137,13 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
 
     Raises LateWriter when the commit isn't there.
     """
-    table = job.lake.target(state.table_name).open()
-    if (entry := _commit_of(table, tag, _NEWEST)) is not None:
-        sync_commit(table.place.uri, int(entry["version"]))
-        # This reads the commit's own metadata, because a late writer's commit may have come first.
-        return _cut(state, entry)
+    target = job.lake.target(state.table_name)
+    # A commit of this process is known; one of Spark's may not be.
+    for table in (opened() for opened in (target.open_known, target.open)):
+        if (entry := _commit_of(table, tag, _NEWEST)) is not None:
+            sync_commit(target.uri, int(entry["version"]))
+            # This reads the commit's own metadata, because a late writer's may have come first.
+            return _cut(state, entry)
     if any(tag.counts.values()):
         raise LateWriter(
             f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again"
@@ -164,7 +167,7 @@ def _commit_of(
     table: TargetVersion, tag: CommitTag, newest: int | None = None
 ) -> dict[str, Any] | None:
     """Return the commit of ``tag`` among the newest commits (None: among all)."""
-    for entry in table.history(newest):
+    for entry in table.commits(newest):
         written = entry["waldelta"]
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
             return entry
@@ -194,7 +197,7 @@ def read_unreported(
             if row.generation == state.generation
         )
 
-    for entry in _ours(target.open(), apply_app_id(identity, state)):
+    for entry in _ours(target.open_known(), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
         if run_id is None or reported.has(
@@ -236,7 +239,7 @@ def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
     for limit, skip in ((1, 0), (_NEWEST, 1), (None, _NEWEST)):
         if limit is None and not is_found:
             return
-        for entry in table.history(limit)[skip:]:
+        for entry in islice(table.commits(limit), skip, None):
             written = entry["waldelta"]
             if written.get("app_id") == app_id:
                 is_found = True

@@ -144,7 +144,7 @@ def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
         reraise=True,
     ):
         with attempt:
-            table = place.open()
+            table = place.open_known()
             if table.committed(tag.app_id) < tag.number:
                 table.replace_files([], added, tag, {"batch": str(tag.number)})
             elif (version := _version_of(table, tag)) is not None:
@@ -159,6 +159,6 @@ def _version_of(table: TargetVersion, tag: Tag) -> int | None:
     """Return the version of the commit with this userMetadata; None when no recent commit has
     it.
     """
-    entries = table.history(_NEWEST)
+    entries = table.commits(_NEWEST)
     own = (e["version"] for e in entries if e.get("userMetadata") == tag.metadata)
     return next(map(int, own), None)

@@ -36,7 +36,6 @@ from waldelta.lake.ledger.quarantine import SKIPPED
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import (
     CHANGES,
-    NO_HOOKS,
     remove_empty_folders,
     sync_behind,
 )
@@ -201,11 +200,7 @@ class ChangeLog(RowMessages):
                 app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))]
             )
             # batch is the partition column, so whole files are removed, and none is read.
-            table.table.delete(
-                f"batch <= {upto_batch:d}",
-                commit_properties=properties,
-                post_commithook_properties=NO_HOOKS,
-            )
+            table.delete(f"batch <= {upto_batch:d}", properties)
         fault_point("maintain.forgotten")
         version = sync_behind(self.uri, version)
         table.vacuum(hours, full=True)
@@ -268,12 +263,16 @@ class ChangeLog(RowMessages):
         found: dict[int, dict[str, Any]] = {}
         wanted, count = set(batches), _NEWEST
         while wanted:
-            history = self.place.open().history(count)
-            # Batch numbers continue across slot incarnations, so no number is used twice.
-            told = (entry["waldelta"] for entry in history)
-            found |= {one["batch"]: one for one in told if one.get("batch") in wanted}
-            wanted -= found.keys()
-            if len(history) < count:
+            seen = 0
+            for entry in self.place.open().commits(count):
+                # Batch numbers continue across slot incarnations, so no number is used twice.
+                one, seen = entry["waldelta"], seen + 1
+                if one.get("batch") in wanted:
+                    found[one["batch"]] = one
+                    wanted.remove(one["batch"])
+                if not wanted:
+                    break
+            if seen < count:
                 break
             count *= 4
         return found

@@ -160,7 +160,7 @@ class RowMessages(ABC):
 
         It opens only their files, so tasks can use it.
         """
-        files = self.lake.files(self.uri)
+        files = self.lake.table_files(self.uri)
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
         fragments = [
             layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group])

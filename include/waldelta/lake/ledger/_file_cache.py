@@ -6,7 +6,7 @@ Delta's files never change, and a run reads the same ones repeatedly.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from threading import Lock
@@ -15,13 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, PyFileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
 
 from waldelta.lake.delta_target import DeltaTarget, TargetVersion
+from waldelta.lake.object_store import store_folder
 
 # Larger files come from compaction, and are few.
 _SMALL_ROWS = 2_000
 _MOST_FILES = 512
+# An object store answers a request for a part of a file no sooner than one for all of it.
+_SMALL_BYTES = 32 << 10
 # File statistics have timestamps in milliseconds, rounded down.
 STATISTIC = timedelta(milliseconds=1)
 
@@ -41,10 +44,12 @@ def read_sorted(
 
     Columns that a file lacks, because it is older than the column, are null; the same is true for
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
-    and columns are read. Small files are read whole and cached, unless ``kept`` is False.
+    and columns are read. Others are read whole and cached; without ``kept``, only the smallest.
     """
     schema, actions = table.schema, table.files
     sizes = dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+    if chosen is not None:
+        actions = _may_have(actions, schema, chosen)
     if since is not None:
         recent = pc.field("at") >= since
         chosen = recent if chosen is None else recent & chosen
@@ -62,6 +67,34 @@ def read_sorted(
     ]
     empty = pa.schema([schema.field(name) for name in held]).empty_table()
     return pa.concat_tables(parts or [empty]).sort_by("at")
+
+
+def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa.Table:
+    """Return the files that may have rows of a filter, by the bounds of their texts."""
+    texts = [
+        field.name
+        for field in schema
+        if pa.types.is_string(field.type) and f"min.{field.name}" in actions.column_names
+    ]
+    layout, files = ds.ParquetFileFormat(), LocalFileSystem()
+    bounds = actions.select([f"{end}.{name}" for name in texts for end in ("min", "max")])
+    fragments = [
+        layout.make_fragment(str(number), files, _within(texts, row))
+        for number, row in enumerate(bounds.to_pylist())
+    ]
+    # Arrow opens no file to choose among them.
+    found = ds.FileSystemDataset(fragments, schema, layout, files).get_fragments(chosen)
+    return actions.take(pa.array([int(fragment.path) for fragment in found], pa.int64()))
+
+
+def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expression:
+    """Return what is true of all rows of a file with these bounds."""
+    sure = pc.scalar(True)
+    for name in texts:
+        column, least, most = pc.field(name), bounds[f"min.{name}"], bounds[f"max.{name}"]
+        if least is not None and most is not None:
+            sure &= ((column >= least) | column.is_null()) & ((column <= most) | column.is_null())
+    return sure
 
 
 def read_files(table: TargetVersion, files: Sequence[tuple[str, int]]) -> pa.Table:
@@ -87,7 +120,8 @@ class _Reader:
         kept: bool,
     ) -> pa.Table:
         """Return some columns of the rows of a file that the filter selects."""
-        if row_count > _SMALL_ROWS or not kept:
+        is_large = self._sizes[path] > _SMALL_BYTES
+        if row_count > _SMALL_ROWS or (is_large and not kept):
             return self._open(path).to_table(columns, filter=chosen)
         rows = self.read_whole(path)
         return (rows if chosen is None else rows.filter(chosen)).select(columns)
@@ -111,8 +145,10 @@ class _Reader:
     @cached_property
     def _files(self) -> FileSystem:
         # Errors of this file system name the whole path, which those of a folder's own don't.
-        options = self.place.lake.storage_options
-        return PyFileSystem(DeltaStorageHandler(self.place.uri, options, self._sizes))
+        uri, options = self.place.uri, self.place.lake.storage_options
+        return store_folder(uri, options or {}, of_table=True) or PyFileSystem(
+            DeltaStorageHandler(uri, options, self._sizes)
+        )
 
     def _open(self, path: str) -> ds.Dataset:
         return ds.dataset([path], schema=self.schema, filesystem=self._files, format="parquet")

@@ -32,6 +32,7 @@ from waldelta.lake.ledger._file_cache import STATISTIC, read_files, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
 from waldelta.lake.storage import (
     NO_HOOKS,
+    is_local,
     sync_commit,
 )
 from waldelta.lake.write_errors import target_not_writable
@@ -50,6 +51,8 @@ _ONLY_IF_UNCHANGED: dict[str, Any] = {
 _SMALL_BYTES = 256 << 10
 # Large files, too, are written as one beyond this number.
 _MOST_FILES = 64
+# A reader in an object store waits for a request for each file.
+_MOST_IN_STORE = 4
 # The transaction id of compactions.
 _COMPACTION = "waldelta-compaction"
 # A reader that opened the table before a rewrite still finds its files.
@@ -149,7 +152,9 @@ class LedgerTable(Generic[R]):
         after: Newest | None,
         fence: Fence,
     ) -> list[R]:
-        table = self.place.find()
+        # The commit is a compare-and-swap on the version, whichever it is: where there is a later
+        # one, it fails, and that one is read.
+        table = self.place.find_known()
         fence.verify()
         if after is not None and self._last_at(table, after) != after.at:
             raise LateWriter(
@@ -160,13 +165,7 @@ class LedgerTable(Generic[R]):
             self._create(self._stored(rows))
             return list(rows)
         rows = self._behind(table, rows)
-        write_deltalake(
-            table.table,
-            self._stored(rows),
-            mode="append",
-            schema_mode=self._schema_mode(table),
-            **_ONLY_IF_UNCHANGED,
-        )
+        table.append(self._stored(rows), self._schema_mode(table))
         table.keep(table.version)
         self._compact_when_many(table)
         return rows
@@ -242,13 +241,10 @@ class LedgerTable(Generic[R]):
             if table is None:
                 self._create(self._stored(rows))
                 return
-            write_deltalake(
-                table.table,
+            table.overwrite(
                 self._stored(self._behind(table, rows)),
-                mode="overwrite",
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
-                **_ONLY_IF_UNCHANGED,
             )
             table.keep(table.version)
 
@@ -274,13 +270,7 @@ class LedgerTable(Generic[R]):
             flag: pc.or_(fresh, known.fill_null(False))
         }
         with self._named_errors():
-            write_deltalake(
-                table.table,
-                pa.table(columns),
-                mode="overwrite",
-                schema_mode="merge",
-                **_ONLY_IF_UNCHANGED,
-            )
+            table.overwrite(pa.table(columns), schema_mode="merge")
             table.keep(table.version)
         return int(marked)
 
@@ -299,13 +289,7 @@ class LedgerTable(Generic[R]):
         kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped or len(table.sized_files) > 1:
-            write_deltalake(
-                table.table,
-                kept,
-                mode="overwrite",
-                writer_properties=self._groups,
-                **_ONLY_IF_UNCHANGED,
-            )
+            table.overwrite(kept, writer_properties=self._groups)
             fault_point("maintain.pruned")
             sync_commit(self.uri, table.version)
         table.vacuum(_KEEP_FILES_HOURS)
@@ -345,7 +329,7 @@ class LedgerTable(Generic[R]):
         files = table.sized_files
         small = [(path, size) for path, size in files if size < _SMALL_BYTES]
         chosen = files if len(files) > _MOST_FILES else small
-        if len(chosen) <= self._kind.most_files:
+        if len(chosen) <= (self._kind.most_files if is_local(self.uri) else _MOST_IN_STORE):
             return
         try:
             self._compact(table, chosen)
@@ -374,7 +358,9 @@ class LedgerTable(Generic[R]):
     def _last_at(self, table: TargetVersion | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        rows = read_sorted(table, ["at"], None, after.chosen, kept=after.kept)["at"].to_pylist()
+        # An older row can't be the newest one, whatever became of the one that is expected.
+        since = None if after.at is None else after.at - STATISTIC
+        rows = read_sorted(table, ["at"], since, after.chosen, kept=after.kept)["at"].to_pylist()
         return rows[-1] if rows else None
 
     def _behind(self, table: TargetVersion, rows: Sequence[R]) -> list[R]:

@@ -159,6 +159,7 @@ class _Work:
     replaces: bool = False
 
     def __post_init__(self) -> None:
+        self.staged.write()
         self.counts = Counter(self.staged.counts)
 
     def follow(self, quarantine: Quarantine, rows: Sequence[Outline], after: int) -> None:

@@ -40,6 +40,7 @@ DOCUMENT = {
     "failed_expectations": ["one"],
     "warned_expectations": ["two", "three"],
     "not_applied": [],
+    "store_requests": 127,
 }
 PAGE = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text()
 
@@ -63,6 +64,7 @@ def test_a_document_becomes_its_metrics():
         "waldelta.shop.differing_rows.public_flights": 3,
         "waldelta.shop.consume.failed_expectations": 1,
         "waldelta.shop.consume.warned_expectations": 2,
+        "waldelta.shop.consume.store_requests": 127,
     }
 
 

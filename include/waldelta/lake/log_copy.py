@@ -1,0 +1,470 @@
+"""A Delta table in an object store, opened by delta-rs from a copy of its log on this machine.
+
+By itself, delta-rs reads each log entry twice, a checkpoint in a dozen parts, and lists the log at
+each step. Here, an entry is read once in a run, and a commit is two requests: its file, and its
+entry, which is created only where there is none. What reads other files of the table, or removes
+some, is left to delta-rs in the store itself (``stored()``).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from waldelta.lake.object_store import ObjectStore, Tagged, open_store, store_folder
+
+log_ = logging.getLogger(__name__)
+
+_LOG = "_delta_log"
+_HINT = "_last_checkpoint"
+_JSON, _CHECKPOINT = ".json", ".checkpoint.parquet"
+# What runs know of the logs, for the next run, in the pipeline's own folder of the lake.
+_PACK = "_waldelta/known_logs.zip"
+_INDEX = "index.json"
+# Larger parts are left to the next run to read.
+_MOST_PACKED_BYTES = 128 << 10
+# Of a version: its commit, or its checkpoint in one file. Others are left to delta-rs.
+_ENTRY = re.compile(r"(\d{20})(\.json|\.checkpoint\..*)$")
+# The folders of copies, and the process that made each.
+_folders: dict[str, int] = {}
+
+
+class NotCopied(DeltaError):
+    """The log has parts that this module doesn't read; delta-rs does."""
+
+
+@dataclass(slots=True)
+class KnownLog:
+    """What was read of a table's log: the entries behind a checkpoint (-1: none), by version.
+
+    Delta's log entries never change.
+    """
+
+    checkpoint: int = -1
+    entries: dict[int, Tagged] = field(default_factory=dict)
+    content: Tagged | None = None
+
+    @property
+    def version(self) -> int:
+        """The newest version that is known."""
+        return max(self.entries, default=self.checkpoint)
+
+
+@dataclass(slots=True)
+class StoredLog:
+    """A table's log in an object store, and what is known of it."""
+
+    store: ObjectStore
+    path: str
+    known: KnownLog = field(default_factory=KnownLog)
+    is_missing: bool = False
+    # Whether this process has seen in the store that what it knows is still true.
+    is_seen: bool = False
+
+    def read(self, version: int) -> bytes | None:
+        """Return a version's entry, by one request unless it is known; None without an entry."""
+        if not (self.is_seen or self.is_missing):
+            with suppress(TableNotFoundError, NotCopied):
+                self.read_newest()
+        if (known := self.known.entries.get(version)) is not None:
+            return known.content
+        entry = self._read(version)
+        return None if entry is None else entry.content
+
+    def _read(self, version: int) -> Tagged | None:
+        with suppress(FileNotFoundError):
+            return self.store.read_tagged(self._entry(version))
+        return None
+
+    def read_newest(self) -> None:
+        """Read the log, or what is new of it; errors as of read_all()."""
+        # A log begins with version 0. Where there was none, a request shows that there is none yet.
+        if self.is_missing and self._read(0) is None:
+            raise TableNotFoundError(f"{self.path} has no Delta log")
+        if self.known.version < 0:
+            self.read_all()
+        elif self.is_seen:
+            self.read_later()
+        elif not self._continues():
+            self.known = KnownLog()
+            self.read_all()
+
+    def _continues(self) -> bool:
+        """Read what is new, by one request and one for each new entry.
+
+        Returns whether the newest entry that an earlier process knew is still there: it may be
+        another table's by now.
+        """
+        log, known = f"{self.path}/{_LOG}", self.known
+        newest = known.entries.get(known.version)
+        listed = self.store.objects(log, f"{log}/{known.version:020d}")
+        tags = {one.path.rpartition("/")[2]: one.tag for one in listed}
+        versions = sorted(int(m[1]) for name in tags if (m := _ENTRY.match(name)) and m[2] == _JSON)
+        is_same = newest is not None and None is not newest.tag == tags.get(
+            _entry_name(known.version)
+        )
+        later = [version for version in versions if version > known.version]
+        if not is_same or versions != list(range(known.version, known.version + len(versions))):
+            return False
+        read = self.store.read_all([self._entry(version) for version in later])
+        known.entries |= dict(zip(later, read, strict=True))
+        self.is_seen = True
+        return True
+
+    def read_all(self) -> None:
+        """Read the newest checkpoint and all entries behind it.
+
+        What is known isn't read again where the store's tag shows that it is still the same. Raises
+        TableNotFoundError when there is no log, NotCopied when only delta-rs can read it.
+        """
+        before, self.known = self.known, KnownLog()
+        log = f"{self.path}/{_LOG}"
+        # A checkpoint replaces all before it, so that one that is known is as good as a later one.
+        begin = before.checkpoint if before.version >= 0 else self._hinted()
+        listed = self.store.objects(log, None if begin < 0 else f"{log}/{begin:020d}")
+        tags = {one.path.rpartition("/")[2]: one.tag for one in listed}
+        parts = [(int(m[1]), m[2]) for name in tags if (m := _ENTRY.match(name)) is not None]
+        self.is_missing = not parts and begin < 0
+        if self.is_missing:
+            raise TableNotFoundError(f"{self.path} has no Delta log")
+        at, later = _chosen(parts, begin, before)
+        known = {_entry_name(v): entry for v, entry in before.entries.items()}
+        known |= {_checkpoint_name(before.checkpoint): before.content} if before.content else {}
+        names = [*([_checkpoint_name(at)] if at >= 0 else []), *map(_entry_name, later)]
+        same = {n: o for n in names if (o := known.get(n)) and None is not o.tag == tags.get(n)}
+        missing = [name for name in names if name not in same]
+        read = self.store.read_all([f"{log}/{name}" for name in missing])
+        found = same | dict(zip(missing, read, strict=True))
+        content = found.pop(_checkpoint_name(at), None)
+        self.known = KnownLog(at, {int(n[:20]): one for n, one in found.items()}, content)
+        self.is_seen = True
+
+    def read_later(self) -> None:
+        """Read the entries behind those that are known."""
+        while (entry := self._read(version := self.known.version + 1)) is not None:
+            self.known.entries[version] = entry
+
+    def create(self, version: int, entry: bytes) -> None:
+        """Commit an entry; raises CommitFailedError when another writer has made this version.
+
+        The entries of other writers are known then.
+        """
+        made = self.store.create(self._entry(version), entry)
+        if made is None:
+            self.read_later()
+            raise CommitFailedError(f"version {version} was committed by another writer")
+        if self.known.version == version - 1:
+            self.known.entries[version] = made
+
+    def parts(self, path: str) -> dict[str, Tagged]:
+        """Return what is known, by names that begin with a path; nothing of a large log."""
+        known = self.known
+        entries = {_entry_name(v): entry for v, entry in dict(known.entries).items()}
+        if known.content is not None:
+            entries[_checkpoint_name(known.checkpoint)] = known.content
+        if sum(len(one.content) for one in entries.values()) > _MOST_PACKED_BYTES:
+            return {}
+        return {f"{path}/{_LOG}/{name}": one for name, one in entries.items()}
+
+    def write_checkpoint(self, folder: Path, version: int) -> None:
+        """Write a checkpoint, and then the pointer to it, as they are in a folder.
+
+        What is known begins with it from then on.
+        """
+        log, name, known = f"{self.path}/{_LOG}", _checkpoint_name(version), self.known
+        content = (folder / _LOG / name).read_bytes()
+        tag = self.store.write(f"{log}/{name}", content)
+        self.store.write(f"{log}/{_HINT}", (folder / _LOG / _HINT).read_bytes())
+        later = {v: entry for v, entry in dict(known.entries).items() if v >= version}
+        if version in later:
+            self.known = KnownLog(version, later, Tagged(content, tag))
+
+    def _entry(self, version: int) -> str:
+        return f"{self.path}/{_LOG}/{_entry_name(version)}"
+
+    def _hinted(self) -> int:
+        try:
+            hint = json.loads(self.store.read(f"{self.path}/{_LOG}/{_HINT}"))
+            return int(hint["version"])
+        except FileNotFoundError:
+            return -1
+        except (ValueError, KeyError, TypeError):
+            raise NotCopied from None
+
+
+def _entry_name(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def _checkpoint_name(version: int) -> str:
+    return f"{version:020d}{_CHECKPOINT}"
+
+
+def _chosen(
+    parts: Sequence[tuple[int, str]], hinted: int, known: KnownLog
+) -> tuple[int, list[int]]:
+    """Return a checkpoint (-1: none) of a log's parts, and the versions behind it.
+
+    It is the one that is known, or else the newest. delta-rs commits only behind a version whose
+    entry is there, so that without later ones it is the checkpoint's own. Raises NotCopied for a
+    log with other parts, or with a gap.
+    """
+    if any(kind not in (_JSON, _CHECKPOINT) for _, kind in parts):
+        raise NotCopied
+    checkpoints = {-1, *(version for version, kind in parts if kind == _CHECKPOINT)}
+    versions = sorted(version for version, kind in parts if kind == _JSON)
+    for at in dict.fromkeys((known.checkpoint, max(checkpoints))):
+        later = [version for version in versions if version > at]
+        is_whole = later == list(range(at + 1, at + 1 + len(later)))
+        if is_whole and at in checkpoints and at >= hinted and (later or at >= 0):
+            return at, later or [at]
+    raise NotCopied
+
+
+class CopiedTable(DeltaTable):
+    """A table as delta-rs reads it from a copy of its log; every commit is made in the store."""
+
+    def __init__(
+        self, uri: str, log: StoredLog, options: Mapping[str, str], version: int | None = None
+    ) -> None:
+        """Open a version that is known (None: the newest one).
+
+        Raises DeltaError when it can't be read, NotCopied when only delta-rs can read it.
+        """
+        self.uri, self.log, self._options = uri, log, dict(options)
+        self.folder = _new_folder()
+        weakref.finalize(self, _remove, str(self.folder), os.getpid())
+        known = log.known
+        if version is not None and not known.checkpoint <= version <= known.version:
+            raise NotCopied
+        self._fill(known)
+        super().__init__(str(self.folder), version=version)
+
+    def _fill(self, known: KnownLog) -> None:
+        if known.content is not None:
+            name = _checkpoint_name(known.checkpoint)
+            (self.folder / _LOG / name).write_bytes(known.content.content)
+        self._write(dict(known.entries))
+
+    def update_incremental(self) -> None:
+        """Make it the newest version, by a request for each version and one more."""
+        self.log.read_later()
+        self.update_known()
+
+    def update_known(self) -> None:
+        """Make it the newest version that is known, without a request."""
+        held, known = self.version(), self.log.known
+        if held < known.checkpoint:  # There may be no entries between them.
+            self._fill(known)
+            super().__init__(str(self.folder))
+        elif later := {v: entry for v, entry in dict(known.entries).items() if v > held}:
+            self._write(later)
+            super().update_incremental()
+
+    def _write(self, entries: Mapping[int, Tagged]) -> None:
+        for version, entry in entries.items():
+            (self.folder / _LOG / _entry_name(version)).write_bytes(entry.content)
+
+    def create_write_transaction(self, *given: Any, **named: Any) -> None:
+        """Commit changes of files that are in the store; raises CommitFailedError."""
+        before = self.version()
+        super().create_write_transaction(*given, **named)
+        self.push(before)
+
+    def push(self, before: int) -> None:
+        """Commit in the store what was committed to the copy after the version ``before``.
+
+        Raises CommitFailedError when another writer has made this version; the copy is then at
+        the version before.
+        """
+        version, name = before + 1, _entry_name(before + 1)
+        entry = (self.folder / _LOG / name).read_bytes()
+        actions = map(json.loads, entry.splitlines())
+        added = [unquote(one["add"]["path"]) for one in actions if "add" in one]
+        local = [path for path in added if (self.folder / path).is_file()]
+        files = {f"{self.log.path}/{path}": (self.folder / path).read_bytes() for path in local}
+        try:
+            for path, content in files.items():
+                self.log.store.write(path, content)
+                self.log.store.keep(path, content)
+            self.log.create(version, entry)
+        except CommitFailedError:
+            self._undo(name, before)
+            with suppress(OSError):
+                self.log.store.delete(list(files))
+            raise
+        except OSError:
+            self._undo(name, before)
+            raise
+        finally:
+            for path in local:
+                (self.folder / path).unlink(missing_ok=True)
+        if self.version() < version:
+            super().update_incremental()
+
+    def _undo(self, name: str, before: int) -> None:
+        (self.folder / _LOG / name).unlink()
+        super().__init__(str(self.folder), version=before)
+
+    def create_checkpoint(self) -> None:
+        """Write a checkpoint of this version."""
+        super().create_checkpoint()
+        self.log.write_checkpoint(self.folder, self.version())
+
+    def to_pyarrow_dataset(self, *given: Any, **named: Any) -> ds.Dataset:
+        """Return the rows as a dataset that reads the store's files."""
+        named.setdefault("filesystem", store_folder(self.uri, self._options, of_table=True))
+        return super().to_pyarrow_dataset(*given, **named)
+
+    def stored(self) -> DeltaTable:
+        """Return the same version as delta-rs opens it in the store itself."""
+        return DeltaTable(self.uri, version=self.version(), storage_options=self._options)
+
+
+class KnownLogs:
+    """What this process knows of the logs in a lake, and what earlier ones have left of them.
+
+    A run leaves it as one object for the next. Everything in it has a name for ever: log entries,
+    checkpoints and data files. So it may be old, and only saves requests.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        opened = open_store(root, options)
+        self._store: ObjectStore | None = None if opened is None else opened[0]
+        self._root = "" if opened is None or not opened[1] else f"{opened[1]}/"
+        self._logs: dict[str, StoredLog] = {}
+        self._packed: dict[str, int] | None = None
+        self._lock = RLock()
+
+    def log(self, path: str) -> StoredLog | None:
+        """Return the log of a table by its path in the lake; None where delta-rs alone reads it."""
+        if self._store is None:
+            return None
+        with self._lock:
+            if self._packed is None:
+                self._packed = {}
+                self._unpack(self._store)
+            if path not in self._logs:
+                self._logs[path] = StoredLog(self._store, f"{self._root}{path}")
+            return self._logs[path]
+
+    def save(self, files: Mapping[str, Sequence[str]]) -> None:
+        """Leave what is known for the next run, if that is more than there was.
+
+        ``files`` are the data files of tables whose rows each run reads, by the tables' paths. An
+        error is logged: the next run then reads more.
+        """
+        known = dict(self._logs).items()
+        logs = {path: log for path, log in known if log.is_seen or log.is_missing}
+        versions = {path: log.known.version for path, log in logs.items()}
+        if self._store is None or versions.items() <= (self._packed or {}).items():
+            return
+        parts: dict[str, Tagged] = {}
+        for path, log in logs.items():
+            parts |= log.parts(path)
+            for name in files.get(path, ()):
+                content = self._store.kept(f"{self._root}{path}/{name}")
+                parts |= {} if content is None else {f"{path}/{name}": Tagged(content, None)}
+        try:
+            self._store.write(f"{self._root}{_PACK}", _packed(parts, versions))
+        except OSError as err:
+            log_.info("what is known of the lake's logs can't be left for the next run: %s", err)
+
+    def _unpack(self, store: ObjectStore) -> None:
+        try:
+            parts, versions = _unpacked(store.read(f"{self._root}{_PACK}"))
+        except (FileNotFoundError, ValueError, KeyError, zipfile.BadZipFile):
+            return
+        self._packed = versions
+        for path, version in versions.items():
+            log = StoredLog(store, f"{self._root}{path}", is_missing=version < 0)
+            self._logs[path] = log
+            head = f"{path}/{_LOG}/"
+            own = {n.removeprefix(head): one for n, one in parts.items() if n.startswith(head)}
+            log.known = _known(own)
+        for name, part in parts.items():
+            if f"/{_LOG}/" not in name:
+                store.keep(f"{self._root}{name}", part.content)
+
+
+def _known(parts: Mapping[str, Tagged]) -> KnownLog:
+    """Return what the parts of a log show; nothing where they aren't a whole one."""
+    found = {(int(m[1]), m[2]): one for n, one in parts.items() if (m := _ENTRY.match(n))}
+    try:
+        at, later = _chosen(list(found), -1, KnownLog())
+        return KnownLog(at, {v: found[v, _JSON] for v in later}, found.get((at, _CHECKPOINT)))
+    except (NotCopied, KeyError):
+        return KnownLog()
+
+
+def _packed(parts: Mapping[str, Tagged], versions: Mapping[str, int]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as pack:
+        tags = {name: part.tag for name, part in parts.items()}
+        pack.writestr(_INDEX, json.dumps({"versions": versions, "tags": tags}))
+        for name, part in parts.items():
+            pack.writestr(name, part.content)
+    return content.getvalue()
+
+
+def _unpacked(content: bytes) -> tuple[dict[str, Tagged], dict[str, int]]:
+    with zipfile.ZipFile(io.BytesIO(content)) as pack:
+        index = json.loads(pack.read(_INDEX))
+        tags: dict[str, str | None] = index["tags"]
+        parts = {name: Tagged(pack.read(name), tag) for name, tag in tags.items()}
+    return parts, dict(index["versions"])
+
+
+def history(log: StoredLog, version: int) -> Iterator[dict[str, Any]]:
+    """Yield the commits up to a version, newest first, as delta-rs's history has them.
+
+    Each is read when it is needed.
+    """
+    while version >= 0 and (entry := log.read(version)) is not None:
+        lines = [line for line in entry.splitlines() if b'"commitInfo"' in line[:20]]
+        yield (json.loads(lines[0])["commitInfo"] if lines else {}) | {"version": version}
+        version -= 1
+
+
+def file_paths(table: DeltaTable) -> list[str]:
+    """Return the paths of a table's data files in its folder."""
+    paths: list[str] = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    return paths
+
+
+def remove_copies() -> None:
+    """Remove all copies of this process, which is about to end without Python's own clean-up."""
+    for folder, pid in list(_folders.items()):
+        _remove(folder, pid)
+
+
+def _new_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="waldelta-log-")
+    _folders[folder] = os.getpid()
+    (Path(folder) / _LOG).mkdir()
+    return Path(folder)
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # A process that was forked has its parent's copies.
+        _folders.pop(folder, None)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,417 @@
+"""An object store asked directly: each request is counted, and a new object is made only once.
+
+delta-rs and its file system for Arrow use more requests for the same: several for each log entry
+and each file. They open the stores, and by the credentials, that this module doesn't.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+import pyarrow as pa
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import MemoryStore, S3Store
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileSystemHandler, FileType, PyFileSystem
+
+_SCHEMES = ("s3", "s3a")
+# Whatever else is set may change whom the store sees, or how delta-rs commits.
+_KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
+_CONFIGURED = _KEYS | {
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_SESSION_TOKEN",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+}
+_OF_CLIENT = {
+    "AWS_ALLOW_HTTP": "allow_http",
+    "timeout": "timeout",
+    "connect_timeout": "connect_timeout",
+}
+_OF_RETRIES = frozenset({"max_retries", "retry_timeout"})
+# delta-rs's store ignores them, too.
+_OF_OTHERS = frozenset(
+    {"AWS_CA_BUNDLE", "AWS_EXECUTION_ENV", "AWS_MAX_ATTEMPTS", "AWS_PAGER", "AWS_RETRY_MODE"}
+)
+# A file up to this size is read whole, by one request; of a larger one, the parts that are needed.
+_WHOLE_BYTES = 1 << 20
+# A larger file is written in parts.
+_PART_BYTES = 8 << 20
+_PARALLEL, _TO_READ_TOGETHER = 8, 2
+_MOST_KEPT_BYTES = 32 << 20
+
+
+class _Requests:
+    """How many requests this process has made."""
+
+    def __init__(self) -> None:
+        self._lock, self.count = Lock(), 0
+
+    def add(self, count: int = 1) -> None:
+        with self._lock:
+            self.count += count
+
+
+_requests = _Requests()
+
+
+def requests_made() -> int:
+    """Return how many requests this module has made in this process.
+
+    Repeated requests, delta-rs's own, and those of Spark aren't included.
+    """
+    return _requests.count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object's path in its bucket, its bytes, when it was written, and its content's tag."""
+
+    path: str
+    size: int
+    at: datetime
+    tag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """An object's content, and the tag by which the store tells it from another content."""
+
+    content: bytes
+    tag: str | None
+
+
+class ObjectStore:
+    """One bucket. Raises OSError for a request that fails, FileNotFoundError without an object."""
+
+    def __init__(self, store: S3Store | MemoryStore) -> None:
+        self._store = store
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def kept(self, path: str) -> bytes | None:
+        """Return a small file of a table that was read before."""
+        with self._lock:
+            return self._kept.get(path)
+
+    def keep(self, path: str, content: bytes) -> None:
+        """Keep a small file of a table, which never changes, instead of those read first."""
+        with self._lock:
+            self._kept[path] = content
+            while sum(map(len, self._kept.values())) > _MOST_KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+    def read(self, path: str) -> bytes:
+        """Return an object."""
+        with _named():
+            return bytes(obstore.get(self._store, path).bytes())
+
+    def read_tagged(self, path: str) -> Tagged:
+        """Return an object with its tag."""
+        with _named():
+            found = obstore.get(self._store, path)
+            return Tagged(bytes(found.bytes()), found.meta["e_tag"])
+
+    def read_all(self, paths: Sequence[str]) -> list[Tagged]:
+        """Return several objects, in order; a few are read at the same time."""
+        if len(paths) < _TO_READ_TOGETHER:
+            return [self.read_tagged(path) for path in paths]
+        with ThreadPoolExecutor(min(_PARALLEL, len(paths))) as pool:
+            return list(pool.map(self.read_tagged, paths))
+
+    def read_beginning(self, path: str, size: int) -> tuple[bytes, int]:
+        """Return the first bytes of an object, and how many it has."""
+        with _named():
+            found = obstore.get(self._store, path, options={"range": (0, size)})
+            return bytes(found.bytes()), found.meta["size"]
+
+    def read_range(self, path: str, start: int, size: int) -> bytes:
+        """Return a part of an object."""
+        with _named():
+            return bytes(obstore.get_range(self._store, path, start=start, length=size))
+
+    def write(self, path: str, content: bytes) -> str | None:
+        """Write an object, also over another one; returns its tag."""
+        with _named():
+            return obstore.put(self._store, path, content, use_multipart=False)["e_tag"]
+
+    def create(self, path: str, content: bytes) -> Tagged | None:
+        """Write an object unless there is one; returns it, or None when there is another one.
+
+        An object with the same content is this one: its answer was lost, and the request repeated.
+        """
+        try:
+            with _named():
+                made = obstore.put(self._store, path, content, mode="create", use_multipart=False)
+        except FileExistsError:
+            found = self.read_tagged(path)
+            return found if found.content == content else None
+        return Tagged(content, made["e_tag"])
+
+    def opened(self, path: str) -> Any:
+        """Return a writer of an object, which doesn't exist before the writer is closed."""
+        with _named():
+            return obstore.open_writer(self._store, path, buffer_size=_PART_BYTES)
+
+    def find(self, path: str) -> StoredObject | None:
+        """Return what is known of an object; None without one."""
+        try:
+            with _named():
+                return _stored(obstore.head(self._store, path))
+        except FileNotFoundError:
+            return None
+
+    def objects(self, prefix: str, after: str | None = None) -> list[StoredObject]:
+        """Return the objects of a folder and its folders, by path, or those behind a path."""
+        with _named():
+            found = obstore.list(self._store, prefix, offset=after).collect()
+        return sorted(map(_stored, found), key=lambda one: one.path)
+
+    def entries(self, prefix: str) -> tuple[list[str], list[StoredObject]]:
+        """Return the folders and the objects directly in a folder."""
+        with _named():
+            found = obstore.list_with_delimiter(self._store, prefix)
+        return list(found["common_prefixes"]), [_stored(one) for one in found["objects"]]
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects, by one request for many of them; those that aren't there don't matter."""
+        if paths:
+            with _named():
+                obstore.delete(self._store, list(paths))
+
+
+def _stored(found: Mapping[str, Any]) -> StoredObject:
+    return StoredObject(found["path"], found["size"], found["last_modified"], found["e_tag"])
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Count a request; raise OSError with the store's answer where it failed."""
+    _requests.add()
+    try:
+        yield
+    except AlreadyExistsError as err:
+        raise FileExistsError(_answer(err)) from None
+    except FileNotFoundError as err:
+        raise FileNotFoundError(_answer(err)) from None
+    except BaseError as err:
+        raise OSError(_answer(err)) from None
+
+
+def _answer(err: Exception) -> str:
+    return str(err).partition("\n\nDebug source")[0]
+
+
+def open_store(uri: str, options: Mapping[str, str]) -> tuple[ObjectStore, str] | None:
+    """Return the bucket of a URI, and the path in it; None where only delta-rs opens the store.
+
+    ``options`` are delta-rs's. That a bucket is opened says nothing of whether it exists.
+    """
+    parts = urlsplit(uri)
+    known = _CONFIGURED | _OF_CLIENT.keys() | _OF_RETRIES | _OF_OTHERS
+    if parts.scheme not in _SCHEMES or not _KEYS <= options.keys() <= known:
+        return None
+    return _bucket(parts.netloc, tuple(sorted(options.items()))), parts.path.strip("/")
+
+
+@lru_cache(maxsize=8)
+def _bucket(name: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    # Opened once, because it keeps its connections.
+    config = {key: value for key, value in options if key in _CONFIGURED}
+    client = {_OF_CLIENT[key]: value for key, value in options if key in _OF_CLIENT}
+    limits = {key: value for key, value in options if key in _OF_RETRIES}
+    retries: dict[str, Any] = {}
+    if "max_retries" in limits:
+        retries["max_retries"] = int(limits["max_retries"])
+    if "retry_timeout" in limits:
+        retries["retry_timeout"] = timedelta(seconds=float(limits["retry_timeout"].rstrip("s")))
+    opened: Any = S3Store  # Its keyword arguments are typed key by key.
+    return ObjectStore(
+        opened(name, config=config, client_options=client, retry_config=retries or None)
+    )
+
+
+def store_folder(
+    uri: str, options: Mapping[str, str], *, of_table: bool = False
+) -> FileSystem | None:
+    """Return a folder of an object store as Arrow's file system; None as open_store() does.
+
+    A file that a table's log names (``of_table``) never changes, and is read once.
+    """
+    opened = open_store(uri, options)
+    return None if opened is None else PyFileSystem(_Folder(*opened, of_table=of_table))
+
+
+class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
+    """A folder of a bucket, as Arrow asks for its files."""
+
+    def __init__(self, store: ObjectStore, root: str, *, of_table: bool) -> None:
+        self._store, self._root, self._of_table = store, root, of_table
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Folder) and (self._store, self._root) == (
+            other._store,
+            other._root,
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._store), self._root))
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path.strip('/')}".strip("/")
+
+    def _relative(self, path: str) -> str:
+        return path.removeprefix(self._root).lstrip("/")
+
+    def get_type_name(self) -> str:
+        return "waldelta"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: Sequence[str]) -> list[FileInfo]:
+        return [self._info(path) for path in paths]
+
+    def _info(self, path: str) -> FileInfo:
+        found = self._store.find(self._path(path))
+        if found is not None:
+            return _file(path, found)
+        folders, objects = self._store.entries(self._path(path))
+        kind = FileType.Directory if folders or objects else FileType.NotFound
+        return FileInfo(path, kind)
+
+    def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
+        base = self._path(selector.base_dir)
+        folders: list[str] = []
+        if selector.recursive:
+            objects = self._store.objects(base)
+        else:
+            folders, objects = self._store.entries(base)
+        if not (folders or objects or selector.allow_not_found or not selector.base_dir):
+            raise FileNotFoundError(selector.base_dir)
+        # Some stores list the object that marks the folder itself.
+        return [
+            *(FileInfo(self._relative(path), FileType.Directory) for path in folders),
+            *(_file(self._relative(one.path), one) for one in objects),
+        ]
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        """Do nothing: a store has no folders of its own."""
+
+    def delete_dir(self, path: str) -> None:
+        self._store.delete([one.path for one in self._store.objects(self._path(path))])
+
+    def delete_dir_contents(self, path: str, _missing_dir_ok: bool = False) -> None:
+        self.delete_dir(path)
+
+    def delete_root_dir_contents(self) -> None:
+        self.delete_dir("")
+
+    def delete_file(self, path: str) -> None:
+        self._store.delete([self._path(path)])
+
+    def move(self, src: str, dest: str) -> None:
+        raise NotImplementedError
+
+    def copy_file(self, src: str, dest: str) -> None:
+        raise NotImplementedError
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        place = self._path(path)
+        if self._of_table and (kept := self._store.kept(place)) is not None:
+            return pa.BufferReader(kept)
+        content, size = self._store.read_beginning(place, _WHOLE_BYTES)
+        if len(content) < size:
+            return pa.PythonFile(_Parts(self._store, place, content, size), mode="r")
+        if self._of_table:
+            self._store.keep(place, content)
+        return pa.BufferReader(content)
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def open_output_stream(self, path: str, _metadata: Mapping[str, str] | None) -> pa.NativeFile:
+        return pa.PythonFile(_Upload(self._store.opened(self._path(path))), mode="w")
+
+    def open_append_stream(self, path: str, metadata: Mapping[str, str] | None) -> pa.NativeFile:
+        raise NotImplementedError
+
+
+def _file(path: str, found: StoredObject) -> FileInfo:
+    return FileInfo(path, FileType.File, size=found.size, mtime=found.at)
+
+
+class _Parts(io.RawIOBase):
+    """A file that is read in parts; its beginning is known."""
+
+    def __init__(self, store: ObjectStore, path: str, beginning: bytes, size: int) -> None:
+        self._store, self._path = store, path
+        self._beginning, self._size, self._at = beginning, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
+        self._at = begins[whence] + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._size, self._at + size)
+        start, self._at = self._at, max(self._at, end)
+        if end <= len(self._beginning) or end <= start:
+            return self._beginning[start:end]
+        return self._store.read_range(self._path, start, end - start)
+
+
+class _Upload(io.RawIOBase):
+    """A file being written; its position is the number of bytes so far."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer, self._at = writer, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        size = memoryview(content).nbytes
+        with _named_write():
+            self._writer.write(bytes(content))
+        self._at += size
+        return size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if (offset, whence) != (0, io.SEEK_CUR):
+            raise io.UnsupportedOperation
+        return self._at
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        # The first request was counted when the file was opened.
+        _requests.add(self._at // _PART_BYTES and self._at // _PART_BYTES + 1)
+        with _named_write():
+            self._writer.close()
+
+
+@contextmanager
+def _named_write() -> Iterator[None]:
+    try:
+        yield
+    except BaseError as err:
+        raise OSError(_answer(err)) from None

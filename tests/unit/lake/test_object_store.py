@@ -1,0 +1,98 @@
+"""An object store asked directly: which ones are, and a folder as Arrow sees it."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from obstore.store import MemoryStore
+from pyarrow.fs import FileSelector, FileType
+
+from waldelta.lake import object_store
+from waldelta.lake.object_store import ObjectStore, open_store, requests_made, store_folder
+
+KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "eu-central-1"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "is_opened"),
+    [("s3a://bucket/lake", KEYS, True),
+     ("s3://bucket", KEYS | {"AWS_ALLOW_HTTP": "true", "timeout": "30s", "max_retries": "3"}, True),
+     ("s3a://bucket/lake", KEYS | {"AWS_CA_BUNDLE": "/x"}, True),
+     ("s3a://bucket/lake", {}, False),
+     ("s3a://bucket/lake", {"AWS_REGION": "eu-central-1"}, False),
+     ("s3a://bucket/lake", KEYS | {"AWS_IAM_ROLE_ARN": "arn"}, False),
+     ("s3a://bucket/lake", KEYS | {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, False),
+     ("s3a://bucket/lake", KEYS | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
+     ("abfss://c@a.dfs.core.windows.net/lake", KEYS, False),
+     ("file:///lake", KEYS, False)],
+)  # fmt: skip
+def test_which_stores_are_asked_directly(uri, options, is_opened):
+    """Others may see other credentials, or need another way to commit."""
+    assert (open_store(uri, options) is not None) == is_opened
+
+
+def test_no_secret_is_shown():
+    opened = open_store("s3a://bucket/lake", KEYS | {"AWS_SECRET_ACCESS_KEY": "very-secret"})
+    assert "very-secret" not in repr(opened)
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    store = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+    return store_folder("s3://bucket/lake/t", {})
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_a_file_is_read_as_it_was_written(folder, size):
+    """Whole, or in parts."""
+    table = pa.table({"a": [os.urandom(size)], "b": [1]})
+    pq.write_table(table, "x/a.parquet", filesystem=folder)
+    assert pq.read_table("x/a.parquet", filesystem=folder).equals(table)
+    with folder.open_input_file("x/a.parquet") as file:
+        assert file.size() > size
+        file.seek(4)
+        assert file.tell() == 4
+
+
+def test_a_small_file_of_a_table_is_read_once(monkeypatch):
+    store = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+    store.write("lake/t/part-1.parquet", b"content")
+    before = requests_made()
+    for _ in range(2):
+        files = store_folder("s3://bucket/lake/t", {}, of_table=True)
+        assert files.open_input_file("part-1.parquet").read() == b"content"
+    assert requests_made() - before == 1
+
+
+def test_a_folder_is_listed_and_removed(folder):
+    for path in ("a/1", "a/b/2", "c"):
+        with folder.open_output_stream(path) as file:
+            file.write(path.encode())
+    listed = {i.path: i.type for i in folder.get_file_info(FileSelector(""))}
+    assert listed == {"a": FileType.Directory, "c": FileType.File}
+    every = [i.path for i in folder.get_file_info(FileSelector("", recursive=True))]
+    assert sorted(every) == ["a/1", "a/b/2", "c"]
+    found = folder.get_file_info(["a", "c", "d"])
+    assert [i.type for i in found] == [FileType.Directory, FileType.File, FileType.NotFound]
+    folder.delete_dir("a")
+    folder.delete_file("c")
+    assert folder.get_file_info(FileSelector("", recursive=True)) == []
+    with pytest.raises(FileNotFoundError):
+        folder.open_input_file("c")
+    with pytest.raises(FileNotFoundError):
+        folder.get_file_info(FileSelector("a"))
+    assert folder.get_file_info(FileSelector("a", allow_not_found=True)) == []
+
+
+def test_an_object_is_created_once():
+    store = ObjectStore(MemoryStore())
+    made = store.create("x", b"ours")
+    assert made.content == b"ours"
+    assert store.create("x", b"theirs") is None
+    assert store.create("x", b"ours").tag == made.tag
+    assert store.read("x") == b"ours"
