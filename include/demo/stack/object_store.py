@@ -15,9 +15,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from demo.jars import STORES_VARIABLE
 from demo.s3_server import REGION, Identity, SeaweedFS, s3_client
 from demo.stack.processes import Part, StackError
-from demo.store_jars import STORES_VARIABLE
 from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
 from waldelta.spark.settings import S3_JARS, jars
 
