@@ -13,9 +13,22 @@ pytestmark = pytest.mark.airflow
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 POINT = "[airflow.plugins]\nwaldelta = waldelta_airflow.plugin:WaldeltaPlugin\n"
+# Hides this project's own installation, if it has one, from both modules that Airflow may use.
+HIDDEN = """
+import importlib.metadata, sys
+modules = [importlib.metadata]
+if sys.version_info < (3, 12):
+    import importlib_metadata
+    modules.append(importlib_metadata)
+for module in modules:
+    def shown(found=module.distributions, **of):
+        for one in found(**of):
+            if one.metadata["Name"] != "waldelta" or str(one._path).startswith({installed!r}):
+                yield one
+    module.distributions = shown
+"""
 # Prints the plugin's source, and what Airflow's page of import errors shows.
 PROGRAM = """
-import importlib.metadata, sys
 from airflow import plugins_manager
 from airflow.sdk import plugins_manager as of_tasks
 for manager in (plugins_manager, of_tasks):
@@ -33,11 +46,7 @@ def test_the_plugin_is_registered_once(tmp_path, has_point):
     (metadata := installed / "waldelta-1.0.dist-info").mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: waldelta\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(POINT if has_point else "")
-    hidden = (
-        "import importlib.metadata as m; found = m.distributions\n"
-        "m.distributions = lambda **k: (d for d in found(**k) if d.name != 'waldelta' or"
-        f" str(d._path).startswith({str(installed)!r}))\n"
-    )
+    hidden = HIDDEN.format(installed=str(installed))
     environment = {
         **os.environ,
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(PLUGINS),

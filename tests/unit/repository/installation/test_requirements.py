@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from waldelta.spark import delta_jars, store_jars
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 SOURCES = ("include", "spark_jobs", "dags", "plugins", "tests", "tools", "benchmarks")
 OWN = {
     "waldelta",

@@ -11,7 +11,7 @@ import pytest
 
 from demo import jars, java
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="module")
