@@ -26,7 +26,7 @@ _ACCESS_KEY = "waldelta"
 _ROOT_KEY = re.compile(r"^( *)root: \$\{WALDELTA_LAKE\}.*$", re.MULTILINE)
 
 
-class ObjectStore:
+class DemoStore:
     """An S3 server in ``folder`` on a port of its own, with one key pair that may do everything."""
 
     conn_id = "demo_lake"

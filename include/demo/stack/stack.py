@@ -42,7 +42,7 @@ from demo.stack.state import StackState
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:
-    from demo.stack.object_store import ObjectStore
+    from demo.stack.object_store import DemoStore
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_CONN_ID = "waldelta_spark"
@@ -110,14 +110,14 @@ class Stack:
         return (self.folder / "lake").as_uri() if store is None else store.root
 
     @property
-    def object_store(self) -> ObjectStore | None:
+    def object_store(self) -> DemoStore | None:
         """The S3 server with the lake, if the stack has one."""
         if not self.store:
             return None
         # It loads a client of S3, which a lake in a folder doesn't need.
-        from demo.stack.object_store import ObjectStore
+        from demo.stack.object_store import DemoStore
 
-        return ObjectStore(
+        return DemoStore(
             self.folder / "store",
             self._state.store_port,
             self.secrets.store,

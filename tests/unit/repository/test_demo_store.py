@@ -10,7 +10,7 @@ import pytest
 
 from demo.embedded_postgres import free_port
 from demo.stack import Stack, StackError
-from demo.stack.object_store import ObjectStore
+from demo.stack.object_store import DemoStore
 from demo.stack.processes import finish
 from demo.stack.secret_file import StackSecrets
 from demo.stack.spark_connect_server import SparkConnectServer
@@ -20,7 +20,7 @@ from waldelta.lake.store_connection import read_store_options
 
 @pytest.fixture
 def store(tmp_path):
-    return ObjectStore(tmp_path / "store", 4321, "the-secret", tmp_path / "s3.log")
+    return DemoStore(tmp_path / "store", 4321, "the-secret", tmp_path / "s3.log")
 
 
 def test_the_copied_pipelines_name_the_connection(store, monkeypatch):
