@@ -9,6 +9,7 @@ compares every target with the source. Exit code 0 means equal.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from demo.stack.airflow_entries import environment_of
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.lake.ledger import Ledger
+from waldelta.lake.store_connection import is_store_variable
 from waldelta.pipeline.job import ledger_of
 from waldelta.quantities import counted
 
@@ -197,6 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # would assume.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     began = time.monotonic()
+    if given.store is not None:  # Variables of another account would mix with the store's.
+        for name in filter(is_store_variable, list(os.environ)):
+            del os.environ[name]
     stack = Stack(
         given.folder,
         store=given.store is not None,

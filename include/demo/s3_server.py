@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -137,12 +138,18 @@ class SeaweedFS(S3Server):
             for kind in ("port", "port.grpc")
         }
         self._ports["s3.port.grpc"] = free_port()
+        self.filer_port = self._ports["filer.port"]
 
     def _command(self) -> Sequence[str]:
         (self.folder / "data").mkdir(exist_ok=True)
         identities = self.folder / "identities.json"
         may = [_may(self.admin, ["Admin"]), *(_may(*other) for other in self._others.items())]
         write_private(identities, json.dumps({"identities": may}))
+        # The server reads this file in its working directory. Without keys, the filer's port lets
+        # everybody on this machine read and write.
+        parts = ("signing", "signing.read", "filer_signing", "filer_signing.read")
+        keys = (f'[jwt.{part}]\nkey = "{secrets.token_hex(32)}"\n' for part in parts)
+        write_private(self.folder / "security.toml", "".join(keys))
         own = {
             "dir": self.folder / "data",
             "ip": "127.0.0.1",

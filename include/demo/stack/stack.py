@@ -48,8 +48,10 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 SPARK_CONN_ID = "waldelta_spark"
 START_TIMEOUT_S = 180
 _LONGEST_SOCKET_PATH = 100  # Linux has room for 107 bytes, macOS for 103.
-# Prefixes of variables in the caller's shell that would override the stack's own files.
-_FOREIGN_PREFIXES = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
+# Prefixes of variables in the caller's shell that would override the stack's own files, or mix with
+# the credentials of its store.
+_OWN = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
+_FOREIGN_PREFIXES = (*_OWN, "AWS_", "AZURE_", "GOOGLE_")
 _DATA = ("postgres", "airflow", "spark", "lake", "store", "logs")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from botocore.exceptions import ClientError
@@ -44,6 +46,17 @@ def test_wrong_keys_are_refused(bucket):
     wrong = bucket.seen_by(Identity("admin", "wrong"))
     assert error_code(wrong.keys) == "SignatureDoesNotMatch"
     assert error_code(bucket.seen_by(Identity("nobody", "x")).keys) == "InvalidAccessKeyId"
+
+
+def test_only_a_key_opens_the_store(seaweedfs, bucket):
+    """By no other port of the server, either."""
+    bucket.create("a", b"content")
+    place = f"http://127.0.0.1:{seaweedfs.filer_port}/buckets/{bucket.name}/a"
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(place, timeout=10)
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(Request(place, data=b"forged", method="PUT"), timeout=10)
+    assert bucket.read("a") == b"content"
 
 
 def test_a_killed_server_keeps_its_objects(tmp_path):

@@ -23,6 +23,7 @@ from waldelta.stages.check.reports.data_docs import (
     keep_result,
     open_context,
     page_name,
+    pages_may_be_missing,
     run_identifier,
     write_check_page,
 )
@@ -78,9 +79,11 @@ def check_fully(
         page = None
         if result is not None:
             kept = keep_result(context, page_name(verdict.table), result, identifier)
-            page = write_check_page(context, place, kept)
+            with pages_may_be_missing():
+                page = write_check_page(context, place, kept)
         verdicts.append(replace(verdict, page=page))
-    drop_old_checks(context, place, run.pipeline, lake)
+    with pages_may_be_missing():
+        drop_old_checks(context, place, run.pipeline, lake)
     return verdicts
 
 

@@ -36,7 +36,7 @@ from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.great_expectations import import_great_expectations
 from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.reports import list_reports
-from waldelta.stages.check.reports.data_docs import Place, open_place
+from waldelta.stages.check.reports.data_docs import Place, open_place, pages_may_be_missing
 from waldelta.stages.check.suite import QualityReport, SourceRules, SuitePlan, TableVerdict
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
 from waldelta.stages.check.suite.target_facts import CheckedTarget
@@ -110,7 +110,8 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     verdicts = [*lost, *_check_fully(run, place, ledger.lake, left, kinds, imported)]
     index: Path | str | None = None
     if verdicts:
-        index = list_reports(place, run.pipeline, run.run_id, run.began, verdicts)
+        with pages_may_be_missing():
+            index = list_reports(place, run.pipeline, run.run_id, run.began, verdicts)
     elif isinstance(place, Path) and (place / "index.html").exists():
         index = place / "index.html"
     both = sorted([*met, *verdicts], key=lambda verdict: verdict.table)

@@ -9,14 +9,17 @@ rows. For an object store see store_reports.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, split_table_name
+from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.storage import encode_segment
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from great_expectations.data_context.types.resource_identifiers import (
         ValidationResultIdentifier,
     )
+
+log = logging.getLogger(__name__)
 
 # The local folder of all reports, or one run's folder in an object store.
 Place = Path | RunFolder
@@ -143,6 +148,15 @@ def keep_result(
         expectation_suite_identifier=suite,
     )
     return identifier
+
+
+@contextmanager
+def pages_may_be_missing() -> Iterator[None]:
+    """Log that a store takes no pages: the check's results are in the ledger without them."""
+    try:
+        yield
+    except TargetNotWritable as err:
+        log.warning("no page was written: %s", err)
 
 
 def write_check_page(

@@ -88,7 +88,10 @@ def parse_entry(row: Any) -> ReportEntry | None:
     except (ValueError, KeyError, TypeError):
         return None
     texts = (entry.pipeline, entry.run_id, entry.table, entry.page)
-    return entry if all(isinstance(text, str) for text in texts) else None
+    numbers = (entry.expectations, entry.version or 0)
+    is_one = all(isinstance(text, str) for text in texts) and isinstance(entry.told, str | None)
+    is_one &= all(type(number) is int for number in numbers) and entry.at.tzinfo is not None
+    return entry if is_one else None
 
 
 def write_whole(path: Path, text: str) -> None:

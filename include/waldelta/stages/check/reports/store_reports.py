@@ -16,6 +16,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Lock
@@ -165,8 +166,8 @@ class StoreReports:
             key=lambda path: not path.endswith(f"/{_LIST}"),
         )
         for path in files:
-            with named_write_errors(f"{self._uri}/{path}"):
-                self._files.delete_file(path)
+            with named_write_errors(f"{self._uri}/{path}"), suppress(FileNotFoundError):
+                self._files.delete_file(path)  # Another run may have pruned it since.
         return bool(files)
 
 

@@ -14,6 +14,8 @@ from waldelta.stages.check.reports import ReportEntry, checked_runs
 from waldelta.stages.check.reports.index import (
     add_entry,
     drop_old_pageless,
+    dump_entry,
+    parse_entry,
     read_entries,
     remove_entry,
 )
@@ -41,6 +43,24 @@ def test_entries_come_back_as_they_were(tmp_path):
     assert read_entries(tmp_path) == [kept]
     assert stat.S_IMODE((tmp_path / ".entries").stat().st_mode) == 0o700
     assert read_entries(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("at", "2026-01-01T12:00:00"),
+        ("at", 5),
+        ("expectations", "<script>"),
+        ("version", "<script>"),
+        ("told", {}),
+        ("page", None),
+    ],
+)
+def test_what_no_entry_can_have_is_no_entry(tmp_path, name, value):
+    """Another writer of a store could list it: no page breaks, and none shows its markup."""
+    row = dump_entry(entry(tmp_path))
+    assert parse_entry(row) is not None
+    assert parse_entry(row | {name: value}) is None
 
 
 def test_checks_without_a_page_go_with_their_runs(tmp_path):
