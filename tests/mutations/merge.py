@@ -83,14 +83,14 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "    verify_at(fence, table)\n    rows = merge.new_rows()",
+        "    fence.verify()\n    rows = merge.new_rows()",
         "    rows = merge.new_rows()",
         "A run commits to a target that another run has taken over.",
         (_DRIVER,),
     ),
     Mutation(
         "changes/merge/by_file.py",
-        "        verify_at(fence, table)\n    except Exception:",
+        "        fence.verify()\n    except Exception:",
         "    except Exception:",
         "A run commits files to a target that another run has taken over.",
         (_FILE,),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    from waldelta.lake.delta_target import TargetVersion
+from typing import Protocol
 
 
 class Fence(Protocol):
@@ -17,26 +14,6 @@ class Fence(Protocol):
 
     def verify(self) -> object:
         """Raise a WaldeltaError when this run may not write any more."""
-
-
-@runtime_checkable
-class VersionFence(Fence, Protocol):
-    """A fence that reads the table that is about to be written."""
-
-    def verify_at(self, table: TargetVersion) -> object:
-        """Do what verify() does, by the version of the table that the commit depends on."""
-
-
-def verify_at(fence: Fence, table: TargetVersion) -> None:
-    """Verify a fence before a commit that is a compare-and-swap on this version of a table.
-
-    What was committed up to this version is in it, and what is committed after it makes the commit
-    fail. So the table isn't read again.
-    """
-    if isinstance(fence, VersionFence):
-        fence.verify_at(table)
-    else:
-        fence.verify()
 
 
 class _Unfenced:

@@ -25,7 +25,7 @@ from waldelta.changes.stage.net_files import batches
 from waldelta.lake import TargetVersion
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
-from waldelta.lake.fence import Fence, verify_at
+from waldelta.lake.fence import Fence
 from waldelta.lake.storage import row_group_bytes
 from waldelta.pipeline import Job
 
@@ -80,7 +80,7 @@ def commit_in_driver(
 
     These change rows with a key, or only add rows.
     """
-    table = job.lake.target(table_name).open_known()
+    table = job.lake.target(table_name).open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
@@ -111,7 +111,7 @@ def _merge(
         changes.is_truncated or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
     appends = adds_only and len(table.files) < _MOST_FILES
-    verify_at(fence, table)
+    fence.verify()
     rows = merge.new_rows() if appends else merge.rows()
     replace_by_rows(table, [] if appends else table.sized_files, rows, tag.delta)
     return tag

@@ -50,7 +50,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.fence import Fence, verify_at
+from waldelta.lake.fence import Fence
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
@@ -140,7 +140,7 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
             return None
         merge.insert()
         tag = replace(tag, counts=tag.counts | merge.counts)
-        verify_at(fence, table)
+        fence.verify()
     except Exception:
         merge.discard()
         raise

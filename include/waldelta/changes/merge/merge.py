@@ -55,8 +55,6 @@ def merge_staged(
     done = None
     if plan.decode.unfolding is None:
         done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
-        if done is None:
-            changes.write()
         if done is None and changes.files is not None:
             done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, fence)
     if done is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,17 +17,14 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def staged_in(spark: SparkSession, *staged: str) -> Iterator[list[str]]:
+def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
     """Remove the folders at the end, unless a statement that reads them may still run.
-
-    It yields them as a list, which a caller that has staged nothing empties.
 
     The next run then finds the folders, and knows of that statement. A Spark Connect server
     continues a statement when its client is interrupted, or loses the connection.
     """
-    folders = list(staged)
     try:
-        yield folders
+        yield
     except BaseException as err:
         if is_connect(spark) and _may_go_on(err):
             log.warning(
@@ -58,6 +55,6 @@ def _may_go_on(err: BaseException) -> bool:
     return is_unanswered or "INVALID_HANDLE" in str(err) or "OPERATION_CANCELED" in str(err)
 
 
-def _remove(folders: Sequence[str]) -> None:
+def _remove(folders: tuple[str, ...]) -> None:
     for folder in folders:
         remove_folder(folder)

@@ -63,14 +63,14 @@ COUNTS = pa.schema(
 DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Staged:
     """Net changes ready to be merged: their files, the SQL that the merge reads, the number by
     action.
 
     ``incomplete``: a new row arrived without the value of a large column, which must be read from
     the source. ``net`` has the rows themselves, when the driver collapsed them and they are
-    complete. ``is_written``: the files exist; write() makes them.
+    complete.
     """
 
     folder: str
@@ -78,13 +78,6 @@ class Staged:
     counts: dict[str, int]
     incomplete: bool = False
     net: pa.Table | None = None
-    is_written: bool = True
-
-    def write(self) -> None:
-        """Write the files unless they exist, before something else than the driver reads them."""
-        if not self.is_written and self.net is not None:
-            write_parquet(self.folder, self.net)
-            self.is_written = True
 
     @property
     def files(self) -> str | None:
@@ -92,26 +85,12 @@ class Staged:
         return self.folder if self.source == parquet(self.folder) else None
 
 
-def stage(
-    spark: SparkSession,
-    change_log: ChangeLog,
-    plan: TargetPlan,
-    folder: str,
-    *,
-    in_memory: bool = False,
-) -> Staged:
-    """Write the net changes as Parquet into ``folder``.
-
-    With ``in_memory``, those that the driver collapses are only returned: the caller writes them
-    when something else reads them.
-    """
+def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
+    """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
         net = _collapse_in_driver(spark, plan.rows, plan.decode, folder)
-        staged = _staged(folder, _counts(net, plan.decode).to_pylist(), net)
-        staged.is_written = False
-        if not in_memory:
-            staged.write()
-        return staged
+        write_parquet(folder, net)
+        return _staged(folder, _counts(net, plan.decode).to_pylist(), net)
     staged = _staged(folder, _stage_in_tasks(spark, plan.split or change_log, plan, folder))
     _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
     return staged

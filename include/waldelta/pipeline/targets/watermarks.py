@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
@@ -61,16 +60,9 @@ class Watermarks:
 
         Raises StateError when the target is gone or can't be read.
         """
-        return self._of(state, DeltaTarget.open)
-
-    def at(self, state: TableState, table: TargetVersion) -> int:
-        """Return one target's last batch in a version of it."""
-        return self._of(state, lambda _: table)
-
-    def _of(self, state: TableState, opened: Callable[[DeltaTarget], TargetVersion]) -> int:
         place = self._job.lake.target(state.table_name)
         try:
-            table = opened(place)
+            table = place.open()
             committed = table.committed(apply_app_id(self.identity, state))
         except TableNotFoundError as err:
             raise StateError(
@@ -117,20 +109,9 @@ class TargetFence:
 
         Raises LockHeld without the lock, and LateWriter when another run has applied more.
         """
-        self.verify_lock()
-        return self._verified(self.watermarks.of(self.state))
-
-    def verify_at(self, table: TargetVersion) -> int:
-        """Return the target's last batch in this version; errors as of verify()."""
-        self.verify_lock()
-        return self._verified(self.watermarks.at(self.state, table))
-
-    def verify_lock(self) -> None:
-        """Raise LockHeld without the lock; no other run may begin to write while it is held."""
         self.goes_on()
         self.lock.verify()
-
-    def _verified(self, applied: int) -> int:
+        applied = self.watermarks.of(self.state)
         if self.batch is None:
             return applied
         if applied > self.batch:

@@ -365,10 +365,8 @@ def _apply_plan(run: _Run, plan: TargetPlan, fence: TargetFence) -> TargetCut:
     )
     staged = staging_folder(job.lake, state.table_name, state.generation, tag.batch, job.run_id)
     try:
-        with staged_in(run.spark, staged) as folders:
-            tag, is_staged = _bring(run, plan, tag, staged, fence)
-            if not is_staged:
-                folders.clear()
+        with staged_in(run.spark, staged):
+            tag = _bring(run, plan, tag, staged, fence)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -380,14 +378,10 @@ def _apply_plan(run: _Run, plan: TargetPlan, fence: TargetFence) -> TargetCut:
 
 def _bring(
     run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, fence: TargetFence
-) -> tuple[CommitTag, bool]:
-    """Commit the net changes, which are staged in a folder unless the driver merges them.
-
-    Returns the tag of the commit, and whether anything was staged. The watermark is verified with
-    the version that is merged into.
-    """
+) -> CommitTag:
+    """Stage the net changes in a folder and commit them; returns the tag of the commit."""
     job, state = run.job, plan.state
-    fence.verify_lock()  # Other runs' staged changes are removed next.
+    fence.verify()  # The folder may be the staging folder of the run that owns the target now.
     take_over_target(run.spark, job, state, run.quarantine, fence)
     if plan.evolution is not None:
         _check_names(job, state, plan.evolution)
@@ -397,29 +391,26 @@ def _bring(
             plan,
             state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)),
         )
-    change_log = run.stretches.change_log
-    changes = stage(run.spark, change_log, plan, f"{staged}/net", in_memory=True)
-    collapsed = changes
+    changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
     judged = judge_of(run.spark, job, plan, run.gates)
-    if judged is not None:
-        changes.write()
     if state.kept_as.completes_rows:
-        changes = complete_rows(job, change_log, plan, changes, run.quarantine, judged, fence=fence)
+        changes = complete_rows(
+            job, run.stretches.change_log, plan, changes, run.quarantine, judged, fence=fence
+        )
     elif judged is not None:
         changes = judged(changes).staged
     if plan.decode.unfolding is not None:
-        changes.write()
         changes = complete_states(
             run.spark, job.lake.target(state.table_name).uri, plan, changes, f"{staged}/filled"
         )
     fault_point("apply.staged")
-    fence.verify_lock()
+    fence.verify()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
         record_passed(job, state.table_name)
     fault_point("apply.merging")
     tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), fence)
     fault_point("apply.merged")
-    return tag, changes is not collapsed or changes.is_written
+    return tag
 
 
 def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:

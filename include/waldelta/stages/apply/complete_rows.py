@@ -159,7 +159,6 @@ class _Work:
     replaces: bool = False
 
     def __post_init__(self) -> None:
-        self.staged.write()
         self.counts = Counter(self.staged.counts)
 
     def follow(self, quarantine: Quarantine, rows: Sequence[Outline], after: int) -> None:
