@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -9,13 +10,15 @@ from dataclasses import dataclass, field
 from threading import RLock
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
 from waldelta.lake.delta_target import DeltaTarget
-from waldelta.lake.log_copy import KnownLogs, StoredLog, file_paths
+from waldelta.lake.log_copy import CopiedTable, KnownLogs, StoredLog, file_paths
 from waldelta.lake.object_store import requests_made, store_folder
 from waldelta.lake.storage import (
+    CHANGES,
     bookkeeping_uri,
     entry_identity,
     local_path,
@@ -23,6 +26,8 @@ from waldelta.lake.storage import (
     target_uri,
 )
 from waldelta.lake.store_connection import read_store_options
+
+log = logging.getLogger(__name__)
 
 # A run works on one target after the other, a few at once, and on the ledger's tables all the time.
 _MOST_IDLE = 32
@@ -69,12 +74,18 @@ class TableCache:
         """Leave what is known of the tables' logs for the next run."""
         if self._logs is None:
             return
-        own = f"{bookkeeping_uri(lake.root, '')}"
+        own, changes = bookkeeping_uri(lake.root, ""), bookkeeping_uri(lake.root, CHANGES)
         with self._lock:
-            tables = {uri: table for uri, (table, _) in self._tables.items() if uri.startswith(own)}
-        self._logs.save(
-            {uri.removeprefix(f"{lake.root}/"): file_paths(table) for uri, table in tables.items()}
-        )
+            tables = {
+                uri.removeprefix(f"{lake.root}/"): table
+                for uri, (table, _) in self._tables.items()
+                # No run reads all of the change log, which is large.
+                if uri.startswith(own) and uri != changes
+            }
+        try:
+            self._logs.save({path: file_paths(table) for path, table in tables.items()})
+        except (DeltaError, OSError, ValueError) as err:
+            log.info("what is known of the lake's logs can't be left for the next run: %s", err)
 
     def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
         """Hand out a table as it was when it was given back, or None.
@@ -112,6 +123,8 @@ class TableCache:
         The one that was kept longest goes.
         """
         version = table.version()
+        if isinstance(table, CopiedTable) and version > table.log.known.version:
+            return  # Its last commit was interrupted and isn't in the store.
         entry = entry_identity(uri, version)
         with self._lock:
             kept, _ = self._tables.get(uri, (None, None))

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import weakref
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,8 +41,10 @@ _JSON, _CHECKPOINT = ".json", ".checkpoint.parquet"
 # What runs know of the logs, for the next run, in the pipeline's own folder of the lake.
 _PACK = "_waldelta/known_logs.zip"
 _INDEX = "index.json"
-# Larger parts are left to the next run to read.
-_MOST_PACKED_BYTES = 128 << 10
+# Larger logs, and what is more in all, are left to the next run to read.
+_MOST_LOG_BYTES = 128 << 10
+_MOST_PACKED_BYTES = 2 << 20
+_TORN = (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError)
 # Of a version: its commit, or its checkpoint in one file. Others are left to delta-rs.
 _ENTRY = re.compile(r"(\d{20})(\.json|\.checkpoint\..*)$")
 # The folders of copies, and the process that made each.
@@ -60,8 +63,8 @@ class KnownLog:
     """
 
     checkpoint: int = -1
-    entries: dict[int, Tagged] = field(default_factory=dict)
-    content: Tagged | None = None
+    entries: dict[int, Tagged] = field(default_factory=dict, repr=False)
+    content: Tagged | None = field(default=None, repr=False)
 
     @property
     def version(self) -> int:
@@ -71,7 +74,10 @@ class KnownLog:
 
 @dataclass(slots=True)
 class StoredLog:
-    """A table's log in an object store, and what is known of it."""
+    """A table's log in an object store, and what is known of it; threads can share it.
+
+    What is known is replaced as a whole, or gets later entries: no thread sees a part of it.
+    """
 
     store: ObjectStore
     path: str
@@ -79,6 +85,7 @@ class StoredLog:
     is_missing: bool = False
     # Whether this process has seen in the store that what it knows is still true.
     is_seen: bool = False
+    _lock: RLock = field(default_factory=RLock, repr=False)
 
     def read(self, version: int) -> bytes | None:
         """Return a version's entry, by one request unless it is known; None without an entry."""
@@ -97,16 +104,13 @@ class StoredLog:
 
     def read_newest(self) -> None:
         """Read the log, or what is new of it; errors as of read_all()."""
-        # A log begins with version 0. Where there was none, a request shows that there is none yet.
-        if self.is_missing and self._read(0) is None:
-            raise TableNotFoundError(f"{self.path} has no Delta log")
-        if self.known.version < 0:
-            self.read_all()
-        elif self.is_seen:
-            self.read_later()
-        elif not self._continues():
-            self.known = KnownLog()
-            self.read_all()
+        with self._lock:
+            if self.known.version < 0:
+                self._read_whole(KnownLog())
+            elif self.is_seen:
+                self.read_later()
+            elif not self._continues():
+                self._read_whole(KnownLog())
 
     def _continues(self) -> bool:
         """Read what is new, by one request and one for each new entry.
@@ -136,10 +140,16 @@ class StoredLog:
         What is known isn't read again where the store's tag shows that it is still the same. Raises
         TableNotFoundError when there is no log, NotCopied when only delta-rs can read it.
         """
-        before, self.known = self.known, KnownLog()
+        with self._lock:
+            self._read_whole(self.known)
+
+    def _read_whole(self, before: KnownLog) -> None:
+        """Read the log as read_all() does, with what is already known of it."""
         log = f"{self.path}/{_LOG}"
         # A checkpoint replaces all before it, so that one that is known is as good as a later one.
-        begin = before.checkpoint if before.version >= 0 else self._hinted()
+        # Where there was no log, its listing alone shows whether there is one by now.
+        hinted = before.version < 0 and not self.is_missing
+        begin = self._hinted() if hinted else before.checkpoint
         listed = self.store.objects(log, None if begin < 0 else f"{log}/{begin:020d}")
         tags = {one.path.rpartition("/")[2]: one.tag for one in listed}
         parts = [(int(m[1]), m[2]) for name in tags if (m := _ENTRY.match(name)) is not None]
@@ -160,20 +170,22 @@ class StoredLog:
 
     def read_later(self) -> None:
         """Read the entries behind those that are known."""
-        while (entry := self._read(version := self.known.version + 1)) is not None:
-            self.known.entries[version] = entry
+        with self._lock:
+            while (entry := self._read(version := self.known.version + 1)) is not None:
+                self.known.entries[version] = entry
 
     def create(self, version: int, entry: bytes) -> None:
         """Commit an entry; raises CommitFailedError when another writer has made this version.
 
         The entries of other writers are known then.
         """
-        made = self.store.create(self._entry(version), entry)
-        if made is None:
-            self.read_later()
-            raise CommitFailedError(f"version {version} was committed by another writer")
-        if self.known.version == version - 1:
-            self.known.entries[version] = made
+        with self._lock:
+            made = self.store.create(self._entry(version), entry)
+            if made is None:
+                self.read_later()
+                raise CommitFailedError(f"version {version} was committed by another writer")
+            if self.known.version == version - 1:
+                self.known.entries[version] = made
 
     def parts(self, path: str) -> dict[str, Tagged]:
         """Return what is known, by names that begin with a path; nothing of a large log."""
@@ -181,7 +193,7 @@ class StoredLog:
         entries = {_entry_name(v): entry for v, entry in dict(known.entries).items()}
         if known.content is not None:
             entries[_checkpoint_name(known.checkpoint)] = known.content
-        if sum(len(one.content) for one in entries.values()) > _MOST_PACKED_BYTES:
+        if sum(len(one.content) for one in entries.values()) > _MOST_LOG_BYTES:
             return {}
         return {f"{path}/{_LOG}/{name}": one for name, one in entries.items()}
 
@@ -190,13 +202,14 @@ class StoredLog:
 
         What is known begins with it from then on.
         """
-        log, name, known = f"{self.path}/{_LOG}", _checkpoint_name(version), self.known
+        log, name = f"{self.path}/{_LOG}", _checkpoint_name(version)
         content = (folder / _LOG / name).read_bytes()
         tag = self.store.write(f"{log}/{name}", content)
         self.store.write(f"{log}/{_HINT}", (folder / _LOG / _HINT).read_bytes())
-        later = {v: entry for v, entry in dict(known.entries).items() if v >= version}
-        if version in later:
-            self.known = KnownLog(version, later, Tagged(content, tag))
+        with self._lock:
+            later = {v: entry for v, entry in self.known.entries.items() if v >= version}
+            if version in later and version > self.known.checkpoint:
+                self.known = KnownLog(version, later, Tagged(content, tag))
 
     def _entry(self, version: int) -> str:
         return f"{self.path}/{_LOG}/{_entry_name(version)}"
@@ -235,7 +248,7 @@ def _chosen(
     for at in dict.fromkeys((known.checkpoint, max(checkpoints))):
         later = [version for version in versions if version > at]
         is_whole = later == list(range(at + 1, at + 1 + len(later)))
-        if is_whole and at in checkpoints and at >= hinted and (later or at >= 0):
+        if is_whole and at in checkpoints and at >= hinted and (later or at in versions):
             return at, later or [at]
     raise NotCopied
 
@@ -288,7 +301,10 @@ class CopiedTable(DeltaTable):
         """Commit changes of files that are in the store; raises CommitFailedError."""
         before = self.version()
         super().create_write_transaction(*given, **named)
-        self.push(before)
+        try:
+            self.push(before)
+        except OSError as err:  # The commit may exist: its answer may be lost.
+            raise CommitFailedError(str(err)) from None
 
     def push(self, before: int) -> None:
         """Commit in the store what was committed to the copy after the version ``before``.
@@ -307,13 +323,11 @@ class CopiedTable(DeltaTable):
                 self.log.store.write(path, content)
                 self.log.store.keep(path, content)
             self.log.create(version, entry)
-        except CommitFailedError:
+        except BaseException as err:  # A signal, too, must leave no version that isn't stored.
             self._undo(name, before)
-            with suppress(OSError):
-                self.log.store.delete(list(files))
-            raise
-        except OSError:
-            self._undo(name, before)
+            if isinstance(err, CommitFailedError):
+                with suppress(OSError):
+                    self.log.store.delete(list(files))
             raise
         finally:
             for path in local:
@@ -374,7 +388,8 @@ class KnownLogs:
         error is logged: the next run then reads more.
         """
         known = dict(self._logs).items()
-        logs = {path: log for path, log in known if log.is_seen or log.is_missing}
+        # What this run hasn't looked at is left as it was found: the next one verifies all of it.
+        logs = {path: log for path, log in known if log.known.version >= 0 or log.is_missing}
         versions = {path: log.known.version for path, log in logs.items()}
         if self._store is None or versions.items() <= (self._packed or {}).items():
             return
@@ -384,15 +399,15 @@ class KnownLogs:
             for name in files.get(path, ()):
                 content = self._store.kept(f"{self._root}{path}/{name}")
                 parts |= {} if content is None else {f"{path}/{name}": Tagged(content, None)}
-        try:
-            self._store.write(f"{self._root}{_PACK}", _packed(parts, versions))
-        except OSError as err:
-            log_.info("what is known of the lake's logs can't be left for the next run: %s", err)
+        self._store.write(f"{self._root}{_PACK}", _packed(_up_to_limit(parts), versions))
 
     def _unpack(self, store: ObjectStore) -> None:
         try:
             parts, versions = _unpacked(store.read(f"{self._root}{_PACK}"))
-        except (FileNotFoundError, ValueError, KeyError, zipfile.BadZipFile):
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, *_TORN) as err:
+            log_.info("what an earlier run knew of the lake's logs can't be read: %s", err)
             return
         self._packed = versions
         for path, version in versions.items():
@@ -416,6 +431,17 @@ def _known(parts: Mapping[str, Tagged]) -> KnownLog:
         return KnownLog()
 
 
+def _up_to_limit(parts: Mapping[str, Tagged]) -> dict[str, Tagged]:
+    """Return the smallest parts that are within the limit together; the next run reads the rest."""
+    kept, size = {}, 0
+    for name, part in sorted(parts.items(), key=lambda named: len(named[1].content)):
+        size += len(part.content)
+        if size > _MOST_PACKED_BYTES:
+            break
+        kept[name] = part
+    return kept
+
+
 def _packed(parts: Mapping[str, Tagged], versions: Mapping[str, int]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as pack:
@@ -428,10 +454,12 @@ def _packed(parts: Mapping[str, Tagged], versions: Mapping[str, int]) -> bytes:
 
 def _unpacked(content: bytes) -> tuple[dict[str, Tagged], dict[str, int]]:
     with zipfile.ZipFile(io.BytesIO(content)) as pack:
+        if sum(info.file_size for info in pack.infolist()) > 2 * _MOST_PACKED_BYTES:
+            raise ValueError("it is larger than a run leaves it")
         index = json.loads(pack.read(_INDEX))
         tags: dict[str, str | None] = index["tags"]
         parts = {name: Tagged(pack.read(name), tag) for name, tag in tags.items()}
-    return parts, dict(index["versions"])
+    return parts, {path: int(version) for path, version in index["versions"].items()}
 
 
 def history(log: StoredLog, version: int) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 TABLES = 5
 PACK = "lake/_waldelta/known_logs.zip"
-# The limits of issue 27; for a single table, one change is merged and checked by about 16 of them.
+# One change is merged and checked by about 25 requests.
 MOST_OF_RUN, MOST_OF_IDLE_CHECK, MOST_OF_STATUS = 200, 25, 25
 MOST_OF_OLD_LEDGER = 220
 

@@ -4,6 +4,11 @@ what a later process begins with. The store is in memory.
 
 from __future__ import annotations
 
+import io
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -15,6 +20,7 @@ from waldelta.lake.log_copy import CopiedTable, KnownLogs, NotCopied, StoredLog,
 from waldelta.lake.object_store import ObjectStore, requests_made
 from waldelta.lake.storage import NO_HOOKS
 
+PACK = "lake/_waldelta/known_logs.zip"
 ONE_COMMIT = {
     "mode": "append",
     "commit_properties": CommitProperties(max_commit_retries=0),
@@ -121,11 +127,12 @@ def test_a_commit_whose_answer_was_lost_is_known(log, monkeypatch):
     assert table.version() == 3
 
 
-def test_a_commit_that_fails_leaves_the_copy_as_it_was(log, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("away"), KeyboardInterrupt(), SystemExit(143)], ids=repr)
+def test_a_commit_that_fails_leaves_the_copy_as_it_was(log, monkeypatch, error):
     table = opened(log)
     with monkeypatch.context() as patched:
-        patched.setattr(ObjectStore, "create", lambda *_: (_ for _ in ()).throw(OSError("away")))
-        with pytest.raises(OSError, match="away"):
+        patched.setattr(ObjectStore, "create", lambda *_: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error)):
             append(table, 7)
     assert table.version() == 2
     append(table, 8)
@@ -192,6 +199,38 @@ def test_a_table_that_is_created_is_found(store, tmp_path):
 )  # fmt: skip
 def test_other_checkpoints_are_left_to_delta_rs(log, name):
     log.store.write(f"lake/t/_delta_log/{name}", b"")
+    with pytest.raises(NotCopied):
+        opened(another(log))
+
+
+def test_a_thread_that_reads_all_again_hides_nothing_from_others(log, monkeypatch):
+    """Others open the whole table meanwhile, at no earlier version."""
+    opened(log)
+    read_slowly, seen = ObjectStore.read_tagged, []
+    inside, go_on = Event(), Event()
+
+    def held(self, path):
+        inside.set()
+        assert go_on.wait(20)
+        return read_slowly(self, path)
+
+    log.store.write("lake/t/_delta_log/00000000000000000001.json", log.known.entries[1].content)
+    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as pool:
+        patched.setattr(ObjectStore, "read_tagged", held)
+        log.known.entries[1] = log_copy.Tagged(log.known.entries[1].content, "another tag")
+        reading = pool.submit(log.read_all)
+        assert inside.wait(20)
+        seen.append(log.known.version)  # No lock: of a caller that needs no newer version.
+        opening = pool.submit(lambda: opened(log).version())
+        go_on.set()
+        reading.result()
+        seen.append(opening.result())
+    assert seen == [2, 2]
+
+
+def test_a_log_of_which_only_a_checkpoint_is_left_is_delta_rs_own(log):
+    opened(log).create_checkpoint()
+    log.store.delete([f"lake/t/_delta_log/{n:020d}.json" for n in range(3)])
     with pytest.raises(NotCopied):
         opened(another(log))
 
@@ -292,9 +331,63 @@ def test_its_entries_are_checked_before_they_are_used(log, monkeypatch):
     assert known(log.store, monkeypatch).log("t").read(3) == other
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x05\x06" + bytes(18)])
+def test_a_table_made_since_is_found_by_what_is_left_of_its_log(log, monkeypatch):
+    """Its version 0 may be gone by now."""
+    logs = known(log.store, monkeypatch)
+    with pytest.raises(TableNotFoundError):
+        logs.log("later").read_newest()
+    table = opened(logs.log("t"))
+    logs.save({})
+    table.create_checkpoint()
+    for one in log.store.objects("lake/t"):
+        if not one.path.endswith(("0.json", "1.json")):
+            log.store.write(one.path.replace("/t/", "/later/"), log.store.read(one.path))
+    found = known(log.store, monkeypatch).log("later")
+    assert found.is_missing
+    found.read_newest()
+    assert found.known.version == 2
+
+
+def test_a_run_leaves_what_it_hasnt_looked_at(log, monkeypatch, tmp_path):
+    write_deltalake(str(tmp_path / "u"), rows(1))
+    upload(log.store, tmp_path / "u", "lake/u")
+    logs = known(log.store, monkeypatch)
+    opened(logs.log("t")), opened(logs.log("u"))
+    logs.save({})
+    later = known(log.store, monkeypatch)
+    append(opened(later.log("t")), 7)
+    later.save({})
+    assert known(log.store, monkeypatch).log("u").known.version == 0
+
+
+def test_only_so_much_is_left(log, monkeypatch):
+    monkeypatch.setattr(log_copy, "_MOST_PACKED_BYTES", 100)
+    leave(log.store, monkeypatch)
+    assert len(log.store.read(PACK)) < 1000
+    assert opened(known(log.store, monkeypatch).log("t")).version() == 3
+
+
+def packed(index: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as pack:
+        pack.writestr("index.json", index)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        b"PK\x05\x06" + bytes(18),
+        packed("[]"),
+        packed('{"versions": ["t"], "tags": {}}'),
+        packed('{"versions": {"t": "x"}, "tags": {}}'),
+        packed('{"versions": {}, "tags": {"t": 7}}'),
+    ],
+)
 def test_an_unreadable_object_is_ignored(log, monkeypatch, content):
-    log.store.write("lake/_waldelta/known_logs.zip", content)
+    log.store.write(PACK, content)
     assert opened(known(log.store, monkeypatch).log("t")).version() == 2
 
 
