@@ -63,10 +63,12 @@ def land_timeout(longest_call_s: float) -> timedelta:
 
 
 def pipelines_folder() -> Path:
-    """Returns the folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of this
-    repository.
+    """Returns the absolute folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of
+    this repository.
     """
-    return Path(os.environ.get(PIPELINES_VARIABLE) or REPOSITORY / "include" / "pipelines")
+    named = os.environ.get(PIPELINES_VARIABLE)
+    # A task runs in another folder than the process that reads the variable.
+    return Path(named or REPOSITORY / "include" / "pipelines").absolute()
 
 
 def package_folder(name: str) -> Path:
