@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from datetime import timedelta
 from pathlib import Path
 
+import waldelta
 from waldelta.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -71,16 +71,11 @@ def pipelines_folder() -> Path:
     return Path(named or REPOSITORY / "include" / "pipelines").absolute()
 
 
-def package_folder(name: str) -> Path:
-    """Returns the folder of an installed package, without importing it."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            f"package {name} is not installed here: run `pip install waldelta` with this Python"
-        )
-    return Path(spec.origin).parent
+def package_folder() -> Path:
+    """Returns the folder of the package waldelta, whose code jobs run."""
+    return Path(waldelta.__file__).parent
 
 
 def application() -> Path:
     """Returns the application that spark-submit runs; its first argument is the verb."""
-    return package_folder("waldelta") / "cli" / "submitted" / "waldelta_job.py"
+    return package_folder() / "cli" / "submitted" / "waldelta_job.py"
