@@ -266,7 +266,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "metavar": "FOLDER",
                     "nargs": "?",
                     "type": Path,
-                    "help": "where to, if not to the folder that jobs search",
+                    "help": "where to; set WALDELTA_JARS to it, so that jobs find them",
                 },
                 "--stores": _NAMES
                 | {"default": [], "help": "also fetch the jars of s3, azure or both"},
