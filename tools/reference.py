@@ -156,17 +156,17 @@ def _all_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def _option(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(action.choices) if action.choices else "")
-    taken = "" if action.nargs == 0 else f" {value}"
-    option = f"`{action.option_strings[0]}{taken}`"
+    taken = [] if action.nargs == 0 else [str(value)]
+    option = f"`{' '.join([*action.option_strings[:1], *taken])}`"
     return wrap(f"{option}: {_marked(action.help or '')}", "  ", "- ")
 
 
 def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The options of a verb, without those that every verb has."""
+    """The options and arguments of a verb, without those that every verb has."""
     return [
         action
         for action in parser._actions  # noqa: SLF001 - argparse lists them nowhere else
-        if action.option_strings and action.dest not in {"help", *_OF_RUN}
+        if action.dest not in {"file", "help", *_OF_RUN}
     ]
 
 
@@ -192,7 +192,7 @@ def _shared_options() -> list[str]:
 
 def _verb(name: str) -> str:
     parser, shared = _verbs()[name], _shared_options()
-    options = {action.option_strings[0]: _option(action) for action in _own_options(parser)}
+    options = {"".join(a.option_strings): _option(a) for a in _own_options(parser)}
     also = [f"`{option}`" for option, line in options.items() if line in shared]
     does = _sentence(parser.description or "")
     does = f"{does} Shared options: {', '.join(also)}." if also else does

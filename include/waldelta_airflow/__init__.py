@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,15 +10,14 @@ if TYPE_CHECKING:
 __all__ = ["pipelines"]
 
 
-def pipelines(folder: str | Path | None = None) -> dict[str, DAG]:
-    """Returns the DAGs of every pipeline file in a folder, by DAG id.
+def pipelines() -> dict[str, DAG]:
+    """Returns the DAGs of every pipeline file in the folder WALDELTA_PIPELINES, by DAG id.
 
-    ``folder`` defaults to WALDELTA_PIPELINES. A DAG file needs one line, and the word DAG, without
-    which Airflow doesn't parse it::
+    A DAG file needs one line, and the word DAG, without which Airflow doesn't parse it::
 
         from waldelta_airflow import pipelines; globals().update(pipelines())  # the DAGs
     """
     # Importing any module of this package runs this one first.
     from waldelta_airflow.dags.factory import create_dags
 
-    return create_dags(folder)
+    return create_dags()

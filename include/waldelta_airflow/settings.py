@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from datetime import timedelta
 from pathlib import Path
 
+import waldelta
 from waldelta.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -63,22 +63,19 @@ def land_timeout(longest_call_s: float) -> timedelta:
 
 
 def pipelines_folder() -> Path:
-    """Returns the folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of this
-    repository.
+    """Returns the absolute folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of
+    this repository.
     """
-    return Path(os.environ.get(PIPELINES_VARIABLE) or REPOSITORY / "include" / "pipelines")
+    named = os.environ.get(PIPELINES_VARIABLE)
+    # A task runs in another folder than the process that reads the variable.
+    return Path(named or REPOSITORY / "include" / "pipelines").absolute()
 
 
-def package_folder(name: str) -> Path:
-    """Returns the folder of an installed package, without importing it."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            f"package {name} is not installed here: run `pip install waldelta` with this Python"
-        )
-    return Path(spec.origin).parent
+def package_folder() -> Path:
+    """Returns the folder of the package waldelta, whose code jobs run."""
+    return Path(waldelta.__file__).parent
 
 
 def application() -> Path:
     """Returns the application that spark-submit runs; its first argument is the verb."""
-    return package_folder("waldelta") / "cli" / "submitted" / "waldelta_job.py"
+    return package_folder() / "cli" / "submitted" / "waldelta_job.py"

@@ -23,7 +23,7 @@ from waldelta.spark.settings import S3_JARS, jars
 
 BUCKET = "lake"
 _ACCESS_KEY = "waldelta"
-_ROOT_KEY = re.compile(r"^( *)root: \$\{WALDELTA_LAKE\}.*$", re.MULTILINE)
+_ROOT_KEY = re.compile(r"^( *)root: [\"']?\$\{WALDELTA_LAKE\}.*$", re.MULTILINE)
 
 
 class DemoStore:
@@ -61,7 +61,7 @@ class DemoStore:
         """The connection as the variable that a job started by hand reads."""
         return {f"AIRFLOW_CONN_{self.conn_id.upper()}": json.dumps(self.connection)}
 
-    @cached_property
+    @property
     def spark_environment(self) -> dict[str, str]:
         """The variables by which Spark's own process opens the store."""
         found = read_store_options(self.root, self.conn_id, self.variables)
@@ -88,11 +88,20 @@ class DemoStore:
         return True
 
     def copy_pipelines(self, pipelines: Path) -> None:
-        """Copy pipeline files and their expectations; the copies name the connection."""
+        """Copy pipeline files and their expectations; the copies name the connection.
+
+        Raises StackError for a file whose root isn't below WALDELTA_LAKE.
+        """
         shutil.rmtree(self.pipelines, ignore_errors=True)
         self.pipelines.mkdir(parents=True, mode=0o700)
-        for path in pipelines.glob("*.yml"):
-            text = _ROOT_KEY.sub(rf"\g<0>\n\1conn_id: {self.conn_id}", path.read_text())
+        for path in sorted([*pipelines.glob("*.yml"), *pipelines.glob("*.yaml")]):
+            key = rf"\g<0>\n\1conn_id: {self.conn_id}"
+            text, count = _ROOT_KEY.subn(key, path.read_text())
+            if not count:
+                raise StackError(
+                    f"{path} has no line `root: ${{WALDELTA_LAKE}}`, after which its copy names the"
+                    " store's connection: write its root so, or move the file"
+                )
             (self.pipelines / path.name).write_text(text)
         expectations, copied = pipelines.parent / "expectations", self.folder / "expectations"
         shutil.rmtree(copied, ignore_errors=True)

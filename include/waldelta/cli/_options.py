@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -266,7 +267,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "metavar": "FOLDER",
                     "nargs": "?",
                     "type": Path,
-                    "help": "where to, if not to the folder that jobs search",
+                    "help": "where to; set WALDELTA_JARS to it, so that jobs find them",
                 },
                 "--stores": _NAMES
                 | {"default": [], "help": "also fetch the jars of s3, azure or both"},
@@ -287,12 +288,21 @@ def _program() -> str:
     return f"python -m {started.parent.name}" if is_module else COMMAND
 
 
+def _version() -> str:
+    """Returns the version of the installed wheel, or of a checkout when it was set up."""
+    try:
+        return version("waldelta")
+    except PackageNotFoundError:  # The package is only on the path, as spark-submit ships it.
+        return "unknown"
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line, with a parser of its own for each verb."""
     parser = argparse.ArgumentParser(
         prog=_program(),
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
     )
+    parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (does, own) in _OWN.items():
         # An abbreviation that is unique today may match another option later.

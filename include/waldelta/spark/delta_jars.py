@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,8 @@ WANTED = (
     "org.locationtech.jts_jts-core-*",
     "org.roaringbitmap_*",
 )
+# The end of an incomplete jar's name.
+_PART = ".part"
 
 
 def fetch_delta_jars(folder: Path) -> None:
@@ -40,13 +42,14 @@ def fetch_delta_jars(folder: Path) -> None:
     if _is_complete(folder, artifact):
         return
     log.info("fetching the jars of %s into %s", artifact, folder)
+    make_jars_folder(folder)
     with resolved(artifact) as downloaded:
-        make_jars_folder(folder)
-        for old in folder.glob("*.jar"):
-            old.unlink()
-        for pattern in WANTED:
-            for found in sorted(downloaded.glob(f"{pattern}.jar")):
-                shutil.copy2(found, folder / found.name)
+        main = _main_jar(artifact)
+        found = {jar for pattern in WANTED for jar in downloaded.glob(f"{pattern}.jar")}
+        # Without the main jar the folder is incomplete, so a killed download is repeated.
+        remove_jars(folder, (main.removesuffix(".jar"), *WANTED))
+        for jar in sorted(found, key=lambda jar: (jar.name == main, jar.name)):
+            copy_jar(jar, folder)
     if not _is_complete(folder, artifact):
         raise ConfigError(
             f"Maven has no complete {artifact}: {', '.join(WANTED)} are needed in {folder}"
@@ -73,11 +76,31 @@ def delta_artifact() -> str:
     return f"io.delta:delta-spark_{spark}_2.13:{delta}"
 
 
-def _is_complete(folder: Path, artifact: str) -> bool:
+def _main_jar(artifact: str) -> str:
+    """Return the file name that Ivy gives to a package's jar."""
     group, name, delta = artifact.split(":")
-    return (folder / f"{group}_{name}-{delta}.jar").exists() and all(
+    return f"{group}_{name}-{delta}.jar"
+
+
+def _is_complete(folder: Path, artifact: str) -> bool:
+    return (folder / _main_jar(artifact)).exists() and all(
         any(folder.glob(f"{pattern}.jar")) for pattern in WANTED
     )
+
+
+def remove_jars(folder: Path, patterns: Iterable[str]) -> None:
+    """Delete the jars with these names, in this order; other files of the folder stay."""
+    for pattern in patterns:
+        for suffix in (".jar", f".jar{_PART}"):
+            for old in folder.glob(pattern + suffix):
+                old.unlink()
+
+
+def copy_jar(jar: Path, folder: Path) -> None:
+    """Copy a jar into a folder, where it has its name only when it is complete."""
+    part = folder / f"{jar.name}{_PART}"
+    shutil.copy2(jar, part)
+    part.replace(folder / jar.name)
 
 
 def make_jars_folder(folder: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import subprocess
 import tempfile
 import zipfile
@@ -16,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waldelta.errors import ConfigError
+from waldelta.quantities import counted
 from waldelta.spark.delta_jars import (
+    copy_jar,
     delta_artifact,
     fetch_delta_jars,
     make_jars_folder,
+    remove_jars,
     resolved,
 )
 from waldelta.spark.settings import LOG_STORE_JAR, S3_JARS, pyspark_folder
@@ -73,16 +75,26 @@ def hadoop_version() -> str:
 def fetch_jars(folder: Path, names: Iterable[str] = ()) -> None:
     """Make sure that a folder has Delta's jars, and a folder with the jars of each of these stores.
 
-    The network is used only when they are missing. Raises ConfigError for an unknown store, and as
-    fetch_delta_jars() does.
+    The network is used only when they are missing. Raises ConfigError for an unknown store, for a
+    store's folder with files of the user, and as fetch_delta_jars() does.
     """
     known, wanted = stores(), list(names)
     for name in wanted:
         if name not in known:
             raise ConfigError(f"there are no jars of a store {name!r}: write {' or '.join(known)}")
+        _check_own(folder / name)
     fetch_delta_jars(folder)
     for name in wanted:
         _fetch(known[name], folder, folder / name)
+
+
+def _check_own(folder: Path) -> None:
+    """Raise ConfigError for a folder with files that this module didn't make."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _STAMP).exists():
+        raise ConfigError(
+            f"{folder} has files, but `waldelta jars` didn't make it: move or delete it, or choose"
+            " another folder with `waldelta jars FOLDER`"
+        )
 
 
 def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
@@ -91,14 +103,16 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
     if stamp.exists() and stamp.read_text() == wanted:
         return
     log.info("fetching the jars of %s into %s", folder.name, folder)
+    make_jars_folder(folder)
     with resolved(*store.packages, excluded=store.excluded) as downloaded:
-        shutil.rmtree(folder, ignore_errors=True)
-        make_jars_folder(folder)
+        # Empty until all jars are there: a killed download is repeated, in a folder known as own.
+        stamp.write_text("")
+        remove_jars(folder, (Path(LOG_STORE_JAR).stem, *store.wanted))
         for pattern in store.wanted:
             if not (found := sorted(downloaded.glob(f"{pattern}.jar"))):
                 raise ConfigError(f"Maven has no {pattern}.jar, which {folder.name} needs")
             for jar in found:
-                shutil.copy2(jar, folder / jar.name)
+                copy_jar(jar, folder)
         for compiler in downloaded.glob("org.eclipse.jdt_ecj-*.jar"):
             compile_log_store(folder / LOG_STORE_JAR, compiler, delta_jars)
     stamp.write_text(wanted)
@@ -113,10 +127,16 @@ def _fingerprint(store: Store) -> str:
 def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
     """Compile S3ConditionalLogStore.java into a jar.
 
-    Raises ConfigError with the compiler's messages.
+    Raises ConfigError with the compiler's messages, and where ``delta_jars`` hasn't one jar of
+    delta-storage.
     """
-    (storage,) = delta_jars.glob("io.delta_delta-storage-*.jar")
-    classpath = f"{storage}{os.pathsep}{_pysparks('hadoop-client-api')}"
+    storage = list(delta_jars.glob("io.delta_delta-storage-*.jar"))
+    if len(storage) != 1:
+        raise ConfigError(
+            f"{delta_jars} has {counted(len(storage), 'jar')} of delta-storage instead of one:"
+            " delete all io.delta_*.jar there and run `waldelta jars` again"
+        )
+    classpath = f"{storage[0]}{os.pathsep}{_pysparks('hadoop-client-api')}"
     with tempfile.TemporaryDirectory() as made:
         command = [
             *(_java(), "-jar", str(compiler)),
@@ -128,9 +148,11 @@ def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
             raise ConfigError(
                 f"{LOG_STORE.name} can't be compiled: install Java 17 or 21\n{done.stderr}"
             )
-        with zipfile.ZipFile(jar, "w") as archive:
+        packed = Path(made) / jar.name
+        with zipfile.ZipFile(packed, "w") as archive:
             for file in sorted(Path(made).rglob("*.class")):
                 archive.write(file, file.relative_to(made))
+        copy_jar(packed, jar.parent)
 
 
 def _java() -> str:

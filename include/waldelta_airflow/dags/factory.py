@@ -45,19 +45,17 @@ class RefusedFile(DAG):
         raise SerializationError(f"{type(self.error).__name__}: {self.error}")
 
 
-def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
-    """Returns the DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by DAG id.
+def create_dags() -> dict[str, DAG]:
+    """Returns the DAGs of every pipeline file (``*.yml``, ``*.yaml``) in pipelines_folder(), by DAG
+    id.
 
-    ``folder`` defaults to WALDELTA_PIPELINES, or include/pipelines of a checkout. Raises
-    ConfigError when that folder doesn't exist.
+    Raises ConfigError when that folder doesn't exist.
     """
-    if folder is None:
-        folder = pipelines_folder()
-        if not folder.is_dir():
-            raise ConfigError(
-                f"there is no folder {folder} of pipeline files: set {PIPELINES_VARIABLE} to yours"
-            )
-    folder = Path(folder)
+    folder = pipelines_folder()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no folder {folder} of pipeline files: set {PIPELINES_VARIABLE} to yours"
+        )
     dags: dict[str, DAG] = {}
     for path, pipeline in read_pipeline_files(folder):
         try:

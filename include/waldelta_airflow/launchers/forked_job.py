@@ -52,7 +52,7 @@ class ForkedJob:
                 "arguments": list(arguments),
                 "environment": dict(environment),
                 "folder": str(Path.cwd()),
-                "code": str(package_folder("waldelta").resolve()),
+                "code": str(package_folder().resolve()),
                 "umask": _umask(),
             }
             send_request(server, request, writing)

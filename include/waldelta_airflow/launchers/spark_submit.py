@@ -110,7 +110,7 @@ def spark_submit(
 
 def shipped_packages(folder: Path) -> Path:
     """Make a zip of our packages for executors on other machines, named by its content."""
-    packages = settings.package_folder(_SHIPPED)
+    packages = settings.package_folder()
     files = [
         (f"{_SHIPPED}/{path.relative_to(packages).as_posix()}", path.read_bytes())
         for path in sorted(packages.rglob("*.py"))

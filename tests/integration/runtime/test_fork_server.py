@@ -178,7 +178,7 @@ def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):
 
 def test_another_installations_server_is_not_used(server, monkeypatch, tmp_path):
     """Two virtual environments and one socket: the task's own code is what runs."""
-    monkeypatch.setattr(forked_job, "package_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(forked_job, "package_folder", lambda: tmp_path / "waldelta")
     assert ForkedJob.ask(str(server[0]), ["frobnicate"], {}) is None
     monkeypatch.undo()
     assert ForkedJob.ask(str(server[0]), ["frobnicate"], {}).run() == 2
@@ -246,7 +246,7 @@ def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     """
     source = Path(waldelta.__file__).parent
     shutil.copytree(source, tmp_path / "waldelta", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(forked_job, "package_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(forked_job, "package_folder", lambda: tmp_path / "waldelta")
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
         process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_the_usage_names_the_command_as_it_was_started(monkeypatch, capsys, star
     with pytest.raises(SystemExit):
         parse(None)
     assert capsys.readouterr().err.startswith(f"usage: {program} status ")
+
+
+def test_the_version_is_that_of_the_installation(capsys):
+    """Also in a checkout; without either it is unknown."""
+    with pytest.raises(SystemExit) as leaving:
+        parse(["--version"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == f"waldelta {version('waldelta')}\n"
+
+
+def test_a_version_that_no_installation_has_is_unknown(monkeypatch, capsys):
+    def no_metadata(_):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("waldelta.cli._options.version", no_metadata)
+    with pytest.raises(SystemExit):
+        parse(["--version"])
+    assert capsys.readouterr().out == "waldelta unknown\n"
 
 
 def test_jars_needs_no_pipeline_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import asdict
 
 import pytest
@@ -34,6 +35,40 @@ def test_the_copied_pipelines_name_the_connection(store, monkeypatch):
     assert copied.target.root == store.root
     assert copied.quality.suites == str(store.folder / "expectations" / "flights")
     assert copied.source == original.source
+
+
+def test_a_copied_pipeline_may_have_either_suffix(store, tmp_path):
+    """Airflow reads both."""
+    (folder := tmp_path / "pipelines").mkdir()
+    for name in ("a.yml", "b.yaml"):
+        (folder / name).write_text("target:\n  root: '${WALDELTA_LAKE}/a' # here\n")
+    store.copy_pipelines(folder)
+    copied = {path.name: path.read_text() for path in store.pipelines.iterdir()}
+    assert copied.keys() == {"a.yml", "b.yaml"}
+    assert all(text.endswith("# here\n  conn_id: demo_lake\n") for text in copied.values())
+
+
+def test_a_pipeline_with_a_root_elsewhere_is_named(store, tmp_path):
+    """Its lake would be in a folder, or opened without the connection."""
+    (folder := tmp_path / "pipelines").mkdir()
+    (folder / "a.yml").write_text("target: {root: file:///lake}\n")
+    with pytest.raises(StackError, match=r"a\.yml has no line .root: \$\{WALDELTA_LAKE\}"):
+        store.copy_pipelines(folder)
+
+
+@pytest.mark.parametrize("store_name, code", [("", 0), ("s3", 0), ("azure", 2), ("s3,azure", 2)])
+def test_make_demo_refuses_other_stores_before_setup(store_name, code):
+    done = subprocess.run(
+        ["make", "-n", "demo", f"STORE={store_name}"],
+        cwd=Stack.pipelines.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert ("bootstrap" in done.stdout) == (code == 0)
+    if code:
+        assert f"STORE={store_name}: the demo has a server of s3 only" in done.stderr
 
 
 def test_the_connection_opens_the_server(store):

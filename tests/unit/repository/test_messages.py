@@ -35,3 +35,14 @@ def test_no_message_has_a_replaced_word(messages):
         for word in pattern.finditer(NAMES.sub(" ", message.text))
     }
     assert sorted(found) == []
+
+
+def test_no_message_needs_a_checkout():
+    """An installed wheel has none of these: its users have the command `waldelta`."""
+    of_wheel = catalog.messages(("include/waldelta", "include/waldelta_airflow"))
+    found = [
+        f"{message.path}:{message.line}: {message.text}"
+        for message in of_wheel
+        if re.search(r"make setup|spark_jobs|\.venv", message.text)
+    ]
+    assert found == []

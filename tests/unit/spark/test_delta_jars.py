@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +48,50 @@ def test_only_the_jars_that_pyspark_lacks_are_kept(tmp_path, maven):
     assert maven[0] == [(f"io.delta:delta-spark_4.2_2.13:{DELTA}",)]
 
 
+def test_the_users_own_jars_stay(tmp_path, maven):
+    (folder := tmp_path / "jars").mkdir()
+    for name in ("postgresql-42.7.jar", "org.example_io.delta_x-1.jar", "notes.txt"):
+        (folder / name).write_text("mine")
+    fetch_delta_jars(folder)
+    mine = {path.name for path in folder.iterdir() if path.read_text() == "mine"}
+    assert mine == {"postgresql-42.7.jar", "org.example_io.delta_x-1.jar", "notes.txt"}
+    assert {path.name for path in folder.iterdir()} == WANTED | mine
+
+
+def test_a_killed_download_leaves_no_jar_that_counts(tmp_path, maven, monkeypatch):
+    """At whichever jar; the next one completes the folder, without what the killed one left."""
+    copy = shutil.copy2
+    folder = tmp_path / "jars"
+    for kill_at in range(1, len(WANTED) + 1):
+        copied = iter(range(1, kill_at + 1))
+
+        def kill(source, target, copied=copied, kill_at=kill_at):
+            if next(copied) == kill_at:
+                Path(target).write_text("tru")
+                raise KeyboardInterrupt
+            return copy(source, target)
+
+        monkeypatch.setattr(shutil, "copy2", kill)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_delta_jars(folder)
+        assert not [jar.name for jar in folder.glob("*.jar") if jar.read_text()]
+    monkeypatch.setattr(shutil, "copy2", copy)
+    fetch_delta_jars(folder)
+    assert {path.name for path in folder.iterdir()} == WANTED
+
+
+def test_a_jar_besides_delta_spark_is_fetched_after_a_kill(tmp_path, maven, monkeypatch):
+    """Delta's main jar, by which a folder counts as complete, is copied last."""
+    maven[1].add(f"io.delta_delta-storage-{DELTA}.jar")
+    order, copy = [], shutil.copy2
+    monkeypatch.setattr(
+        shutil, "copy2", lambda source, target: order.append(source.name) or copy(source, target)
+    )
+    fetch_delta_jars(tmp_path / "jars")
+    assert order[-1] == f"io.delta_delta-spark_4.2_2.13-{DELTA}.jar"
+    assert len(order) == len(WANTED) + 1
+
+
 def test_a_missing_jar_is_named(tmp_path, maven):
     maven[1].remove("org.locationtech.jts_jts-core-1.20.0.jar")
     with pytest.raises(ConfigError, match=r"no complete io\.delta:delta-spark.*jts-core"):
@@ -73,6 +118,7 @@ def test_a_folder_that_cant_be_made_is_named(tmp_path, maven):
     (tmp_path / "jars").write_text("a file")
     with pytest.raises(ConfigError, match=r"can't be written to .*set WALDELTA_JARS to it"):
         fetch_delta_jars(tmp_path / "jars" / "more")
+    assert maven[0] == []
 
 
 def test_an_unreachable_maven_is_named_with_what_ivy_said(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,66 @@ def test_a_changed_log_store_is_compiled_again(tmp_path, s3_jars, monkeypatch):
         source.write_text(text)
         fetch_jars(tmp_path / "jars", ["s3"])
     assert len(compiled) == 2
+
+
+def test_a_folder_that_waldelta_did_not_make_is_refused(tmp_path, s3_jars):
+    """Before anything is fetched."""
+    folder, compiled = s3_jars
+    folder.mkdir(parents=True)
+    (folder / "data.parquet").write_text("mine")
+    with pytest.raises(ConfigError, match=r"jars/s3 has files, but `waldelta jars`"):
+        fetch_jars(tmp_path / "jars", ["azure", "s3"])
+    assert (folder / "data.parquet").read_text() == "mine"
+    assert not (tmp_path / "jars" / "azure").exists()
+    assert compiled == []
+
+
+def test_an_empty_folder_of_a_store_is_filled(tmp_path, s3_jars):
+    s3_jars[0].mkdir(parents=True)
+    fetch_jars(tmp_path / "jars", ["s3"])
+    assert list(s3_jars[0].glob("*hadoop-aws*"))
+
+
+def test_only_jars_of_the_store_are_replaced(tmp_path, s3_jars, monkeypatch):
+    folder, _ = s3_jars
+    fetch_jars(tmp_path / "jars", ["s3"])
+    (folder / "software.amazon.awssdk_s3-1.0.jar").write_text("earlier")
+    (folder / "mine.jar").write_text("mine")
+    source = tmp_path / "S3ConditionalLogStore.java"
+    source.write_text("another")
+    monkeypatch.setattr(store_jars, "LOG_STORE", source)
+    fetch_jars(tmp_path / "jars", ["s3"])
+    assert not (folder / "software.amazon.awssdk_s3-1.0.jar").exists()
+    assert (folder / "mine.jar").read_text() == "mine"
+
+
+def test_the_next_download_replaces_what_a_killed_one_left(tmp_path, s3_jars, monkeypatch):
+    folder, _ = s3_jars
+    copy = shutil.copy2
+
+    def kill(source, target):
+        if source.name.startswith("software.amazon"):
+            Path(target).write_text("tru")
+            raise KeyboardInterrupt
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil, "copy2", kill)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_jars(tmp_path / "jars", ["s3"])
+    assert not list(folder.glob("software.amazon*.jar"))
+    monkeypatch.setattr(shutil, "copy2", copy)
+    fetch_jars(tmp_path / "jars", ["s3"])
+    assert [jar.name for jar in folder.glob("software.amazon*")] == [
+        "software.amazon.awssdk_s3-2.35.4.jar"
+    ]
+
+
+@pytest.mark.parametrize("versions", [(), ("4.3.0", "4.4.0")])
+def test_the_log_store_needs_one_jar_of_deltas_storage(tmp_path, versions):
+    for version in versions:
+        (tmp_path / f"io.delta_delta-storage-{version}.jar").write_text("")
+    with pytest.raises(ConfigError, match=rf"has {len(versions)} jars of delta-st.*: delete "):
+        store_jars.compile_log_store(tmp_path / "made.jar", tmp_path / "ecj.jar", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["s4", "S3", ""])

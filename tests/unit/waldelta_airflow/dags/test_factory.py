@@ -337,10 +337,18 @@ def test_two_files_with_one_pipeline_slot_or_lake_are_refused(
     assert dag_ids == {f"a_{kind}" for kind in GRAPHS}
 
 
-def test_an_empty_or_absent_folder_has_no_dags(tmp_path):
+def test_an_empty_folder_has_no_dags(tmp_path, monkeypatch):
     """No pipeline files, no DAGs, no error."""
-    assert create_dags(tmp_path) == {}
-    assert create_dags(tmp_path / "absent") == {}
+    monkeypatch.setenv("WALDELTA_PIPELINES", str(tmp_path))
+    assert create_dags() == {}
+
+
+def test_tasks_get_a_relative_folder_as_an_absolute_one(write_pipeline, monkeypatch):
+    """A task runs in another folder than the DAG processor."""
+    path = write_pipeline("shop")
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("WALDELTA_PIPELINES", ".")
+    assert create_dags()["shop_cdc"].get_task("land").pipeline_path == str(path)
 
 
 def test_a_configured_folder_that_is_absent_is_an_import_error(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def check_log_store(target: Target, store: str, lake: Lake) -> None:
     text = (
         f"{target.root}: Spark commits by"
         f" {store or 'the log store that Delta has for S3 by default'}, so that commits of Spark"
-        " and delta-rs may overwrite each other, and changes be lost: WALDELTA_STORES=s3 make setup"
+        " and delta-rs may overwrite each other, and changes be lost: `waldelta jars --stores s3`"
         " compiles one that commits conditionally; or configure another"
         f" (spark.delta.logStore.{scheme}.impl), or accept the loss"
         " (target.accept_unsafe_store: true); see docs/how-to/object-stores.md"
