@@ -67,7 +67,7 @@ def test_a_killed_download_leaves_no_jar_that_counts(tmp_path, maven, monkeypatc
 
         def kill(source, target, copied=copied, kill_at=kill_at):
             if next(copied) == kill_at:
-                Path(target).write_text("tru")
+                Path(target).write_text("half")
                 raise KeyboardInterrupt
             return copy(source, target)
 

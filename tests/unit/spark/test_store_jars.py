@@ -115,7 +115,7 @@ def test_the_next_download_replaces_what_a_killed_one_left(tmp_path, s3_jars, mo
 
     def kill(source, target):
         if source.name.startswith("software.amazon"):
-            Path(target).write_text("tru")
+            Path(target).write_text("half")
             raise KeyboardInterrupt
         return copy(source, target)
 
