@@ -33,12 +33,12 @@ STORE ?=
 ifneq ($(STORE),)
 demo: export WALDELTA_STORES := $(STORE)
 endif
-.PHONY: demo-store
-demo-store:
-	$(if $(filter-out s3,$(STORE)),$(error STORE=$(STORE): the demo has a server of s3 only))
-
+# Before setup fetches the jars of another store.
+ifneq ($(and $(filter demo,$(MAKECMDGOALS)),$(filter-out s3,$(STORE))),)
+$(error STORE=$(STORE): the demo has a server of s3 only)
+endif
 .PHONY: demo
-demo: demo-store setup ## a year of real flights from PostgreSQL through Airflow and Spark into Delta; STORE=s3: the lake is in a local S3 server
+demo: setup ## a year of real flights from PostgreSQL through Airflow and Spark into Delta; STORE=s3: the lake is in a local S3 server
 	@$(RUN) $(PYTHON) -m demo.run_demo $(if $(STORE),--store $(STORE)) $(ARGS)
 
 .PHONY: up
