@@ -1,8 +1,7 @@
 """A local S3 server, for the demo and the tests: SeaweedFS, a program in a wheel, which checks keys
 and permissions.
 
-It listens on loopback only. Its inner parts have ports, too, on which other users of the machine
-need no key.
+It listens on loopback only. The gRPC ports of its inner parts ask for no key.
 """
 
 from __future__ import annotations

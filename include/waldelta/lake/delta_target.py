@@ -74,7 +74,8 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTarget:
-    """One Delta table of the lake, at ``uri``; every call reads the table as it is then.
+    """One Delta table of the lake, at ``uri``; calls read the table as it is then, but for the
+    ``known`` ones.
 
     A checkpoint is written at every multiple of CHECKPOINT_INTERVAL versions.
     """
@@ -177,6 +178,11 @@ class DeltaTarget:
             return self.open_known()
         except TableNotFoundError:
             return None
+
+    def create_with(self, rows: pa.Table) -> None:
+        """Create the table with its first rows; raises DeltaError when there is one."""
+        storage = self.lake.storage_options
+        write_deltalake(self.uri, rows, mode="error", storage_options=storage, **_ONE_COMMIT)
 
     def create(self, schema: Schema, **options: Any) -> TargetVersion:
         """Create the empty table with these columns; ``options`` as of delta-rs."""

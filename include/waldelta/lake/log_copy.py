@@ -118,13 +118,12 @@ class StoredLog:
         Returns whether the newest entry that an earlier process knew is still there: it may be
         another table's by now.
         """
-        log, known = f"{self.path}/{_LOG}", self.known
+        known = self.known
         newest = known.entries.get(known.version)
-        listed = self.store.objects(log, f"{log}/{known.version:020d}")
-        tags = {one.path.rpartition("/")[2]: one.tag for one in listed}
+        tags = self._tags(known.version)
         versions = sorted(int(m[1]) for name in tags if (m := _ENTRY.match(name)) and m[2] == _JSON)
         is_same = newest is not None and None is not newest.tag == tags.get(
-            _entry_name(known.version)
+            entry_name(known.version)
         )
         later = [version for version in versions if version > known.version]
         if not is_same or versions != list(range(known.version, known.version + len(versions))):
@@ -150,23 +149,28 @@ class StoredLog:
         # Where there was no log, its listing alone shows whether there is one by now.
         hinted = before.version < 0 and not self.is_missing
         begin = self._hinted() if hinted else before.checkpoint
-        listed = self.store.objects(log, None if begin < 0 else f"{log}/{begin:020d}")
-        tags = {one.path.rpartition("/")[2]: one.tag for one in listed}
+        tags = self._tags(begin)
         parts = [(int(m[1]), m[2]) for name in tags if (m := _ENTRY.match(name)) is not None]
         self.is_missing = not parts and begin < 0
         if self.is_missing:
             raise TableNotFoundError(f"{self.path} has no Delta log")
         at, later = _chosen(parts, begin, before)
-        known = {_entry_name(v): entry for v, entry in before.entries.items()}
-        known |= {_checkpoint_name(before.checkpoint): before.content} if before.content else {}
-        names = [*([_checkpoint_name(at)] if at >= 0 else []), *map(_entry_name, later)]
+        known = {entry_name(v): entry for v, entry in before.entries.items()}
+        known |= {checkpoint_name(before.checkpoint): before.content} if before.content else {}
+        names = [*([checkpoint_name(at)] if at >= 0 else []), *map(entry_name, later)]
         same = {n: o for n in names if (o := known.get(n)) and None is not o.tag == tags.get(n)}
         missing = [name for name in names if name not in same]
         read = self.store.read_all([f"{log}/{name}" for name in missing])
         found = same | dict(zip(missing, read, strict=True))
-        content = found.pop(_checkpoint_name(at), None)
+        content = found.pop(checkpoint_name(at), None)
         self.known = KnownLog(at, {int(n[:20]): one for n, one in found.items()}, content)
         self.is_seen = True
+
+    def _tags(self, since: int) -> dict[str, str | None]:
+        """Return the tags of the log's objects from a version on (-1: of all), by name."""
+        log = f"{self.path}/{_LOG}"
+        listed = self.store.objects(log, None if since < 0 else f"{log}/{since:020d}")
+        return {one.path.rpartition("/")[2]: one.tag for one in listed}
 
     def read_later(self) -> None:
         """Read the entries behind those that are known."""
@@ -190,9 +194,9 @@ class StoredLog:
     def parts(self, path: str) -> dict[str, Tagged]:
         """Return what is known, by names that begin with a path; nothing of a large log."""
         known = self.known
-        entries = {_entry_name(v): entry for v, entry in dict(known.entries).items()}
+        entries = {entry_name(v): entry for v, entry in dict(known.entries).items()}
         if known.content is not None:
-            entries[_checkpoint_name(known.checkpoint)] = known.content
+            entries[checkpoint_name(known.checkpoint)] = known.content
         if sum(len(one.content) for one in entries.values()) > _MOST_LOG_BYTES:
             return {}
         return {f"{path}/{_LOG}/{name}": one for name, one in entries.items()}
@@ -202,7 +206,7 @@ class StoredLog:
 
         What is known begins with it from then on.
         """
-        log, name = f"{self.path}/{_LOG}", _checkpoint_name(version)
+        log, name = f"{self.path}/{_LOG}", checkpoint_name(version)
         content = (folder / _LOG / name).read_bytes()
         tag = self.store.write(f"{log}/{name}", content)
         self.store.write(f"{log}/{_HINT}", (folder / _LOG / _HINT).read_bytes())
@@ -212,7 +216,7 @@ class StoredLog:
                 self.known = KnownLog(version, later, Tagged(content, tag))
 
     def _entry(self, version: int) -> str:
-        return f"{self.path}/{_LOG}/{_entry_name(version)}"
+        return f"{self.path}/{_LOG}/{entry_name(version)}"
 
     def _hinted(self) -> int:
         try:
@@ -224,11 +228,13 @@ class StoredLog:
             raise NotCopied from None
 
 
-def _entry_name(version: int) -> str:
+def entry_name(version: int) -> str:
+    """Return the name of a version's entry in a Delta log."""
     return f"{version:020d}.json"
 
 
-def _checkpoint_name(version: int) -> str:
+def checkpoint_name(version: int) -> str:
+    """Return the name of a version's checkpoint, if it is one file."""
     return f"{version:020d}{_CHECKPOINT}"
 
 
@@ -274,7 +280,7 @@ class CopiedTable(DeltaTable):
 
     def _fill(self, known: KnownLog) -> None:
         if known.content is not None:
-            name = _checkpoint_name(known.checkpoint)
+            name = checkpoint_name(known.checkpoint)
             (self.folder / _LOG / name).write_bytes(known.content.content)
         self._write(dict(known.entries))
 
@@ -295,7 +301,7 @@ class CopiedTable(DeltaTable):
 
     def _write(self, entries: Mapping[int, Tagged]) -> None:
         for version, entry in entries.items():
-            (self.folder / _LOG / _entry_name(version)).write_bytes(entry.content)
+            (self.folder / _LOG / entry_name(version)).write_bytes(entry.content)
 
     def create_write_transaction(self, *given: Any, **named: Any) -> None:
         """Commit changes of files that are in the store; raises CommitFailedError."""
@@ -312,7 +318,7 @@ class CopiedTable(DeltaTable):
         Raises CommitFailedError when another writer has made this version; the copy is then at
         the version before.
         """
-        version, name = before + 1, _entry_name(before + 1)
+        version, name = before + 1, entry_name(before + 1)
         entry = (self.folder / _LOG / name).read_bytes()
         actions = map(json.loads, entry.splitlines())
         added = [unquote(one["add"]["path"]) for one in actions if "add" in one]

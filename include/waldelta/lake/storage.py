@@ -34,7 +34,7 @@ from pyarrow.fs import (
 )
 
 from waldelta.errors import TargetNotWritable
-from waldelta.lake.log_copy import CopiedTable
+from waldelta.lake.log_copy import CopiedTable, checkpoint_name, entry_name
 from waldelta.lake.object_store import store_folder
 from waldelta.lake.store_connection import read_store_options
 
@@ -166,7 +166,7 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
 
 def entry_path(version: int) -> str:
     """Return the path of a version's log entry in its table's folder."""
-    return f"_delta_log/{version:020d}.json"
+    return f"_delta_log/{entry_name(version)}"
 
 
 def entry_identity(uri: str, version: int) -> tuple[int, int] | None:
@@ -217,7 +217,7 @@ def write_checkpoint(table: DeltaTable) -> bool:
             made = _checkpoint_elsewhere(
                 entries, version, newest if newest < version else -1, Path(beside)
             )
-            for name in (f"{version:020d}.checkpoint.parquet", _HINT):
+            for name in (checkpoint_name(version), _HINT):
                 _put(made / name, entries / name)
     except (DeltaError, OSError) as err:
         log.info("%s has no checkpoint of version %d: %s", uri, version, err)

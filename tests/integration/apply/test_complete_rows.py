@@ -18,9 +18,8 @@ from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
-from waldelta.lake import Lake
+from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
-from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
@@ -598,14 +597,14 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
     def killed(*_):
         raise Killed
 
-    def slept(*args, real=ledger_table.write_deltalake, **options):
+    def slept(*args, real=DeltaTarget.create_with):
         monkeypatch.undo()
         database.execute(
             "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
             " 'waldelta lock public.t'"
         )
         run(spark, job, "the next")
-        real(*args, **options)
+        real(*args)
 
     from waldelta.stages.apply.apply import apply
 
@@ -616,7 +615,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
         monkeypatch.undo()
         run(spark, job)
     else:
-        monkeypatch.setattr(ledger_table, "write_deltalake", slept)
+        monkeypatch.setattr(DeltaTarget, "create_with", slept)
         assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
     assert (told(job), target_rows(job)) == ([], [])
 

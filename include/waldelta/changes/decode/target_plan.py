@@ -158,12 +158,8 @@ def plan_decode(
     types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
     targets = _target_types(evolution, types, rules.types)
     _check_chosen_types(state, evolution, targets, rules.policy)
-    check_columns(
-        state.table_name,
-        row_filter := filter_of(state),
-        evolution,
-        follows=rules.policy != "ignore",
-    )
+    row_filter, follows = filter_of(state), rules.policy != "ignore"
+    check_columns(state.table_name, row_filter, evolution, follows=follows)
     shape = EventShape(
         column_count=len(names),
         key=tuple(names.index(name) for name in evolution.key_columns),

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
-from deltalake import CommitProperties, WriterProperties, write_deltalake
+from deltalake import WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from waldelta.errors import LateWriter
@@ -31,7 +31,6 @@ from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_files, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
 from waldelta.lake.storage import (
-    NO_HOOKS,
     is_local,
     sync_commit,
 )
@@ -43,10 +42,6 @@ _ATTEMPTS = 20
 # For kinds of which a check writes up to hundreds of short rows, and readers read many of them at
 # once.
 SHORT_ROWS_PER_GROUP = 20_000
-_ONLY_IF_UNCHANGED: dict[str, Any] = {
-    "commit_properties": CommitProperties(max_commit_retries=0),
-    "post_commithook_properties": NO_HOOKS,
-}
 # Larger files aren't written again by each compaction, whatever the age of the ledger.
 _SMALL_BYTES = 256 << 10
 # Large files, too, are written as one beyond this number.
@@ -298,13 +293,7 @@ class LedgerTable(Generic[R]):
 
     def _create(self, data: pa.Table) -> None:
         try:
-            write_deltalake(
-                self.uri,
-                data,
-                mode="error",
-                storage_options=self.place.lake.storage_options,
-                **_ONLY_IF_UNCHANGED,
-            )
+            self.place.create_with(data)
         except DeltaError as err:
             if self.place.find() is None:
                 raise

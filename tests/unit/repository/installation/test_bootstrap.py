@@ -49,27 +49,30 @@ def test_make_prints_every_target():
     assert [t for t in targets if t not in printed] == []
 
 
-def test_packages_are_installed_once(bootstrap, repository, monkeypatch):
+@pytest.fixture
+def pip_calls(bootstrap, repository, monkeypatch) -> list[tuple]:
+    """What the environment's Python was run with; nothing is run."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(bootstrap, "run", lambda python, *arguments: calls.append(arguments))
+    (repository / ".venv/bin").mkdir(parents=True)
+    return calls
+
+
+def test_packages_are_installed_once(bootstrap, repository, pip_calls):
     """The second setup runs no pip."""
-    calls = []
-    monkeypatch.setattr(bootstrap, "run", lambda python, *arguments: calls.append(arguments))
     python = repository / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
     bootstrap.install(python, repository)
-    first = len(calls)
+    first = len(pip_calls)
     bootstrap.install(python, repository)
-    assert (first, len(calls)) == (3, 3)
+    assert (first, len(pip_calls)) == (3, 3)
 
 
-def test_a_changed_pin_installs_again(bootstrap, repository, monkeypatch):
-    calls = []
-    monkeypatch.setattr(bootstrap, "run", lambda python, *arguments: calls.append(arguments))
+def test_a_changed_pin_installs_again(bootstrap, repository, pip_calls):
     python = repository / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
     bootstrap.install(python, repository)
     (repository / "requirements.txt").write_text("a==2\n")
     bootstrap.install(python, repository)
-    assert len(calls) == 6
+    assert len(pip_calls) == 6
 
 
 def test_a_failed_installation_is_tried_again(bootstrap, repository, monkeypatch):
