@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 from deltalake import DeltaTable
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -98,7 +99,8 @@ def log_in(browser: WebDriver, stack: Stack) -> None:
 
 
 def wait(browser: WebDriver, timeout_s: float = 30) -> WebDriverWait:
-    return WebDriverWait(browser, timeout_s)
+    """Pages with a run under way reload by themselves, which takes their elements away."""
+    return WebDriverWait(browser, timeout_s, ignored_exceptions=[StaleElementReferenceException])
 
 
 def failed_run(shop: Shop) -> DagRun:
@@ -116,7 +118,19 @@ def address(shop: Shop, page: str) -> str:
 
 
 def text_of(browser: WebDriver) -> str:
-    return browser.find_element(By.TAG_NAME, "main").text
+    """What the page shows, read in one command: between two, the page can reload."""
+    return shown(browser, "main")
+
+
+def shown(browser: WebDriver, selector: str) -> str:
+    """The text of the first element that CSS *selector* finds, once there is one."""
+    script = "return document.querySelector(arguments[0])?.innerText"
+    return wait(browser).until(lambda b: b.execute_script(script, selector))
+
+
+def started_run(browser: WebDriver) -> str:
+    """The id of the DAG run that the page says it has started."""
+    return shown(browser, "[role=status] code").strip()
 
 
 def follow(browser: WebDriver, link: str) -> None:
@@ -297,11 +311,8 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     wait(browser).until(lambda b: "is paused" not in text_of(b))
     assert not browser.find_elements(By.CSS_SELECTOR, disabled)
     press(browser, "Retry all rows")
-    status = wait(browser).until(
-        presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
-    )
-    run_id = status.text
-    assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
+    run_id = started_run(browser)
+    wait(browser).until(lambda b: len(b.find_elements(By.CSS_SELECTOR, disabled)) == 3)
     assert "is retrying rows" in text_of(browser)
     screenshot(browser, PICTURES, "quarantine-under-way")
     assert browsed.client.wait("browsed_quarantine", run_id).state == "success"
@@ -324,10 +335,7 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()
     browser.find_element(By.NAME, "reason").send_keys("no customer of ours")
     press(browser, "Discard")
-    status = wait(browser).until(
-        presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
-    )
-    assert browsed.client.wait("browsed_quarantine", status.text).state == "success"
+    assert browsed.client.wait("browsed_quarantine", started_run(browser)).state == "success"
     browser.get(quarantine)
     seen = text_of(browser)
     assert "Quarantine is empty" in seen
@@ -350,10 +358,7 @@ def test_the_button_repairs_the_rows_that_differ(browser, browsed):
     assert "tampered" in seen
     screenshot(browser, PICTURES, "repair-1")
     press(browser, "Repair")
-    status = wait(browser).until(
-        presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
-    )
-    run = browsed.client.wait("browsed_reconcile", status.text)
+    run = browsed.client.wait("browsed_reconcile", started_run(browser))
     last = Ledger(Lake(browsed.root)).last_run()
     assert run.state == "success", last and last.result
     browsed.source.execute("delete from customers where id = 11")  # which was discarded
