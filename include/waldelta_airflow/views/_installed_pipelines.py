@@ -11,10 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
-from waldelta.errors import ConfigError
-from waldelta_airflow._pipeline_files import read_pipeline_files
+from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
 from waldelta_airflow.reporting.notify import IDLE_CHECK
-from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of, read_dags
 
 if TYPE_CHECKING:
@@ -37,11 +35,7 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
         if isinstance(pipeline, PipelineFile):
             found[pipeline.pipeline] = pipeline
         else:
-            found[path.name] = (
-                str(pipeline)
-                if isinstance(pipeline, ConfigError)
-                else f"{type(pipeline).__name__}: {pipeline}"
-            )
+            found[path.name] = refusal(pipeline)
     return found
 
 

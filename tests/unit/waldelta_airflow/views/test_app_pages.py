@@ -22,6 +22,7 @@ from tests.support.bookkeeping import run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
 from waldelta.config import load_pipeline_file
+from waldelta.config.pipeline_folder import pipelines_folder
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     IncompleteRow,
@@ -41,7 +42,6 @@ from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports.index import add_entry
-from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views._trigger import DagPaused
