@@ -66,6 +66,15 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
     }
 )
 _INTERVAL = ("--interval-start", "--interval-end")
+# Every verb that has a result takes these.
+OUTPUT_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "--json": {
+            "action": "store_true",
+            "help": "print the result, or the error, as one JSON document",
+        }
+    }
+)
 _NAMES = {"type": _listed, "metavar": "NAME,NAME"}
 
 
@@ -81,6 +90,7 @@ _CDC_STAGES = _stages("land", "apply", "check", "report")
 _BY: _Options = {
     "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
 }
+_RECONCILE = _stages("reconcile", "report") | _TABLES | _REASON | _BY
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
@@ -154,10 +164,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         ),
         "reconcile": (
             "compare targets with the source",
-            _stages("reconcile", "report")
-            | _TABLES
-            | _REASON
-            | _BY
+            _RECONCILE
             | {
                 "--repair": (
                     _FLAG
@@ -169,11 +176,12 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
             },
         ),
+        "repair": ("compare targets with the source and correct rows that differ", _RECONCILE),
         "validate": ("check the expectations of every target", {}),
         "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
         "status": (
             "print slot, replication lag, data gaps and targets; fails for a missing or lost slot",
-            {"--json": _FLAG | {"help": "print JSON instead of a table"}},
+            {},
         ),
         "quarantine": (
             (
@@ -233,6 +241,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             }
             | _BY,
         ),
+        "release": (
+            "apply the landed changes of tables that a gate stopped",
+            _TABLES | _REASON | _BY,
+        ),
         "teardown": (
             "drop the slot and the publications that this pipeline created",
             {
@@ -254,6 +266,12 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     }
 )
 
+SHELLS: Final = ("bash", "zsh", "fish")
+_PLACE: dict[str, Any] = {
+    "nargs": "?",
+    "type": Path,
+    "help": "the pipeline files; `WALDELTA_PIPELINES` by default",
+}
 # The verbs that need no pipeline file: what each does, its arguments.
 _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
@@ -271,11 +289,50 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 },
                 "--stores": _NAMES
                 | {"default": [], "help": "also fetch the jars of s3, azure or both"},
+                **OUTPUT_OPTIONS,
             },
+        ),
+        "list": (
+            "list the pipelines of a folder with their last runs; fails for a refused file",
+            {"folder": _PLACE | {"metavar": "FOLDER"}, **OUTPUT_OPTIONS},
+        ),
+        "doctor": (
+            "check this installation, and what a pipeline needs, and say what to do",
+            {
+                "pipeline": _PLACE | {"metavar": "FILE", "help": "the pipeline file"},
+                **OUTPUT_OPTIONS,
+            },
+        ),
+        "airflow": (
+            "create the pools that pipelines need in Airflow; list missing connections",
+            {
+                "action": {"choices": ("setup",), "metavar": "setup", "help": "what to do"},
+                "place": _PLACE | {"metavar": "FOLDER|FILE"},
+                "--dry-run": _FLAG | {"help": "say what is missing and change nothing"},
+                "--add-connections": (
+                    _FLAG
+                    | {"help": "also create missing connections from `AIRFLOW_CONN_<CONN_ID>`"}
+                ),
+                **OUTPUT_OPTIONS,
+            },
+        ),
+        "completion": (
+            "print a script that lets a shell complete verbs, options and files",
+            {"shell": {"choices": SHELLS, "metavar": "|".join(SHELLS), "help": "the shell"}},
         ),
     }
 )
 
+# A verb that stands for another one with an option.
+_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "repair": ("reconcile", {"repair": True}),
+        "release": (
+            "quarantine",
+            {**dict.fromkeys(DECISIONS, False), "release": True, "row": None},
+        ),
+    }
+)
 # Used by the tests that compare each verb with Airflow's options and the documentation.
 VERBS: Final = tuple(_OWN)
 VERBS_WITHOUT_FILE: Final = tuple(_WITHOUT_FILE)
@@ -296,10 +353,10 @@ def _version() -> str:
         return "unknown"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the command line, with a parser of its own for each verb."""
     parser = argparse.ArgumentParser(
-        prog=_program(),
+        prog=program or _program(),
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
@@ -311,7 +368,7 @@ def build_parser() -> argparse.ArgumentParser:
         # An operator who replays by hand must choose the interval.
         interval = known.add_argument_group("interval to replay") if verb == REPLAY else None
         of_run = known.add_argument_group("options that Airflow passes")
-        for name, details in own.items():
+        for name, details in (*own.items(), *OUTPUT_OPTIONS.items()):
             known.add_argument(name, **details)
         for name, details in RUN_OPTIONS.items():
             group = interval if interval is not None and name in _INTERVAL else of_run
@@ -333,6 +390,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """
     parser = build_parser()
     options = parser.parse_args(arguments)
+    options.verb, implied = _ALIASES.get(options.verb, (options.verb, {}))
+    vars(options).update(implied)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)
     return options
