@@ -25,7 +25,7 @@ def completion_script(shell: str) -> str:
         for action in verb._actions:  # noqa: SLF001 - argparse lists them nowhere else
             if action.dest in _FILES | _FOLDERS:
                 kind = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY
-                action.complete = kind  # type: ignore[attr-defined]
+                action.complete = kind
     return str(shtab.complete(parser, shell=shell))
 
 

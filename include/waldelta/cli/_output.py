@@ -81,6 +81,17 @@ def rendered(text: RenderableType, width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
 
 
+def styled(text: str, style: str) -> str:
+    """Returns a text in a style, on a terminal; works without rich, too."""
+    try:
+        console = terminal()
+    except ImportError:
+        return text
+    with console.capture() as captured:
+        console.print(text, style=style, end="", markup=False)
+    return captured.get()
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
     """Returns a table of texts in the style of all verbs; None is an empty cell."""
     from rich import box

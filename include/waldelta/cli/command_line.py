@@ -173,7 +173,8 @@ def _airflow(options: argparse.Namespace, output: Output) -> None:
         options.place, dry_run=options.dry_run, adds_connections=options.add_connections
     )
     output.show(document, text)
-    if document["refused"] or document["missing_connections"]:
+    entries = (*document["pools"], *document["connections"])
+    if document["refused"] or any(one["state"] == "missing" for one in entries):
         output.close()
         raise SystemExit(1)
 
