@@ -89,9 +89,8 @@ def read_connections(
 
     needed = [(one.pipeline, *need) for one in pipelines for need in _needed(one)]
     ids = {conn_id for _, conn_id, _, _ in needed}
-    found: dict[str, State] = dict.fromkeys(
-        session.scalars(select(Connection.conn_id).where(Connection.conn_id.in_(ids))), "exists"
-    )
+    stored = session.scalars(select(Connection.conn_id).where(Connection.conn_id.in_(ids)))
+    found: dict[str, State] = {str(conn_id): "exists" for conn_id in stored}
     for conn_id in ids - found.keys():
         found[conn_id] = _elsewhere(conn_id)
     return [
@@ -105,9 +104,9 @@ def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
     for conn_id in pipeline.source.conn_ids:
         yield conn_id, "source", "postgres"
     yield pipeline.spark_conn_id, "Spark", "spark_connect"
-    if (conn_id := pipeline.target.conn_id) is not None:
+    if (store := pipeline.target.conn_id) is not None:
         is_azure = pipeline.target.root.startswith(("abfs", "az", "wasb"))
-        yield conn_id, "lake", "wasb" if is_azure else "aws"
+        yield store, "lake", "wasb" if is_azure else "aws"
 
 
 def _elsewhere(conn_id: str) -> State:
@@ -127,6 +126,26 @@ def _elsewhere(conn_id: str) -> State:
             is_variable = isinstance(backend, EnvironmentVariablesBackend)
             return "in the environment" if is_variable else "in a secrets backend"
     return "missing"
+
+
+def describe_missing(
+    pools: Collection[PoolEntry], connections: Collection[ConnectionEntry]
+) -> dict[str, list[str]]:
+    """Returns what each pipeline lacks, each as a sentence with its remedy."""
+    found: dict[str, list[str]] = {}
+    for pool in pools:
+        if pool.state == "missing":
+            found.setdefault(pool.pipeline, []).append(
+                f"Airflow has no pool {pool.pool}, so tasks that use the slot never start: run"
+                f" `waldelta airflow setup`, or `{pool.command}`"
+            )
+    for one in connections:
+        if one.state == "missing":
+            found.setdefault(one.pipeline, []).append(
+                f"Airflow has no connection {one.connection} ({one.use}): `waldelta airflow setup"
+                " --dry-run` shows the command that adds it"
+            )
+    return found
 
 
 def as_json(entry: PoolEntry | ConnectionEntry) -> dict[str, Any]:

@@ -131,7 +131,8 @@ def _text(
         for one in connections
     ]
     lines += [f"refused: {one['error']}" for one in refused]
-    missing = dict.fromkeys(one.command for one in (*pools, *connections) if one.state == "missing")
+    entries: list[PoolEntry | ConnectionEntry] = [*pools, *connections]
+    missing = dict.fromkeys(one.command for one in entries if one.state == "missing")
     if missing:
         lines += ["", "To create what is missing:", *(f"    {command}" for command in missing)]
     if any(one.state == "missing" for one in connections):
