@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from waldelta.cli._check_result import Check, CheckResult, CheckStatus
 from waldelta.errors import ConfigError
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -84,7 +85,7 @@ def _is_of(one: Requirement, extra: str) -> bool:
 
 
 def _of_extra(extra: str, requirements: list[Requirement]) -> Iterator[CheckResult]:
-    if extra and _version_of(_EXTRAS[extra]) is None:
+    if extra and (not requirements or _version_of(_EXTRAS[extra]) is None):
         return
     source = f"{_NAME}[{extra}]" if extra else _NAME
     remedy = f"run `pip install '{source}'`"
@@ -104,7 +105,7 @@ def _of_extra(extra: str, requirements: list[Requirement]) -> Iterator[CheckResu
         status: CheckStatus = "warning" if extra else "problem"
         yield CheckResult("packages", status, f"{source} lacks {', '.join(missing)}", remedy)
     if not (wrong or missing):
-        yield CheckResult("packages", "ok", f"{source}: {len(found)} packages in their ranges")
+        yield CheckResult("packages", "ok", f"{source}: {counted(len(found), 'package')} in range")
 
 
 def _java() -> Iterator[CheckResult]:
@@ -189,7 +190,9 @@ def _variables() -> Iterator[CheckResult]:
     if folder and not Path(folder).is_dir():
         raise ConfigError(f"{PIPELINES_VARIABLE} is {folder!r}, which is no folder: correct it")
     for name in given:
-        if name not in _VARIABLES and (close := difflib.get_close_matches(name, _VARIABLES, 1)):
+        if name not in _VARIABLES and (
+            close := difflib.get_close_matches(name, _VARIABLES, 1, 0.9)
+        ):
             text = f"{name} is set, and only pipeline files could read it"
             yield CheckResult("variables", "warning", text, f"set {close[0]}, if that is meant")
 

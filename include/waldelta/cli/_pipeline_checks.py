@@ -109,13 +109,14 @@ def _store_jars(root: str) -> Iterator[CheckResult]:
 
 def _slot(pipeline: Pipeline, path: Path) -> Iterator[CheckResult]:
     from waldelta.cli._status_table import slot_error
+    from waldelta.pipeline.job import ledger_of
 
-    status = pipeline.status()
-    slot = status["slot"]
-    if slot["wal_status"] == "missing" and status["last_run"] is None:
-        text = f"slot {slot['name']} doesn't exist yet"
+    if not ledger_of(pipeline.file).slot_lives():
+        text = f"slot {pipeline.file.source.slot} was never set up for this lake"
         yield CheckResult("slot", "warning", text, f"run `waldelta setup {path}`")
         return
+    status = pipeline.status()
+    slot = status["slot"]
     if (err := slot_error(status)) is not None:
         raise err
     yield from _of_slot(slot)
