@@ -31,8 +31,9 @@ def completion_script(shell: str) -> str:
 
 def _verbs(parser: argparse.ArgumentParser) -> list[Any]:
     return [
-        verb
+        inner
         for action in parser._actions  # noqa: SLF001
         if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
         for verb in action.choices.values()
+        for inner in (verb, *_verbs(verb))
     ]

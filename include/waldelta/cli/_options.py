@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
@@ -35,6 +35,8 @@ def _moment(text: str) -> datetime:
 
 
 _Options = dict[str, dict[str, Any]]
+if TYPE_CHECKING:
+    _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 # Airflow's tasks pass these to every verb.
 RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
@@ -90,7 +92,6 @@ _CDC_STAGES = _stages("land", "apply", "check", "report")
 _BY: _Options = {
     "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
 }
-_RECONCILE = _stages("reconcile", "report") | _TABLES | _REASON | _BY
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
@@ -164,7 +165,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         ),
         "reconcile": (
             "compare targets with the source",
-            _RECONCILE
+            _stages("reconcile", "report")
+            | _TABLES
+            | _REASON
+            | _BY
             | {
                 "--repair": (
                     _FLAG
@@ -176,7 +180,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
             },
         ),
-        "repair": ("compare targets with the source and correct rows that differ", _RECONCILE),
+        "repair": (
+            "compare targets with the source and correct rows that differ",
+            _TABLES | _REASON | _BY,
+        ),
         "validate": ("check the expectations of every target", {}),
         "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
         "status": (
@@ -270,7 +277,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
 _PLACE: dict[str, Any] = {
     "nargs": "?",
     "type": Path,
-    "help": "the pipeline files; `WALDELTA_PIPELINES` by default",
+    "help": "the pipeline files; WALDELTA_PIPELINES by default",
 }
 # The verbs that need no pipeline file: what each does, its arguments.
 _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
@@ -297,21 +304,19 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             {"folder": _PLACE | {"metavar": "FOLDER"}, **OUTPUT_OPTIONS},
         ),
         "doctor": (
-            "check this installation, and what a pipeline needs, and say what to do",
+            "check this installation, and a pipeline, and say what to do",
             {
                 "pipeline": _PLACE | {"metavar": "FILE", "help": "the pipeline file"},
                 **OUTPUT_OPTIONS,
             },
         ),
-        "airflow": (
+        "airflow setup": (
             "create the pools that pipelines need in Airflow; list missing connections",
             {
-                "action": {"choices": ("setup",), "metavar": "setup", "help": "what to do"},
                 "place": _PLACE | {"metavar": "FOLDER|FILE"},
                 "--dry-run": _FLAG | {"help": "say what is missing and change nothing"},
                 "--add-connections": (
-                    _FLAG
-                    | {"help": "also create missing connections from `AIRFLOW_CONN_<CONN_ID>`"}
+                    _FLAG | {"help": "also store connections that AIRFLOW_CONN_<CONN_ID> has here"}
                 ),
                 **OUTPUT_OPTIONS,
             },
@@ -377,11 +382,20 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )
     for verb, (does, own) in _WITHOUT_FILE.items():
-        known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
+        program, _, last = verb.rpartition(" ")
+        parsers = _group(verbs, program) if program else verbs
+        known = parsers.add_parser(last, help=does, description=does, allow_abbrev=False)
         for name, details in own.items():
             known.add_argument(name, **details)
         known.set_defaults(file=None, result=None)
     return parser
+
+
+def _group(verbs: _Parsers, name: str) -> _Parsers:
+    """Returns the verbs of a program that waldelta sets up."""
+    group = verbs.add_parser(name, help=f"what waldelta needs in {name}")
+    group.set_defaults(verb_group=True)
+    return group.add_subparsers(dest="action", metavar="VERB", required=True)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType, MappingProxyType
@@ -167,11 +167,13 @@ def _airflow(options: argparse.Namespace, output: Output) -> None:
             " runs, or run `pip install 'waldelta[airflow]'`"
         )
     _check_rich()
-    # This package doesn't import waldelta_airflow, which is loaded by its name as a plugin is.
-    setup = importlib.import_module("waldelta_airflow.setup_airflow")
-    document, text = setup.set_up_airflow(
-        options.place, dry_run=options.dry_run, adds_connections=options.add_connections
-    )
+    # Airflow sets up its own logging when it is loaded: on stdout, where only the result belongs.
+    with redirect_stdout(sys.stderr):
+        # This package doesn't import waldelta_airflow, which is loaded by its name as a plugin is.
+        setup = importlib.import_module("waldelta_airflow.setup_airflow")
+        document, text = setup.set_up_airflow(
+            options.place, dry_run=options.dry_run, adds_connections=options.add_connections
+        )
     output.show(document, text)
     entries = (*document["pools"], *document["connections"])
     if document["refused"] or any(one["state"] == "missing" for one in entries):

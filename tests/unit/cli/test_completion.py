@@ -17,6 +17,8 @@ COMPLETED = [
     ("waldelta consume shop.yml --ag", 3, {"--again"}),
     ("waldelta consume shop.yml --run-type b", 4, {"backfill"}),
     ("waldelta completion f", 2, {"fish"}),
+    ("waldelta airflow s", 2, {"setup"}),
+    ("waldelta airflow setup --dr", 3, {"--dry-run"}),
 ]
 
 
@@ -24,7 +26,8 @@ COMPLETED = [
 def test_a_script_names_every_verb(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert [verb for verb in (*VERBS, *VERBS_WITHOUT_FILE) if verb not in script] == []
+    words = [word for verb in (*VERBS, *VERBS_WITHOUT_FILE) for word in verb.split()]
+    assert [word for word in words if word not in script] == []
     assert "python -m" not in script
 
 

@@ -48,6 +48,7 @@ REFUSED = {
     "a retry of a release": ["release", "f.yml", "--retry"],
     "a shell without completion": ["completion", "tcsh"],
     "what Airflow isn't asked for": ["airflow", "teardown"],
+    "nothing for Airflow": ["airflow"],
     "no file": ["consume"],
     "no verb": [],
 }
@@ -97,7 +98,7 @@ WITHOUT_FILE = [
     (["doctor", "f.yml", "--json"], {"pipeline": Path("f.yml"), "json": True}),
     (["completion", "zsh"], {"shell": "zsh"}),
     (["airflow", "setup"], {"place": None, "dry_run": False, "add_connections": False}),
-    (["airflow", "setup", "f.yml", "--dry-run"], {"place": Path("f.yml"), "dry_run": True}),
+    (["airflow", "setup", "--dry-run", "f.yml"], {"place": Path("f.yml"), "dry_run": True}),
 ]
 
 
