@@ -26,6 +26,8 @@ IDLE_CHECK_TIMEOUT = timedelta(minutes=5)
 SETUP_TIMEOUT = timedelta(minutes=15)
 STAGE_TIMEOUT = timedelta(hours=2)
 SYNC_TIMEOUT = timedelta(hours=24)
+# How long a run may wait for its pool and for workers, beyond the limits of its tasks.
+QUEUE_TIMEOUT = timedelta(days=1)
 
 # A critical state that lasts is reported again after this time.
 NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)

@@ -39,7 +39,7 @@ def pipeline_checks(pipeline: Pipeline, path: Path) -> dict[str, Check]:
 
 
 def _source(pipeline: Pipeline) -> Iterator[CheckResult]:
-    from waldelta.postgres.connection import describe
+    from waldelta.postgres import describe
     from waldelta.stages.setup.facts.source_facts import read_server
 
     job = pipeline.job()
@@ -55,9 +55,9 @@ def _source(pipeline: Pipeline) -> Iterator[CheckResult]:
         "source",
         "ok",
         f"{describe(job.source.conninfo)}: PostgreSQL {server.settings['server_version']},"
-        f" wal_level {server.settings['wal_level']}; {slots.used_slots} of"
-        f" {slots.number('max_replication_slots')} replication slots used; role {role} {can}"
-        " use them",
+        f" wal_level {server.settings['wal_level']}; max_replication_slots"
+        f" {slots.number('max_replication_slots')}, of which {slots.used_slots} used; role {role}"
+        f" {can} use them",
     )
 
 

@@ -637,10 +637,22 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert text.index("scheduled__early") < text.index(
         "overdue by 1 h"
     )  # problems come before warnings
+    schedules["shop"] = Schedule(lacks=("Airflow has no pool <x>",))
+    for address in ("/", "/p/shop"):
+        assert "problem" in (text := client.get(address).text)
+        assert "Airflow has no pool &lt;x&gt;" in text
     schedules["shop"] = Schedule(paused=frozenset({"maintenance", "reconcile"}))
     text = client.get("/p/shop").text
     assert "the maintenance DAG is paused" in text
     assert "the reconcile DAG is paused" not in text  # it has no schedule: it is triggered by hand
+
+
+def test_a_pool_that_is_missing_is_shown_before_setup(write_pipeline, schedules, open_pages):
+    """The DAG of setup needs it, too."""
+    write_pipeline("shop")
+    schedules["shop"] = Schedule(lacks=("Airflow has no pool x",))
+    for address in ("/", "/p/shop"):
+        assert "Airflow has no pool x" in open_pages("viewer").get(address).text
 
 
 @pytest.mark.parametrize(
