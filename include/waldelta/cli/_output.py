@@ -74,10 +74,15 @@ def terminal(width: int | None = None) -> Console:
 
 
 def rendered(text: RenderableType, width: int | None = None) -> str:
-    """Returns what a console prints, without spaces at the ends of lines."""
+    """Returns what a console prints, without spaces at the ends of lines.
+
+    The lines of a Text stay whole, so that SQL can be copied.
+    """
+    from rich.text import Text
+
     console = terminal(width)
     with console.capture() as captured:
-        console.print(text, crop=False)
+        console.print(text, soft_wrap=isinstance(text, Text))
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
 
 

@@ -38,7 +38,7 @@ def plan_text(plan: SetupPlan) -> RenderableType:
     """Returns findings and plan with the findings' severities marked."""
     from rich.text import Text
 
-    text = Text(plan.describe(), no_wrap=True, overflow="ignore")
+    text = Text(plan.describe())
     for severity, style in STYLES.items():
         text.highlight_regex(re.compile(rf"^  - {severity}:", re.MULTILINE), style)
     text.highlight_regex(re.compile(r"^(preflight|targets|plan):", re.MULTILINE), "bold")

@@ -121,3 +121,15 @@ def test_status_and_teardown_as_json(path, answer, database):
     code, done = answer("teardown", path)
     assert (code, done["pipeline"]) == (0, f"s_{database.name}")
     assert len(done["dropped"]) == 1
+
+
+def test_a_repair_as_json(path, answer):
+    """The run's result; what fails has the error with its remedy as well."""
+    answer("setup", path)
+    code, result = answer("repair", path, "--run-id=r1")
+    assert (code, result["verb"], result["run_id"]) == (0, "reconcile", "r1")
+    assert result["status"] == "succeeded"
+    code, result = answer("repair", path, "--tables=public.typo")
+    assert (code, result["error"]["class"]) == (1, "ConfigError")
+    assert "public.typo" in result["error"]["message"]
+    assert result["error"]["remedy"]

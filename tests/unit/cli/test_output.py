@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from waldelta.cli._output import Output, rendered, table
+from waldelta.cli._results import plan_text
 from waldelta.cli.command_line import main
 from waldelta.config import load_pipeline_file
 from waldelta.pipeline import RunResult
@@ -90,6 +92,14 @@ def test_only_terminals_get_styles(is_terminal, no_color, is_styled, monkeypatch
     assert ("\x1b[" in text) == is_styled
     assert "[a]" in text  # names aren't markup
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_lines_of_a_plan_stay_whole(is_terminal, monkeypatch):
+    line = "  - problem: " + "word " * 60 + "[end]"
+    monkeypatch.setattr(sys, "stdout", Screen()) if is_terminal else None
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert rendered(plan_text(SimpleNamespace(describe=lambda: line))) == f"{line}\n"
 
 
 def test_quarantine_is_json_in_a_pipe_and_a_table_on_a_terminal(
