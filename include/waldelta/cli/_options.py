@@ -329,7 +329,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
 )
 
 # A verb that stands for another one with an option.
-_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
         "repair": ("reconcile", {"repair": True}),
         "release": (
@@ -404,7 +404,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """
     parser = build_parser()
     options = parser.parse_args(arguments)
-    options.verb, implied = _ALIASES.get(options.verb, (options.verb, {}))
+    options.verb, implied = ALIASES.get(options.verb, (options.verb, {}))
     vars(options).update(implied)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)

@@ -161,10 +161,11 @@ def _airflow(path: Path) -> Iterator[CheckResult]:
         text = f"{error['class']}: {error['message']}"
         yield CheckResult("airflow", "warning", text, error["remedy"])
         return
-    yield from _entries(answer)
+    yield from entries_of(answer)
 
 
-def _entries(answer: dict[str, Any]) -> Iterator[CheckResult]:
+def entries_of(answer: dict[str, Any]) -> Iterator[CheckResult]:
+    """Yields a result for each entry in the answer of ``waldelta airflow setup``."""
     for entry in (*answer["pools"], *answer["connections"]):
         kind = "pool" if "pool" in entry else "connection"
         text = f"{kind} {entry[kind]}: {entry['state']}"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from waldelta.cli._pipeline_checks import entries_of
+
 pytestmark = pytest.mark.airflow
 
 PASSWORD = "s3cr3t-of-source"
@@ -74,38 +76,24 @@ def test_pools_and_connections(airflow, write_pipeline, pipelines, tmp_path):
     missing = dict.fromkeys(("waldelta_shop_cdc", "shop_source", "waldelta_spark"), "missing")
     code, document, _ = setup(airflow, pipelines, "--dry-run")
     assert (code, states(document)) == (1, missing)
+    checked = list(entries_of(document))  # what doctor says of it
+    assert {one.status for one in checked} == {"problem"}
+    assert checked[0].remedy.startswith("run `airflow pools set waldelta_shop_cdc 1 ")
     assert select(home, "select count(*) from slot_pool") == [(1,)]  # Airflow's own
 
     given = {
         "AIRFLOW_CONN_SHOP_SOURCE": f"postgres://cdc:{PASSWORD}@db/app",
         "AIRFLOW_CONN_WALDELTA_SPARK": '{"conn_type": "spark_connect", "host": "spark"}',
     }
-    code, document, _ = setup(airflow, pipelines / "shop.yml", **given)
-    assert (code, states(document)) == (
-        0,
-        {
-            "waldelta_shop_cdc": "created",
-            "shop_source": "in the environment",
-            "waldelta_spark": "in the environment",
-        },
-    )
+    code, document, done = setup(airflow, pipelines / "shop.yml", "--add-connections", **given)
+    assert (code, states(document)) == (0, dict.fromkeys(missing, "created"))
+    assert PASSWORD not in done.stdout + done.stderr
     pools = select(home, "select pool, slots, description from slot_pool where slots = 1")
     assert pools == [("waldelta_shop_cdc", 1, "runs on slot shop_cdc")]
 
-    code, document, done = setup(airflow, pipelines, "--add-connections", **given)
-    assert (code, states(document)["shop_source"]) == (0, "created")
-    assert PASSWORD not in done.stdout + done.stderr
     code, document, _ = setup(airflow, pipelines)
     assert (code, set(states(document).values())) == (0, {"exists"})
     query = "select login, is_encrypted, password from connection where conn_id = 'shop_source'"
     ((login, is_encrypted, stored),) = select(home, query)
     assert (login, is_encrypted) == ("cdc", 1)
     assert PASSWORD not in stored
-
-
-def test_a_refused_file_fails_the_command(airflow, write_pipeline, pipelines):
-    """By itself before the database is asked; in a folder the others are set up."""
-    wrong = write_pipeline("wrong", more="shcedule: null")
-    code, document, _ = setup(airflow, wrong)
-    assert (code, document["error"]["class"]) == (1, "ConfigError")
-    assert "shcedule" in document["error"]["message"]
