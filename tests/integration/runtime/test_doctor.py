@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.support.pipelines import pipeline_file
+from tests.support.servers.s3_server import READER
 from waldelta.cli.command_line import main
 
 pytestmark = pytest.mark.pg
@@ -133,3 +134,20 @@ def test_a_repair_as_json(path, answer):
     assert (code, result["error"]["class"]) == (1, "ConfigError")
     assert "public.typo" in result["error"]["message"]
     assert result["error"]["remedy"]
+
+
+@pytest.mark.parametrize("identity", [None, READER], ids=["the owner", "read-only"])
+def test_doctor_probes_an_object_store(path, answer, bucket, monkeypatch, identity):
+    """Without Spark; the probe's table is removed again, and no key is shown."""
+    seen = bucket if identity is None else bucket.seen_by(identity)
+    for name, value in seen.storage_options.items():
+        monkeypatch.setenv(name, value)
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(document | {"target": {"root": bucket.uri("lake")}}))
+    _, answered = answer("doctor", path)
+    last = results(answered)["lake"][-1]
+    assert last["status"] == ("ok" if identity is None else "problem")
+    if identity is not None:
+        assert "check the credentials" in last["text"]
+        assert identity.secret_key not in json.dumps(answered)
+    assert bucket.keys() == []
