@@ -26,7 +26,7 @@ from waldelta_airflow.reporting.metrics import METRICS
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _PAGES: Final = DOCS / "reference"
 WIDTH: Final = 100
-_BLOCK = re.compile(r"(<!--generated:(\S+)-->\n).*?(<!--/-->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!--generated:([^\n]+?)-->\n).*?(<!--/-->)", re.DOTALL)
 _PATH = re.compile(r"docs/([\w./-]+\.md)(#[\w-]+)?")
 
 
@@ -166,18 +166,27 @@ def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [
         action
         for action in parser._actions  # noqa: SLF001 - argparse lists them nowhere else
-        if action.dest not in {"file", "help", *_OF_RUN}
+        if action.dest not in {"file", "help", "json", *_OF_RUN}
     ]
 
 
 @cache
 def _verbs() -> dict[str, argparse.ArgumentParser]:
+    return _verbs_of(build_parser())
+
+
+def _verbs_of(parser: argparse.ArgumentParser, group: str = "") -> dict[str, Any]:
+    """The verbs of a parser; those of a group with its name before theirs."""
     (verbs,) = (
         action
-        for action in build_parser()._actions  # noqa: SLF001
+        for action in parser._actions  # noqa: SLF001
         if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
     )
-    return dict(verbs.choices)
+    found: dict[str, Any] = {}
+    for name, verb in verbs.choices.items():
+        is_group = verb.get_default("verb_group")
+        found |= _verbs_of(verb, f"{name} ") if is_group else {group + name: verb}
+    return found
 
 
 # The options that every verb has, by the names that argparse gives them.
@@ -187,7 +196,8 @@ _OF_RUN = frozenset(option.removeprefix("--").replace("-", "_") for option in RU
 def _shared_options() -> list[str]:
     """The options that several verbs have with the same meaning."""
     lines = [_option(action) for verb in _verbs().values() for action in _own_options(verb)]
-    return [line for line in dict.fromkeys(lines) if lines.count(line) > 1]
+    every = [_option(one) for one in _verbs()["status"]._actions if one.dest == "json"]  # noqa: SLF001
+    return every + [line for line in dict.fromkeys(lines) if lines.count(line) > 1]
 
 
 def _verb(name: str) -> str:

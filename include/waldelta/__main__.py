@@ -13,8 +13,13 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The imports create half a million objects, none of them garbage.
     gc.set_threshold(100_000, 50, 50)
-    from waldelta.cli.command_line import run_and_exit
+    try:
+        from waldelta.cli.command_line import run_and_exit
+    except ImportError as err:
+        from waldelta.cli.doctor import explain_import_error
 
+        explain_import_error(err)
+        raise SystemExit(1) from None
     run_and_exit()
 
 

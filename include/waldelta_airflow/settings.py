@@ -12,7 +12,6 @@ from waldelta.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
-PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
 # Socket of a fork server on this machine (waldelta.cli.fork_server), which starts jobs at once.
 FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 # Seconds before the first retry of a task.
@@ -27,6 +26,8 @@ IDLE_CHECK_TIMEOUT = timedelta(minutes=5)
 SETUP_TIMEOUT = timedelta(minutes=15)
 STAGE_TIMEOUT = timedelta(hours=2)
 SYNC_TIMEOUT = timedelta(hours=24)
+# How long a run may wait for its pool and for workers, beyond the limits of its tasks.
+QUEUE_TIMEOUT = timedelta(days=1)
 
 # A critical state that lasts is reported again after this time.
 NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)
@@ -60,15 +61,6 @@ def land_timeout(longest_call_s: float) -> timedelta:
     What was read is read once more to consume it, and neither read may time out every time.
     """
     return 2 * timedelta(seconds=longest_call_s) + STAGE_TIMEOUT
-
-
-def pipelines_folder() -> Path:
-    """Returns the absolute folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of
-    this repository.
-    """
-    named = os.environ.get(PIPELINES_VARIABLE)
-    # A task runs in another folder than the process that reads the variable.
-    return Path(named or REPOSITORY / "include" / "pipelines").absolute()
 
 
 def package_folder() -> Path:

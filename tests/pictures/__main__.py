@@ -73,7 +73,7 @@ def served(folder: Path) -> Iterator[str]:
         patch.object(
             pages,
             "read_schedules",
-            lambda names: {name: known[name] for name in names if name in known},
+            lambda files: {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known},
         ),
         patch.object(
             pages,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
@@ -35,6 +35,8 @@ def _moment(text: str) -> datetime:
 
 
 _Options = dict[str, dict[str, Any]]
+if TYPE_CHECKING:
+    _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 # Airflow's tasks pass these to every verb.
 RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
@@ -66,6 +68,15 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
     }
 )
 _INTERVAL = ("--interval-start", "--interval-end")
+# Every verb that has a result takes these.
+OUTPUT_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "--json": {
+            "action": "store_true",
+            "help": "print the result, or the error, as one JSON document",
+        }
+    }
+)
 _NAMES = {"type": _listed, "metavar": "NAME,NAME"}
 
 
@@ -169,11 +180,15 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
             },
         ),
+        "repair": (
+            "compare targets with the source and correct rows that differ",
+            _TABLES | _REASON | _BY,
+        ),
         "validate": ("check the expectations of every target", {}),
         "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
         "status": (
             "print slot, replication lag, data gaps and targets; fails for a missing or lost slot",
-            {"--json": _FLAG | {"help": "print JSON instead of a table"}},
+            {},
         ),
         "quarantine": (
             (
@@ -233,6 +248,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             }
             | _BY,
         ),
+        "release": (
+            "apply the landed changes of tables that a gate stopped",
+            _TABLES | _REASON | _BY,
+        ),
         "teardown": (
             "drop the slot and the publications that this pipeline created",
             {
@@ -254,6 +273,12 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     }
 )
 
+SHELLS: Final = ("bash", "zsh", "fish")
+_PLACE: dict[str, Any] = {
+    "nargs": "?",
+    "type": Path,
+    "help": "the pipeline files; WALDELTA_PIPELINES by default",
+}
 # The verbs that need no pipeline file: what each does, its arguments.
 _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
@@ -271,11 +296,48 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 },
                 "--stores": _NAMES
                 | {"default": [], "help": "also fetch the jars of s3, azure or both"},
+                **OUTPUT_OPTIONS,
             },
+        ),
+        "list": (
+            "list the pipelines of a folder with their last runs; fails for a refused file",
+            {"folder": _PLACE | {"metavar": "FOLDER"}, **OUTPUT_OPTIONS},
+        ),
+        "doctor": (
+            "check this installation, and a pipeline, and say what to do",
+            {
+                "pipeline": _PLACE | {"metavar": "FILE", "help": "the pipeline file"},
+                **OUTPUT_OPTIONS,
+            },
+        ),
+        "airflow setup": (
+            "create the pools that pipelines need in Airflow; list missing connections",
+            {
+                "place": _PLACE | {"metavar": "FOLDER|FILE"},
+                "--dry-run": _FLAG | {"help": "say what is missing and change nothing"},
+                "--add-connections": (
+                    _FLAG | {"help": "also store connections that AIRFLOW_CONN_<CONN_ID> has here"}
+                ),
+                **OUTPUT_OPTIONS,
+            },
+        ),
+        "completion": (
+            "print a script that lets a shell complete verbs, options and files",
+            {"shell": {"choices": SHELLS, "metavar": "|".join(SHELLS), "help": "the shell"}},
         ),
     }
 )
 
+# A verb that stands for another one with an option.
+ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "repair": ("reconcile", {"repair": True}),
+        "release": (
+            "quarantine",
+            {**dict.fromkeys(DECISIONS, False), "release": True, "row": None},
+        ),
+    }
+)
 # Used by the tests that compare each verb with Airflow's options and the documentation.
 VERBS: Final = tuple(_OWN)
 VERBS_WITHOUT_FILE: Final = tuple(_WITHOUT_FILE)
@@ -296,10 +358,10 @@ def _version() -> str:
         return "unknown"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     """Returns the parser of the command line, with a parser of its own for each verb."""
     parser = argparse.ArgumentParser(
-        prog=_program(),
+        prog=program or _program(),
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
@@ -311,7 +373,7 @@ def build_parser() -> argparse.ArgumentParser:
         # An operator who replays by hand must choose the interval.
         interval = known.add_argument_group("interval to replay") if verb == REPLAY else None
         of_run = known.add_argument_group("options that Airflow passes")
-        for name, details in own.items():
+        for name, details in (*own.items(), *OUTPUT_OPTIONS.items()):
             known.add_argument(name, **details)
         for name, details in RUN_OPTIONS.items():
             group = interval if interval is not None and name in _INTERVAL else of_run
@@ -320,11 +382,20 @@ def build_parser() -> argparse.ArgumentParser:
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )
     for verb, (does, own) in _WITHOUT_FILE.items():
-        known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
+        program, _, last = verb.rpartition(" ")
+        parsers = _group(verbs, program) if program else verbs
+        known = parsers.add_parser(last, help=does, description=does, allow_abbrev=False)
         for name, details in own.items():
             known.add_argument(name, **details)
         known.set_defaults(file=None, result=None)
     return parser
+
+
+def _group(verbs: _Parsers, name: str) -> _Parsers:
+    """Returns the verbs of a program that waldelta sets up."""
+    group = verbs.add_parser(name, help=f"what waldelta needs in {name}")
+    group.set_defaults(verb_group=True)
+    return group.add_subparsers(dest="action", metavar="VERB", required=True)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -333,6 +404,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """
     parser = build_parser()
     options = parser.parse_args(arguments)
+    options.verb, implied = ALIASES.get(options.verb, (options.verb, {}))
+    vars(options).update(implied)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)
     return options

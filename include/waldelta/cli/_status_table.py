@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +18,6 @@ from waldelta.pipeline.targets import RequiredAction
 from waldelta.quantities import counted, size
 from waldelta.slot.slot import lost_slot, missing_slot
 
-_WIDTH = 100
 _NEXT = {
     RequiredAction.FIRST: "initial sync",
     RequiredAction.COPY: "copied by the next run",
@@ -38,16 +37,12 @@ def slot_error(status: Mapping[str, Any]) -> SlotError | None:
     return None
 
 
-def status_table(status: Mapping[str, Any], *, width: int | None = None) -> str:
+def status_table(status: Mapping[str, Any]) -> Group:
     """The status of a pipeline, as ``read_status`` returns it, laid out for a terminal."""
-    console = Console(width=width or max(Console().width, _WIDTH), highlight=False)
-    with console.capture() as captured:
-        console.print(Group(_facts(status), Text(), _targets(status["targets"])))
-        for heading, lines in _findings(status):
-            console.print(Text(f"\n{heading}", style="bold"))
-            for line in lines:
-                console.print(Text(f"  {line}"))
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
+    parts: list[RenderableType] = [_facts(status), Text(), _targets(status["targets"])]
+    for heading, lines in _findings(status):
+        parts += [Text(f"\n{heading}", style="bold"), *(Text(f"  {line}") for line in lines)]
+    return Group(*parts)
 
 
 def _facts(status: Mapping[str, Any]) -> Table:

@@ -4,6 +4,7 @@ spark-submit.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -11,14 +12,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from waldelta.cli._options import check_decision, parse
+from waldelta.cli._output import Output
+from waldelta.cli._results import plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError
 from waldelta.jobs import Pipeline
@@ -70,6 +73,7 @@ def run_submitted(*verb: str) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
     options = parse(arguments)
+    output = Output(as_json=getattr(options, "json", False))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -85,14 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             logging.getLogger().addFilter(_is_not_of_py4j)
         check_decision(options)
-        if options.verb == "jars":
-            _jars(options)
+        if (verb := _WITHOUT_FILE.get(options.verb)) is not None:
+            verb(options, output)
         else:
             _check_rich()
-            _verb(options)(Pipeline.load(options.file), options)
+            _verb(options)(Pipeline.load(options.file), options, output)
+        output.close()
     except WaldeltaError as err:
-        _log_last(err)
-        _write_failure(options, err)
+        _end_with(err, options, output)
         return 1
     except KeyboardInterrupt:
         log.error("interrupted: what was committed stays, and the next run goes on from there")
@@ -104,10 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as err:
         if (named := last_error(err)) is None:
             raise
-        _log_last(named)
-        _write_failure(options, named)
+        _end_with(named, options, output)
         return 1
     return 0
+
+
+def _end_with(err: WaldeltaError, options: argparse.Namespace, output: Output) -> None:
+    _log_last(err)
+    output.close(describe_error(err))
+    _write_failure(options, err)
 
 
 def _check_rich() -> None:
@@ -119,16 +128,72 @@ def _check_rich() -> None:
         raise ConfigError("the command line needs package rich: run `pip install 'waldelta[cli]'`")
 
 
-def _jars(options: argparse.Namespace) -> None:
+def _jars(options: argparse.Namespace, output: Output) -> None:
     from waldelta.spark.settings import jars_folder
     from waldelta.spark.store_jars import fetch_jars
 
     folder = options.folder or jars_folder()
     fetch_jars(folder, options.stores)
-    sys.stdout.write(f"{folder}\n")
+    output.show({"folder": str(folder)}, str(folder))
 
 
-def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace], None]:
+def _list(options: argparse.Namespace, output: Output) -> None:
+    from waldelta.cli._pipeline_list import list_pipelines
+
+    _check_rich()
+    if list_pipelines(options.folder, output):
+        output.close()
+        raise SystemExit(1)
+
+
+def _doctor(options: argparse.Namespace, output: Output) -> None:
+    from waldelta.cli.doctor import examine
+
+    if examine(options.pipeline, output):
+        output.close()
+        raise SystemExit(1)
+
+
+def _completion(options: argparse.Namespace, _: Output) -> None:
+    from waldelta.cli._completion import completion_script
+
+    sys.stdout.write(completion_script(options.shell))
+
+
+def _airflow(options: argparse.Namespace, output: Output) -> None:
+    if importlib.util.find_spec("airflow") is None:
+        raise ConfigError(
+            "Airflow isn't installed for this Python: run the command where Airflow's scheduler"
+            " runs, or run `pip install 'waldelta[airflow]'`"
+        )
+    _check_rich()
+    # Airflow sets up its own logging when it is loaded: on stdout, where only the result belongs.
+    with redirect_stdout(sys.stderr):
+        # This package doesn't import waldelta_airflow, which is loaded by its name as a plugin is.
+        setup = importlib.import_module("waldelta_airflow.setup_airflow")
+        document, text = setup.set_up_airflow(
+            options.place, dry_run=options.dry_run, adds_connections=options.add_connections
+        )
+    output.show(document, text)
+    entries = (*document["pools"], *document["connections"])
+    if document["refused"] or any(one["state"] == "missing" for one in entries):
+        output.close()
+        raise SystemExit(1)
+
+
+_WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = MappingProxyType(
+    {
+        "jars": _jars,
+        "list": _list,
+        "doctor": _doctor,
+        "airflow": _airflow,
+        "completion": _completion,
+    }
+)
+_Verb = Callable[[Pipeline, "argparse.Namespace", Output], None]
+
+
+def _verb(options: argparse.Namespace) -> _Verb:
     if options.verb == "quarantine" and not (options.retry or options.accept):
         return _quarantine
     return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(
@@ -136,27 +201,28 @@ def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace
     )
 
 
-def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    plan = _show_plan(pipeline, options)
+def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
+    plan = _show_plan(pipeline, options, output)
     try:
         plan.require()
     except PreflightFailed as err:
         # The plan has just listed the problems.
         log.error("PreflightFailed: %s, listed above", counted(len(err.problems), "problem"))
+        output.close(describe_error(err))
         _write_failure(options, err)
         raise SystemExit(1) from None
 
 
-def _setup(pipeline: Pipeline, options: argparse.Namespace) -> None:
+def _setup(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     if options.dry_run or options.sql:
-        _show_plan(pipeline, options)
+        _show_plan(pipeline, options, output)
         return
     plan = pipeline.setup(options.run_id)
-    sys.stdout.write(plan.describe() + "\n")
+    output.show(plan_document(pipeline.file, plan), plan_text(plan))
     _write_simple(options, "setup", plan.describe())
 
 
-def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
+def _show_plan(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> SetupPlan:
     plan = pipeline.check()
     if options.sql:
         plan.require_for_dba()
@@ -165,23 +231,24 @@ def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
         for finding in plan.reported(for_dba=True):
             log.warning("%s", finding)
     text = plan.as_sql() if options.sql else plan.describe()
-    sys.stdout.write(text + "\n")
+    output.show(
+        plan_document(pipeline.file, plan), plan.as_sql() if options.sql else plan_text(plan)
+    )
     _write_simple(options, options.verb, text)
     return plan
 
 
-def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
+def _status(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     from waldelta.cli._status_table import slot_error, status_table
 
     status = pipeline.status()
-    text = json.dumps(status, indent=2)
-    sys.stdout.write(text + "\n" if options.json else status_table(status))
+    output.show(status, status_table(status))
     if (err := slot_error(status)) is not None:
         raise err
-    _write_simple(options, "status", text)
+    _write_simple(options, "status", json.dumps(status, indent=2))
 
 
-def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
+def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     if options.release:
         found = pipeline.release(options.tables, options.reason, options.by, options.run_id)
     elif options.skip:
@@ -194,12 +261,13 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
         )
     else:
         found = pipeline.quarantined(options.tables)
-    text = json.dumps(found, indent=2, ensure_ascii=False)
-    sys.stdout.write(text + "\n")
-    _write_simple(options, "quarantine", text)
+    # Scripts read what it prints into a pipe, which has been JSON since the first version.
+    output.as_json = output.as_json or not sys.stdout.isatty()
+    output.show(found, quarantine_table(found))
+    _write_simple(options, "quarantine", json.dumps(found, indent=2, ensure_ascii=False))
 
 
-def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
+def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     if options.orphans or options.drop:
         # A file that can't be read may name any slot, so it is an error.
         files = sorted(
@@ -212,15 +280,16 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
             pipeline.slots_without_pipeline(named, options.drop or ()),
             "no slot on the source is without a pipeline file",
         )
+        key = "dropped" if options.drop else "slots_without_pipeline"
     else:
-        lines = pipeline.teardown(options.run_id)
+        lines, key = pipeline.teardown(options.run_id), "dropped"
         nothing = "nothing to drop: this pipeline made neither slot nor publications"
     text = "\n".join(lines) or nothing
-    sys.stdout.write(text + "\n")
+    output.show({"pipeline": pipeline.file.pipeline, key: lines}, text)
     _write_simple(options, "teardown", text)
 
 
-def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
+def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     from waldelta.pipeline.run_result import RunFailed
     from waldelta.spark import deferred_session, open_session
 
@@ -240,11 +309,12 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
             result = _runner(options)(spark, job)
         except RunFailed as failed:
             result, cause = failed.result, failed.__cause__
-    result.print_summary(stage=options.stage[0] if options.stage else None)
+    output.show_run(result, stage=options.stage[0] if options.stage else None)
     if options.result is not None:
         result.write(options.result)
     if cause is not None:
         _log_last(cause)
+        output.close(describe_error(cause))
         raise SystemExit(1)
 
 

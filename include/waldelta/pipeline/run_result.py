@@ -417,10 +417,11 @@ class RunResult:
         return f"{self.verb} {self.run_id}: {self.status}"
 
     def _table(self) -> Table:
+        from rich import box
         from rich.table import Table
 
-        table = Table()
-        table.add_column("table")
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("table", overflow="fold")
         columns = _COLUMNS.get(self.verb, {})
         for heading in columns:
             table.add_column(heading, justify="right")

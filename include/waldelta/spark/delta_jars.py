@@ -39,7 +39,7 @@ def fetch_delta_jars(folder: Path) -> None:
     missing, for a Spark without a Delta, and when a jar can't be downloaded or stored.
     """
     artifact = delta_artifact()
-    if _is_complete(folder, artifact):
+    if has_delta_jars(folder, artifact):
         return
     log.info("fetching the jars of %s into %s", artifact, folder)
     make_jars_folder(folder)
@@ -50,7 +50,7 @@ def fetch_delta_jars(folder: Path) -> None:
         remove_jars(folder, (main.removesuffix(".jar"), *WANTED))
         for jar in sorted(found, key=lambda jar: (jar.name == main, jar.name)):
             copy_jar(jar, folder)
-    if not _is_complete(folder, artifact):
+    if not has_delta_jars(folder, artifact):
         raise ConfigError(
             f"Maven has no complete {artifact}: {', '.join(WANTED)} are needed in {folder}"
         )
@@ -82,7 +82,8 @@ def _main_jar(artifact: str) -> str:
     return f"{group}_{name}-{delta}.jar"
 
 
-def _is_complete(folder: Path, artifact: str) -> bool:
+def has_delta_jars(folder: Path, artifact: str) -> bool:
+    """Return whether a folder has the jars of a version of Delta."""
     return (folder / _main_jar(artifact)).exists() and all(
         any(folder.glob(f"{pattern}.jar")) for pattern in WANTED
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from waldelta.errors import ConfigError
@@ -18,15 +19,22 @@ REMEDY = (
 _RELEASE = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 
 
-def check_java() -> None:
-    """Raise ConfigError where Spark's launcher would find no Java, or one that is too old for
-    Spark.
+@dataclass(frozen=True, slots=True)
+class FoundJava:
+    """The Java that Spark's launcher starts; ``version`` is None where Java doesn't record it."""
 
-    This starts no process. A Java that doesn't record its version isn't checked, and nothing is
-    checked where a spark-env.sh may set JAVA_HOME.
+    place: str
+    version: int | None
+
+
+def check_java() -> FoundJava | None:
+    """Return the Java that Spark's launcher starts; raise ConfigError where there is none, or one
+    that is too old for Spark.
+
+    This starts no process. None, and nothing is checked, where a spark-env.sh may set JAVA_HOME.
     """
     if has_conf_file("spark-env.sh"):
-        return
+        return None
     home = os.environ.get("JAVA_HOME")
     if home:
         java = shutil.which(str(Path(home) / "bin/java"))
@@ -50,6 +58,7 @@ def check_java() -> None:
             f"{place}, which is Java {version}, and Spark needs {OLDEST} or later: {REMEDY}, and"
             " set JAVA_HOME to it"
         )
+    return FoundJava(place, version)
 
 
 def _version(home: Path) -> int | None:

@@ -78,6 +78,14 @@ def spark_session(
     return _classic_session(master, name)
 
 
+def check_remote(remote: str, timeout_s: float) -> None:
+    """Raise SparkUnreachable where no Spark Connect server answers, and ConfigError for an address
+    that sessions refuse.
+    """
+    check_pyspark("grpc")
+    check_reachable(remote, timeout_s)
+
+
 class DeferredSession:
     """A session that is created at first use, so that work which never uses it starts no JVM."""
 

@@ -100,7 +100,7 @@ def _check_own(folder: Path) -> None:
 def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
     wanted = _fingerprint(store)
     stamp = folder / _STAMP
-    if stamp.exists() and stamp.read_text() == wanted:
+    if has_store_jars(folder, store):
         return
     log.info("fetching the jars of %s into %s", folder.name, folder)
     make_jars_folder(folder)
@@ -116,6 +116,12 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
         for compiler in downloaded.glob("org.eclipse.jdt_ecj-*.jar"):
             compile_log_store(folder / LOG_STORE_JAR, compiler, delta_jars)
     stamp.write_text(wanted)
+
+
+def has_store_jars(folder: Path, store: Store) -> bool:
+    """Return whether a folder has the jars of a store as this version fetches them."""
+    stamp = folder / _STAMP
+    return stamp.exists() and stamp.read_text() == _fingerprint(store)
 
 
 def _fingerprint(store: Store) -> str:

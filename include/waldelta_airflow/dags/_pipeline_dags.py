@@ -28,6 +28,7 @@ from waldelta_airflow.reporting.notify import (
     IDLE_CHECK,
     LAND,
     NotifyOn,
+    NotifyTimeout,
     failure_callbacks,
     notify_critical,
 )
@@ -106,6 +107,12 @@ class _Job:
     pipeline: PipelineFile
     callbacks: list[NotifyOn]
 
+    @property
+    def on_timeout(self) -> list[NotifyTimeout] | None:
+        """Returns the callbacks for a run that ends by dagrun_timeout."""
+        found = [NotifyTimeout(one) for one in self.callbacks if one.is_for("TimedOut")]
+        return found or None
+
     def dag(self, kind: str, schedule: str | None, **kwargs: Any) -> DAG:
         pipeline = self.pipeline
         return DAG(
@@ -150,9 +157,9 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     """
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
     return [
-        _setup(job),
+        _in_bounded_time(_setup(job)),
         _initial_sync(job),
-        _cdc(job),
+        _in_bounded_time(_cdc(job)),
         _resync(job),
         _reconcile(job),
         _quarantine(job),
@@ -160,8 +167,24 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     ]
 
 
+def _in_bounded_time(dag: DAG) -> DAG:
+    """Returns a DAG with tasks in the slot's pool whose runs fail in the end.
+
+    The scheduler never starts tasks in a pool that Airflow lacks, and only its log says so. A run
+    that works ends within the limits of its tasks.
+    """
+    works = timedelta(0)
+    for one in dag.tasks:
+        limit = one.execution_timeout or settings.STAGE_TIMEOUT
+        retries = one.retries or 0
+        works += (retries + 1) * limit + retries * settings.LONGEST_RETRY_DELAY
+    dag.dagrun_timeout = works + settings.QUEUE_TIMEOUT
+    return dag
+
+
 def _setup(job: _Job) -> DAG:
-    with job.dag("setup", None, params={"dry_run": _DRY_RUN}) as dag:
+    params = {"dry_run": _DRY_RUN}
+    with job.dag("setup", None, params=params, on_failure_callback=job.on_timeout) as dag:
         preflight = job.task("preflight", "check", execution_timeout=settings.SETUP_TIMEOUT)
         set_up = job.task(
             "set_up",
@@ -262,7 +285,7 @@ def _reconcile(job: _Job) -> DAG:
 
 def _cdc(job: _Job) -> DAG:
     pipeline = job.pipeline
-    with job.dag("cdc", pipeline.schedule) as dag:
+    with job.dag("cdc", pipeline.schedule, on_failure_callback=job.on_timeout) as dag:
 
         @task.short_circuit(
             task_id=IDLE_CHECK, pool=pipeline.pool, execution_timeout=settings.IDLE_CHECK_TIMEOUT

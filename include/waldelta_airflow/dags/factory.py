@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG
 
+from waldelta.config.pipeline_folder import existing_folder, read_pipeline_files
 from waldelta.errors import ConfigError
-from waldelta_airflow._pipeline_files import read_pipeline_files
 from waldelta_airflow.dags._pipeline_dags import build_dags
-from waldelta_airflow.settings import PIPELINES_VARIABLE, pipelines_folder
 
 
 class RefusedFile(DAG):
@@ -51,13 +50,8 @@ def create_dags() -> dict[str, DAG]:
 
     Raises ConfigError when that folder doesn't exist.
     """
-    folder = pipelines_folder()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"there is no folder {folder} of pipeline files: set {PIPELINES_VARIABLE} to yours"
-        )
     dags: dict[str, DAG] = {}
-    for path, pipeline in read_pipeline_files(folder):
+    for path, pipeline in read_pipeline_files(existing_folder()):
         try:
             if isinstance(pipeline, Exception):
                 raise pipeline

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 # The tasks that check the slot's health, and the XCom with the time of the last notification.
 IDLE_CHECK, LAND = "slot_has_changes", "land"
 _NOTIFIED_AT = "slot_critical_told"
+# The reason that Airflow gives for a run that dagrun_timeout ended.
+_TIMED_OUT = "timed_out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,30 @@ class NotifyOn:
             raise ConfigError(
                 f"notifier {name} refuses its arguments ({err}): correct them"
             ) from err
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyTimeout:
+    """An ``on_failure_callback`` of a DAG: passes it to a notifier that a run didn't end in time.
+
+    No task of such a run has failed. Airflow calls it for every failed run, so it asks for the
+    reason.
+    """
+
+    callback: NotifyOn
+
+    def __call__(self, context: Context) -> None:
+        """Notify about a run that ended by dagrun_timeout; its tasks may wait for a pool."""
+        if context.get("reason") != _TIMED_OUT:
+            return
+        text = (
+            f"the run {context.get('run_id')} did not end within its DAG's dagrun_timeout: its"
+            " tasks wait for workers, or for a pool that Airflow lacks"
+        )
+        remedy = "run `waldelta airflow setup`, which creates missing pools"
+        pipeline = self.callback.pipeline
+        failure = _described(pipeline, "TimedOut", text) | {"remedy": remedy}
+        self.callback.notify(context, failure)
 
 
 def failure_callbacks(path: Path, pipeline: PipelineFile) -> list[NotifyOn]:

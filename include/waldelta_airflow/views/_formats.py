@@ -8,10 +8,11 @@ from datetime import datetime
 
 from markupsafe import Markup
 
+from waldelta.config.pipeline_folder import pipelines_folder
 from waldelta.lsn import Lsn
 from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.quantities import counted, size
-from waldelta_airflow.settings import REPOSITORY, pipelines_folder
+from waldelta_airflow.settings import REPOSITORY
 
 # The line with the report's path, which ends the error of a failed check.
 _REPORT = re.compile(r"\s+report: \S.*")

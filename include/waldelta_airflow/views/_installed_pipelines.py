@@ -11,10 +11,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
-from waldelta.errors import ConfigError
-from waldelta_airflow._pipeline_files import read_pipeline_files
+from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
+from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
 from waldelta_airflow.reporting.notify import IDLE_CHECK
-from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of, read_dags
 
 if TYPE_CHECKING:
@@ -37,11 +36,7 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
         if isinstance(pipeline, PipelineFile):
             found[pipeline.pipeline] = pipeline
         else:
-            found[path.name] = (
-                str(pipeline)
-                if isinstance(pipeline, ConfigError)
-                else f"{type(pipeline).__name__}: {pipeline}"
-            )
+            found[path.name] = refusal(pipeline)
     return found
 
 
@@ -72,7 +67,7 @@ class Schedule:
     doesn't store. ``failed``: the id of the latest ended run, if it failed. ``next_run_at``: when
     the scheduler should create the next run, perhaps in the past. ``paused``: the kinds of the
     other DAGs that are paused. ``well``: when the latest run began that succeeded, or was marked
-    so. ``dags``: all DAGs of the pipeline.
+    so. ``dags``: all DAGs of the pipeline. ``lacks``: missing pools and connections, as sentences.
     """
 
     is_paused: bool = False
@@ -82,6 +77,7 @@ class Schedule:
     paused: frozenset[str] = frozenset()
     well: datetime | None = None
     dags: tuple[DagState, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def under_way(self) -> tuple[DagState, ...]:
@@ -89,7 +85,7 @@ class Schedule:
         return tuple(state for state in self.dags if state.is_under_way)
 
 
-def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
+def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
     """Returns what Airflow knows, by pipeline; without pipelines whose DAGs it doesn't know
     (yet).
     """
@@ -98,7 +94,8 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
     from sqlalchemy import select
     from sqlalchemy.exc import SQLAlchemyError
 
-    asked = [f"{name}_{kind}" for name in pipelines for kind in ("cdc", *_WATCHED)]
+    names = [pipeline.pipeline for pipeline in pipelines]
+    asked = [f"{name}_{kind}" for name in names for kind in ("cdc", *_WATCHED)]
     try:
         with create_session() as session:
             dags = session.execute(
@@ -107,16 +104,33 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
                 ).where(DagModel.dag_id.in_(asked))
             ).all()
             known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
-            states = read_dags(session, pipelines)
-            return {
+            states = read_dags(session, names)
+            schedules = {
                 name: replace(_schedule(session, name, known), dags=states[name])
-                for name in pipelines
+                for name in names
                 if cdc_dag(name) in known
+            }
+            lacks = _lacks(session, pipelines, schedules)
+            return {
+                name: replace(schedule, lacks=tuple(lacks.get(name, ())))
+                for name, schedule in schedules.items()
             }
     except SQLAlchemyError as err:
         # The pages are useful without it.
         log.warning("Airflow's database can't be queried for DAG runs: %s", type(err).__name__)
         return {}
+
+
+def _lacks(
+    session: Session, pipelines: Collection[PipelineFile], schedules: Mapping[str, Schedule]
+) -> dict[str, list[str]]:
+    """Returns the missing pools and connections by pipeline.
+
+    Workers may have connections in their own environment. So once a run has succeeded, connections
+    aren't searched.
+    """
+    new = [one for one in pipelines if (s := schedules.get(one.pipeline)) and s.well is None]
+    return describe_missing(read_pools(session, pipelines), read_connections(session, new))
 
 
 def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:

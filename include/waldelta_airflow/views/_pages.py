@@ -113,7 +113,7 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
     schedules = {
         name: replace(found, dags=reader.shown(found.dags))
         for name, found in read_schedules(
-            [n for n, found in pipelines.items() if isinstance(found, PipelineFile)]
+            [found for found in pipelines.values() if isinstance(found, PipelineFile)]
         ).items()
     }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -192,6 +192,8 @@ def _of_schedule(
     """
     if schedule is None:
         return
+    for text in schedule.lacks:
+        yield Attention("failed", text)
     if schedule.is_paused and glance.is_set_up:
         yield Attention(
             "failed", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
@@ -227,7 +229,7 @@ def pipeline_page(
     """
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
-    schedule = read_schedules([name]).get(name)
+    schedule = read_schedules([pipeline]).get(name)
     glance = read_glance(pipeline, ledger, at, hours, _last_idle_check(pipeline, schedule))
     link = partial(_link_to_run, base, name)
     return render(
@@ -272,12 +274,12 @@ def runs_page(
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
         plot=lag_plot(lag_points(runs), _SECONDS, link),
-        is_under_way=_is_under_way(name),
+        is_under_way=_is_under_way(pipeline),
     )
 
 
-def _is_under_way(name: str) -> bool:
-    schedule = read_schedules([name]).get(name)
+def _is_under_way(pipeline: PipelineFile) -> bool:
+    schedule = read_schedules([pipeline]).get(pipeline.pipeline)
     return schedule is not None and bool(schedule.under_way)
 
 

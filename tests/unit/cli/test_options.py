@@ -44,6 +44,11 @@ REFUSED = {
     "a dry run of a copy": ["sync", "f.yml", "--dry-run"],
     "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
     "an abbreviation": ["sync", "f.yml", "--table=public.a"],
+    "a repair without its verb": ["repair", "f.yml", "--repair"],
+    "a retry of a release": ["release", "f.yml", "--retry"],
+    "a shell without completion": ["completion", "tcsh"],
+    "what Airflow isn't asked for": ["airflow", "teardown"],
+    "nothing for Airflow": ["airflow"],
     "no file": ["consume"],
     "no verb": [],
 }
@@ -56,12 +61,54 @@ def test_each_decision_is_an_option(decision):
     assert [name for name in DECISIONS if getattr(options, name)] == [decision]
 
 
+STANDS_FOR = {"repair": "reconcile", "release": "quarantine"}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_takes_what_airflow_gives_to_all(verb):
     options = parse([verb, "f.yml", *OF_A_RUN])
-    assert (options.verb, options.file, options.run_id) == (verb, Path("f.yml"), "scheduled__2026")
+    assert options.verb == STANDS_FOR.get(verb, verb)
+    assert (options.file, options.run_id) == (Path("f.yml"), "scheduled__2026")
     assert options.interval_start.tzinfo is not None
-    assert (options.stage, options.tables) == (None, None)
+    assert (options.stage, options.tables, options.json) == (None, None, False)
+    assert parse([verb, "f.yml", "--json"]).json
+
+
+SAME = [
+    (
+        ["repair", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
+        ["reconcile", "f.yml", "--repair", "--tables=a.b", "--reason=x", "--by=me"],
+    ),
+    (
+        ["release", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
+        ["quarantine", "f.yml", "--release", "--tables=a.b", "--reason=x", "--by=me"],
+    ),
+]
+
+
+@pytest.mark.parametrize("alias, verb", SAME, ids=[case[0][0] for case in SAME])
+def test_an_alias_is_its_verb_with_an_option(alias, verb):
+    assert vars(parse(alias)) == vars(parse(verb))
+
+
+WITHOUT_FILE = [
+    (["list"], {"folder": None, "json": False}),
+    (["list", "/pipes", "--json"], {"folder": Path("/pipes"), "json": True}),
+    (["doctor"], {"pipeline": None}),
+    (["doctor", "f.yml", "--json"], {"pipeline": Path("f.yml"), "json": True}),
+    (["completion", "zsh"], {"shell": "zsh"}),
+    (["airflow", "setup"], {"place": None, "dry_run": False, "add_connections": False}),
+    (["airflow", "setup", "--dry-run", "f.yml"], {"place": Path("f.yml"), "dry_run": True}),
+]
+
+
+@pytest.mark.parametrize(
+    "arguments, given", WITHOUT_FILE, ids=[" ".join(case[0]) for case in WITHOUT_FILE]
+)
+def test_verbs_without_a_pipeline_file(arguments, given):
+    options = vars(parse(arguments))
+    assert {name: options[name] for name in given} == given
+    assert (options["file"], options["result"]) == (None, None)
 
 
 @pytest.mark.parametrize("arguments", REFUSED.values(), ids=REFUSED)
@@ -114,6 +161,7 @@ def test_jars_needs_no_pipeline_file():
         "stores": [],
         "file": None,
         "result": None,
+        "json": False,
     }
     options = parse(["jars", "/jars", "--stores=s3,azure"])
     assert (options.folder, options.stores) == (Path("/jars"), ["s3", "azure"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from waldelta.cli._output import rendered
 from waldelta.cli._status_table import slot_error, status_table
 from waldelta.errors import SlotLost, SlotMissing
 
@@ -52,7 +53,7 @@ def status(**changed):
 
 def test_a_healthy_pipeline_is_a_few_lines():
     """Slot, last run, last cut and one line for each target; no findings."""
-    text = status_table(status(), width=120)
+    text = rendered(status_table(status()), 120)
     assert "shop_cdc: healthy (reserved), unread WAL 66 kB, keeps 24 MB of WAL" in text
     assert "8 GB left before PostgreSQL may drop it" in text
     assert "r1 (consume): succeeded, 2026-01-01 00:03:04 UTC" in text
@@ -124,7 +125,7 @@ FINDINGS = {
 
 @pytest.mark.parametrize("changed, shown", FINDINGS.values(), ids=FINDINGS)
 def test_what_needs_attention_has_a_heading(changed, shown):
-    assert shown in status_table(status(**changed), width=120)
+    assert shown in rendered(status_table(status(**changed)), 120)
 
 
 MISSING = {"name": "shop_cdc", "wal_status": "missing", "warnings": []}
@@ -146,4 +147,4 @@ def test_status_fails_for_a_slot_that_is_missing_or_lost(slot, kind, shown):
     """The table is printed all the same."""
     error = slot_error(status(slot=slot))
     assert type(error) is (kind or type(None))
-    assert f"shop_cdc: {shown}" in status_table(status(slot=slot), width=120)
+    assert f"shop_cdc: {shown}" in rendered(status_table(status(slot=slot)), 120)

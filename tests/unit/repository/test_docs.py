@@ -149,7 +149,8 @@ def test_verbs_exist(page):
     code = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)]
     code += [line for fence in prose.FENCE.finditer(text) for line in fence[0].splitlines()]
     named = {found[1] for line in code if (found := COMMAND_LINE.match(line.strip()))}
-    assert named - {*VERBS, *VERBS_WITHOUT_FILE, "VERB"} == set()
+    first = {verb.split()[0] for verb in (*VERBS, *VERBS_WITHOUT_FILE)}
+    assert named - {*first, "VERB"} == set()
 
 
 def test_every_verb_is_explained():

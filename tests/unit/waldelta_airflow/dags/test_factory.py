@@ -241,6 +241,17 @@ def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
     assert pooled == {"slot_has_changes", "land", "set_up"}
 
 
+def test_a_run_that_waits_for_a_missing_pool_fails_in_the_end(dags):
+    """A day after its tasks' own limits, which end a run that works."""
+    limited = {dag_id for dag_id, dag in dags.items() if dag.dagrun_timeout is not None}
+    assert limited == {"shop_setup", "shop_cdc"}
+    minutes = 2 * (4 * 15 + 3 * 10)  # two tasks, each with four attempts and three delays
+    assert dags["shop_setup"].dagrun_timeout == timedelta(days=1, minutes=minutes)
+    longest = max(task.execution_timeout for task in dags["shop_cdc"].tasks)
+    assert dags["shop_cdc"].dagrun_timeout > timedelta(days=1) + 4 * longest
+    assert dags["shop_cdc"].on_failure_callback is None  # the file names no notifier
+
+
 def test_params(dags):
     """Params are typed, with defaults that are valid."""
     assert dags["shop_setup"].params.dump() == {"dry_run": False}

@@ -276,3 +276,20 @@ def test_causes_of_several_tables_reach_the_result():
     assert describe_error(several)["causes"] == ["PrivilegeMissing", "SlotGap"]
     assert describe_error(SYNC)["causes"] == ["PrivilegeMissing", "SnapshotLost"]
     assert WaldeltaError("x").causes == ()
+
+
+@pytest.mark.parametrize(
+    "errors, reason, count",
+    [("[any]", "timed_out", 1), ("[any]", "task_failure", 0), ("[WaldeltaError]", "timed_out", 0)],
+)
+def test_a_run_that_did_not_end_in_time_is_reported(write_pipeline, errors, reason, count):
+    """By the DAG, since none of its tasks failed; a task's failure was reported by the task."""
+    write_pipeline("shop", more=NOTIFY.format(errors=errors, notifier=HERE, arguments=TEXT))
+    dag = create_dags()["shop_cdc"]
+    assert dag.has_on_failure_callback == ("any" in errors)
+    for callback in dag.on_failure_callback or ():
+        callback({"run_id": "r1", "reason": reason})
+    assert len(Noted.sent) == count
+    for text in Noted.sent:
+        assert text.startswith("shop TimedOut: the run r1 did not end within")
+        assert text.endswith("run `waldelta airflow setup`, which creates missing pools")

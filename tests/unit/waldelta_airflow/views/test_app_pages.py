@@ -22,6 +22,7 @@ from tests.support.bookkeeping import run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
 from waldelta.config import load_pipeline_file
+from waldelta.config.pipeline_folder import pipelines_folder
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     IncompleteRow,
@@ -41,7 +42,6 @@ from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports.index import add_entry
-from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views._trigger import DagPaused
@@ -69,7 +69,7 @@ def schedules(monkeypatch):
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
         "waldelta_airflow.views._pages.read_schedules",
-        lambda names: {n: known[n] for n in names if n in known},
+        lambda files: {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known},
     )
     return known
 
@@ -637,10 +637,22 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert text.index("scheduled__early") < text.index(
         "overdue by 1 h"
     )  # problems come before warnings
+    schedules["shop"] = Schedule(lacks=("Airflow has no pool <x>",))
+    for address in ("/", "/p/shop"):
+        assert "problem" in (text := client.get(address).text)
+        assert "Airflow has no pool &lt;x&gt;" in text
     schedules["shop"] = Schedule(paused=frozenset({"maintenance", "reconcile"}))
     text = client.get("/p/shop").text
     assert "the maintenance DAG is paused" in text
     assert "the reconcile DAG is paused" not in text  # it has no schedule: it is triggered by hand
+
+
+def test_a_pool_that_is_missing_is_shown_before_setup(write_pipeline, schedules, open_pages):
+    """The DAG of setup needs it, too."""
+    write_pipeline("shop")
+    schedules["shop"] = Schedule(lacks=("Airflow has no pool x",))
+    for address in ("/", "/p/shop"):
+        assert "Airflow has no pool x" in open_pages("viewer").get(address).text
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+from airflow.models import import_all_models
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.pool import Pool
 from airflow.models.xcom import XComModel
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
@@ -13,8 +18,9 @@ from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
 from tests.support.bookkeeping import NOON
+from waldelta.config import load_pipeline_file
 from waldelta_airflow.reporting.notify import IDLE_CHECK
-from waldelta_airflow.views._installed_pipelines import _schedule
+from waldelta_airflow.views._installed_pipelines import _schedule, read_schedules
 
 WELL, BAD, BUSY = DagRunState.SUCCESS, DagRunState.FAILED, DagRunState.RUNNING
 NOTHING, CHANGES, SILENT = False, True, None
@@ -77,3 +83,31 @@ def test_what_runs_say(runs, failed, looked):
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
     assert found.well == (NOON + timedelta(hours=well[-1]) if well else None)
     assert found.idle_checked_at == (None if looked is None else NOON + timedelta(hours=looked))
+
+
+def test_what_airflow_lacks(write_pipeline, monkeypatch):
+    """The slot's pool, always; connections until a run has succeeded, which needed them."""
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP_SOURCE", raising=False)
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", "spark-connect://spark")
+    engine = create_engine("sqlite://")
+    import_all_models()
+    for model in (DagModel, DagRun, XComModel, Pool, Connection):
+        model.__table__.create(engine)
+    shop = load_pipeline_file(write_pipeline("shop"))
+    with Session(engine) as session:
+        monkeypatch.setattr("airflow.utils.session.create_session", lambda: nullcontext(session))
+        assert read_schedules([shop]) == {}  # Airflow has not parsed its DAGs yet.
+        told = {"dag_id": "shop_cdc", "is_paused": False, "is_stale": False, "fileloc": ""}
+        limits = {"max_active_runs": 1, "max_active_tasks": 1, "bundle_name": "b"}
+        more = {"max_consecutive_failed_dag_runs": 0, "has_task_concurrency_limits": False}
+        session.execute(insert(DagModel).values(**told, **limits, **more))
+        pool, source = read_schedules([shop])["shop"].lacks
+        assert "no pool waldelta_shop_cdc" in pool
+        assert "no connection shop_source" in source
+        ran = {"dag_id": "shop_cdc", "run_id": "r1", "run_type": DagRunType.SCHEDULED}
+        at = {"start_date": NOON, "run_after": NOON, "clear_number": 0, "state": WELL}
+        unset = dict.fromkeys(("log_template_id", "triggered_by", "backfill_id"))
+        session.execute(insert(DagRun).values(**ran, **at, **unset))
+        assert read_schedules([shop])["shop"].lacks == (pool,)
+        session.execute(insert(Pool).values(pool=shop.pool, slots=1, include_deferred=False))
+        assert read_schedules([shop])["shop"].lacks == ()

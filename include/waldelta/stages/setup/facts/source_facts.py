@@ -110,10 +110,10 @@ def read_facts(
     }
     tables = _read_tables(conn, _named(pipeline, actual).union(*scopes.values()))
     schemas = _read_schemas(conn, pipeline, actual)
-    server = _read_server(conn)
+    server = read_server(conn)
     return Facts(
         server=server,
-        slot_server=server if slot_conn is conn else _read_server(slot_conn),
+        slot_server=server if slot_conn is conn else read_server(slot_conn),
         slot=slot,
         actual=actual,
         tables=tables,
@@ -169,7 +169,8 @@ def is_pooled(client_pid: int, server_pid: int) -> bool:
     return client_pid != server_pid
 
 
-def _read_server(conn: Connection) -> ServerFacts:
+def read_server(conn: Connection) -> ServerFacts:
+    """Query a server about itself and the connection's role."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         row: Any = cursor.execute(_SERVER.encode(), {"settings": list(_SETTINGS)}).fetchone()
     return ServerFacts(

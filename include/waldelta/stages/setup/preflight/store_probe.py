@@ -4,6 +4,8 @@ delta-rs and by Spark, and whether it lets two writers make the same commit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -39,6 +41,18 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
     """
     if not is_in_store(target):
         return
+    with probe_commits(target, lake) as probe, borrowed_session(spark) as session:
+        scheme = urlsplit(target.root).scheme
+        check_log_store(target, read_log_store(session, scheme), lake)
+        _probe_spark(session, probe)
+
+
+@contextmanager
+def probe_commits(target: Target, lake: Lake) -> Iterator[DeltaTarget]:
+    """Commit to a Delta table of the probe's own by delta-rs alone; the block's end removes it.
+
+    Raises TargetNotWritable, and PreflightFailed as probe_store() does.
+    """
     probe = DeltaTarget(lake, staging_folder(lake, "probe", 0, 0, ""))
     try:
         with named_write_errors(lake.root):
@@ -51,10 +65,7 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
                 " (target.accept_unsafe_store: true)"
             )
             raise PreflightFailed([text])
-        with borrowed_session(spark) as session:
-            scheme = urlsplit(target.root).scheme
-            check_log_store(target, read_log_store(session, scheme), lake)
-            _probe_spark(session, probe)
+        yield probe
     finally:
         remove_folder(probe.uri)
 

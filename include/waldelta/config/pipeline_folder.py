@@ -1,12 +1,40 @@
-"""The folder of pipeline files: each file's pipeline or error, read by both DAGs and pages."""
+"""The folder of pipeline files: each file's pipeline or error, for DAGs, pages and ``list``."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from waldelta.config import PipelineFile, load_pipeline_file
+from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
+
+PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
+_CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def pipelines_folder() -> Path:
+    """Returns the absolute folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of
+    this repository.
+    """
+    named = os.environ.get(PIPELINES_VARIABLE)
+    # A task runs in another folder than the process that reads the variable.
+    return Path(named or _CHECKOUT / "include" / "pipelines").absolute()
+
+
+def existing_folder(folder: Path | None = None) -> Path:
+    """Returns this folder, or pipelines_folder(); raises ConfigError when it doesn't exist."""
+    folder = folder or pipelines_folder()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no folder {folder} of pipeline files: set {PIPELINES_VARIABLE} to yours"
+        )
+    return folder
+
+
+def refusal(error: Exception) -> str:
+    """Returns why a pipeline file is refused; with the class for an error that isn't named."""
+    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
 
 
 def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:

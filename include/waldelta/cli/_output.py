@@ -1,0 +1,111 @@
+"""What a verb prints on stdout: text for people by rich, or one JSON document with ``--json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from waldelta.error_catalog import ERROR_CATALOG
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from waldelta.pipeline import RunResult
+
+# Where there is no terminal, such as in a task's log: eighty columns would cut table names.
+_WIDTH = 120
+_NARROWEST = 100
+
+
+class Output:
+    """Prints text at once, and the JSON document at the end, with the error if there is one."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._document: Any = None
+
+    def show(self, document: Any, text: RenderableType) -> None:
+        """Print the text, or keep the document for close(); a string is printed as it is."""
+        if self.as_json:
+            self._document = document
+        else:
+            sys.stdout.write(f"{text}\n" if isinstance(text, str) else rendered(text))
+
+    def show_run(self, result: RunResult, stage: str | None) -> None:
+        """Print a run's summary, of its one ``stage`` if it ran only that."""
+        if self.as_json:
+            self._document = json.loads(result.to_json())
+        else:
+            result.print_summary(terminal(), stage)
+
+    def close(self, error: Mapping[str, Any] | None = None) -> None:
+        """Print the JSON document; an error becomes its key ``error``, or the whole document."""
+        if not self.as_json:
+            return
+        document = self._document
+        if error is not None:
+            before = document if isinstance(document, Mapping) else {}
+            document = {**before, "error": {**error, "remedy": remedy_of(str(error["class"]))}}
+        if document is not None:
+            sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def remedy_of(error_class: str) -> str:
+    """Returns what to do about an error; empty for a class that errors.md doesn't describe."""
+    entry = ERROR_CATALOG.get(error_class)
+    return "" if entry is None else entry.remedy
+
+
+def terminal(width: int | None = None) -> Console:
+    """Returns a console on stdout; plain text where that is no terminal, or with NO_COLOR."""
+    from rich.console import Console
+
+    # Narrower columns would split every name.
+    width = width or (max(Console().width, _NARROWEST) if sys.stdout.isatty() else _WIDTH)
+    return Console(
+        width=width,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        highlight=False,
+    )
+
+
+def rendered(text: RenderableType, width: int | None = None) -> str:
+    """Returns what a console prints, without spaces at the ends of lines.
+
+    The lines of a Text stay whole, so that SQL can be copied.
+    """
+    from rich.text import Text
+
+    console = terminal(width)
+    with console.capture() as captured:
+        console.print(text, soft_wrap=isinstance(text, Text))
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
+
+
+def styled(text: str, style: str) -> str:
+    """Returns a text in a style, on a terminal; works without rich, too."""
+    try:
+        console = terminal()
+    except ImportError:
+        return text
+    with console.capture() as captured:
+        console.print(text, style=style, end="", markup=False)
+    return captured.get()
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
+    """Returns a table of texts in the style of all verbs; None is an empty cell."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return made

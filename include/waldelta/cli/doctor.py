@@ -1,0 +1,88 @@
+"""``doctor``: what an installation, and a pipeline, lack, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from waldelta.cli._check_result import Check, CheckResult, CheckStatus, problem_of, run_check
+from waldelta.cli._installation_checks import check_packages, installation_checks
+from waldelta.cli._output import styled
+from waldelta.errors import WaldeltaError
+from waldelta.quantities import counted
+
+if TYPE_CHECKING:
+    from waldelta.cli._output import Output
+
+# By status: the mark, the mark where the terminal can't print it, and the colour.
+_MARKS: Mapping[CheckStatus, tuple[str, str, str]] = {
+    "ok": ("✓", "ok", "green"),
+    "warning": ("⚠", "warning", "yellow"),
+    "problem": ("✗", "problem", "bold red"),
+}
+
+
+def examine(path: Path | None, output: Output) -> bool:
+    """Run the checks of the installation, and of a pipeline; returns whether one is a problem."""
+    found = _results(installation_checks())
+    if path is not None:
+        found += _of_pipeline(path)
+    count = Counter(one.status for one in found)
+    document = {
+        "checks": [one.as_json() for one in found],
+        "problems": count["problem"],
+        "warnings": count["warning"],
+    }
+    output.show(document, as_text(found))
+    return count["problem"] > 0
+
+
+def _results(checks: Mapping[str, Check]) -> list[CheckResult]:
+    return [one for name, check in checks.items() for one in run_check(name, check)]
+
+
+def _of_pipeline(path: Path) -> list[CheckResult]:
+    try:
+        from waldelta.cli._pipeline_checks import NEEDS_SOURCE, pipeline_checks
+        from waldelta.jobs import Pipeline
+
+        pipeline = Pipeline.load(path)
+    except WaldeltaError as err:
+        return [problem_of("file", err)]
+    loaded = CheckResult("file", "ok", f"pipeline {pipeline.file.pipeline} in {path}")
+    checks = pipeline_checks(pipeline, path)
+    source = run_check("source", checks.pop("source"))
+    if any(one.status == "problem" for one in source):
+        checks = {name: check for name, check in checks.items() if name not in NEEDS_SOURCE}
+    return [loaded, *source, *_results(checks)]
+
+
+def as_text(found: Iterable[CheckResult]) -> str:
+    """Returns a line for each result, with its remedy below it, and how many need attention."""
+    lines, count = [], Counter(one.status for one in found)
+    for one in found:
+        lines.append(f"{_mark(one.status)} {one.check}: {_indented(one.text)}")
+        if one.remedy and one.status != "ok":
+            lines.append(f"    {_indented(one.remedy)}")
+    lines.append(f"{counted(count['problem'], 'problem')}, {counted(count['warning'], 'warning')}")
+    return "\n".join(lines)
+
+
+def _mark(status: CheckStatus) -> str:
+    mark, plain, colour = _MARKS[status]
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    shown = mark if encoding.startswith("utf") else plain
+    return styled(shown, colour)
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n    ")
+
+
+def explain_import_error(err: ImportError) -> None:
+    """Print which package is missing or broken, in place of a stack trace."""
+    sys.stderr.write(f"waldelta can't start: {type(err).__name__}: {err}\n")
+    sys.stderr.write(as_text(run_check("packages", check_packages)) + "\n")

@@ -1,0 +1,99 @@
+"""``waldelta airflow setup`` in a real metadata database: makes pools, lists connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from waldelta.cli._pipeline_checks import entries_of
+
+pytestmark = pytest.mark.airflow
+
+PASSWORD = "s3cr3t-of-source"
+
+
+@pytest.fixture
+def airflow(tmp_path, monkeypatch):
+    """An AIRFLOW_HOME with a database in SQLite, and what waldelta and airflow answer there."""
+    home = tmp_path / "airflow"
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")
+    } | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+    }
+
+    def run(*command, **more):
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            env=environment | more,
+        )
+
+    return run
+
+
+def setup(airflow, *arguments, **more):
+    """The exit code and the JSON of the command."""
+    command = (sys.executable, "-m", "waldelta", "airflow", "setup", "--json")
+    done = airflow(*command, *map(str, arguments), **more)
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return done.returncode, json.loads(done.stdout), done
+
+
+def states(document):
+    entries = (*document["pools"], *document["connections"])
+    return {one.get("pool") or one["connection"]: one["state"] for one in entries}
+
+
+def select(home, query):
+    """Rows of Airflow's database."""
+    with closing(sqlite3.connect(home / "airflow.db")) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_pools_and_connections(airflow, write_pipeline, pipelines, tmp_path):
+    write_pipeline("shop")
+    home = tmp_path / "airflow"
+    code, document, _ = setup(airflow, pipelines)
+    assert code == 1
+    assert "after `airflow db migrate`" in document["error"]["message"]
+
+    program = str(Path(sys.executable).with_name("airflow"))
+    migrated = airflow(program, "db", "migrate")
+    assert migrated.returncode == 0, migrated.stderr
+    missing = dict.fromkeys(("waldelta_shop_cdc", "shop_source", "waldelta_spark"), "missing")
+    code, document, _ = setup(airflow, pipelines, "--dry-run")
+    assert (code, states(document)) == (1, missing)
+    checked = list(entries_of(document))  # what doctor says of it
+    assert {one.status for one in checked} == {"problem"}
+    assert checked[0].remedy.startswith("run `airflow pools set waldelta_shop_cdc 1 ")
+    assert select(home, "select count(*) from slot_pool") == [(1,)]  # Airflow's own
+
+    given = {
+        "AIRFLOW_CONN_SHOP_SOURCE": f"postgres://cdc:{PASSWORD}@db/app",
+        "AIRFLOW_CONN_WALDELTA_SPARK": '{"conn_type": "spark_connect", "host": "spark"}',
+    }
+    code, document, done = setup(airflow, pipelines / "shop.yml", "--add-connections", **given)
+    assert (code, states(document)) == (0, dict.fromkeys(missing, "created"))
+    assert PASSWORD not in done.stdout + done.stderr
+    pools = select(home, "select pool, slots, description from slot_pool where slots = 1")
+    assert pools == [("waldelta_shop_cdc", 1, "runs on slot shop_cdc")]
+
+    code, document, _ = setup(airflow, pipelines)
+    assert (code, set(states(document).values())) == (0, {"exists"})
+    query = "select login, is_encrypted, password from connection where conn_id = 'shop_source'"
+    ((login, is_encrypted, stored),) = select(home, query)
+    assert (login, is_encrypted) == ("cdc", 1)
+    assert PASSWORD not in stored

@@ -1,0 +1,119 @@
+"""What verbs print: JSON as one document, text for terminals, plain text elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from waldelta.cli._output import Output, rendered, table
+from waldelta.cli._results import plan_text
+from waldelta.cli.command_line import main
+from waldelta.config import load_pipeline_file
+from waldelta.pipeline import RunResult
+
+ERROR = {"class": "SlotLost", "message": "slot 'a' is lost", "retryable": False}
+DOCUMENTS = {
+    "a result": ({"a": 1}, None, {"a": 1}),
+    "a list": ([1], None, [1]),
+    "a result with an error": ({"a": 1}, "SlotLost", {"a": 1, "error": ERROR}),
+    "an error alone": (None, "SlotLost", {"error": ERROR}),
+    "an error after a list": ([1], "SlotLost", {"error": ERROR}),
+}
+
+
+@pytest.mark.parametrize("document, error, printed", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_json_is_one_document(document, error, printed, capsys):
+    output = Output(as_json=True)
+    if document is not None:
+        output.show(document, "for people")
+    output.close(ERROR if error else None)
+    shown = json.loads(capsys.readouterr().out)
+    if error:
+        assert shown["error"].pop("remedy").startswith("run resync")
+    assert shown == printed
+
+
+def test_a_run_is_its_result(capsys):
+    output, result = Output(as_json=True), RunResult("consume", "r1", "succeeded")
+    output.show_run(result, None)
+    output.close()
+    assert json.loads(capsys.readouterr().out) == json.loads(result.to_json())
+    Output(as_json=False).show_run(result, None)
+    assert capsys.readouterr().out.startswith("consume r1: succeeded")
+
+
+REFUSED = {
+    "no file": (["status", "/nowhere.yml"], "ConfigError", "pipeline file /nowhere.yml"),
+    "no folder": (["list", "/nowhere"], "ConfigError", "there is no folder /nowhere"),
+    "no reason": (
+        ["release", "/nowhere.yml", "--tables=a.b"],
+        "ConfigError",
+        "a decision needs a reason",
+    ),
+}
+
+
+@pytest.mark.parametrize("arguments, kind, message", REFUSED.values(), ids=REFUSED)
+def test_a_named_error_is_json_with_its_remedy(arguments, kind, message, capsys):
+    assert main([*arguments, "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["class"] == kind
+    assert message in error["message"]
+    assert error["remedy"]
+
+
+class Screen:
+    """A terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+    def write(self, _): ...
+
+    def flush(self): ...
+
+
+@pytest.mark.parametrize(
+    "is_terminal, no_color, is_styled",
+    [(True, "", True), (True, "1", False), (False, "", False)],
+    ids=["a terminal", "NO_COLOR", "a pipe"],
+)
+def test_only_terminals_get_styles(is_terminal, no_color, is_styled, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    if is_terminal:
+        monkeypatch.setattr(sys, "stdout", Screen())
+    text = rendered(table(["name", "note"], [["[a]", None]], "2 names"))
+    assert ("\x1b[" in text) == is_styled
+    assert "[a]" in text  # names aren't markup
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_lines_of_a_plan_stay_whole(is_terminal, monkeypatch):
+    line = "  - problem: " + "word " * 60 + "[end]"
+    monkeypatch.setattr(sys, "stdout", Screen()) if is_terminal else None
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert rendered(plan_text(SimpleNamespace(describe=lambda: line))) == f"{line}\n"
+
+
+def test_quarantine_is_json_in_a_pipe_and_a_table_on_a_terminal(
+    monkeypatch, write_pipeline, capsys
+):
+    path, rows = write_pipeline("shop"), [{"id": "1", "table": "public.t", "key": {"id": "7"}}]
+    monkeypatch.setattr("waldelta.jobs.Pipeline.quarantined", lambda *_: rows)
+    assert load_pipeline_file(path)
+    assert main(["quarantine", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out) == rows
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["quarantine", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "public.t" in shown
+    assert not shown.startswith("[")
+    assert main(["quarantine", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows

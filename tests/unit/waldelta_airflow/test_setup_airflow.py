@@ -1,0 +1,64 @@
+"""``waldelta airflow setup`` reads a file or a folder; a database: tests/integration/runtime."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+from airflow.models import import_all_models
+from airflow.models.connection import Connection
+from airflow.models.pool import Pool
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from waldelta.errors import ConfigError
+from waldelta_airflow.setup_airflow import set_up_airflow
+
+pytestmark = pytest.mark.airflow
+
+
+@pytest.fixture(autouse=True)
+def _database(monkeypatch):
+    engine = create_engine("sqlite://")
+    import_all_models()
+    for model in (Pool, Connection):
+        model.__table__.create(engine)
+
+    @contextmanager
+    def create_session():
+        with Session(engine) as session:
+            yield session
+            session.commit()
+
+    monkeypatch.setattr("airflow.utils.session.create_session", create_session)
+
+
+def run(place, **options):
+    return set_up_airflow(place, **{"dry_run": False, "adds_connections": False} | options)
+
+
+def test_a_folder_is_set_up_whatever_a_file_of_it_is(write_pipeline, pipelines):
+    write_pipeline("shop")
+    wrong = write_pipeline("wrong", more="shcedule: null")
+    document, text = run(None)
+    assert [(one["pool"], one["state"]) for one in document["pools"]] == [
+        ("waldelta_shop_cdc", "created")
+    ]
+    assert [one["file"] for one in document["refused"]] == [str(wrong)]
+    assert "shcedule: unknown key" in text
+    assert [one["state"] for one in run(pipelines)[0]["pools"]] == ["exists"]
+
+
+def test_people_see_the_commands_of_what_is_missing(write_pipeline):
+    """Each once, and none of what there is."""
+    write_pipeline("shop")
+    text = run(write_pipeline("other"), dry_run=True)[1]
+    assert text.count("airflow pools set waldelta_other_cdc 1") == 1
+    assert "shop" not in text
+    assert "Then set each password in Airflow's UI" in run(None)[1]
+    assert "airflow pools set" not in run(None)[1]
+
+
+def test_a_refused_file_alone_is_an_error(write_pipeline):
+    with pytest.raises(ConfigError, match="shcedule"):
+        run(write_pipeline("wrong", more="shcedule: null"))
