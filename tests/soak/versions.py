@@ -115,7 +115,7 @@ def _replicate(team: _Team, server: EmbeddedPostgres) -> None:
         team.run_dag("cdc")
         team.run_dag("reconcile")
         wanted = source.execute("select id, amount from orders where amount > 5 order by id")
-        rows = DeltaTable(f"{team.lake}/public/orders").to_pyarrow_table(["id", "amount"])
+        rows = DeltaTable(f"{team.lake}/public/orders").to_pyarrow_table(columns=["id", "amount"])
         found = [tuple(row.values()) for row in rows.sort_by("id").to_pylist()]
         _require(found == wanted.fetchall(), f"the target has {found}")
     page = team.page("/waldelta/p/shop")
