@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import httpx
@@ -77,6 +78,9 @@ COMBINATIONS: Final = (
     Versions("3.13", "3.2.2", "4.2.0", 18),
     Versions("3.12", "3.0.6", "4.2.0", 18, refused="Airflow 3.0.6 is installed"),
 )
+
+# What Airflow's constraints file of a version pins, because newer ones break Airflow itself.
+_CONSTRAINTS: Final = MappingProxyType({"3.2.2": ("fastapi==0.136.3", "cadwyn==7.0.0")})
 
 
 class Failed(Exception):
@@ -209,7 +213,7 @@ def _run(command: Sequence[str], folder: Path, environment: dict[str, str]) -> s
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode not in allowed:
-        end = (done.stdout + done.stderr)[-60000:]
+        end = (done.stdout + done.stderr)[-20000:]
         raise Failed(f"{' '.join(command[:4])} ended with {done.returncode}:\n{end}")
     return done.stdout
 
@@ -224,6 +228,7 @@ def _install(versions: Versions, wheel: Path, folder: Path) -> Path:
         f"apache-airflow=={versions.airflow}",
         f"pyspark=={versions.spark}",
         f"pyspark-client=={versions.spark}",
+        *_CONSTRAINTS.get(versions.airflow, ()),
     ]
     install = [*uv, "pip", "install", "--python", str(python)]
     own = f"waldelta[airflow,spark] @ {wheel.as_uri()}"
