@@ -17,6 +17,9 @@ def pipelines() -> dict[str, DAG]:
 
         from waldelta_airflow import pipelines; globals().update(pipelines())  # the DAGs
     """
+    from waldelta_airflow._airflow_versions import check_version
+
+    check_version()
     # Importing any module of this package runs this one first.
     from waldelta_airflow.dags.factory import create_dags
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from waldelta.errors import ConfigError
+from waldelta_airflow._airflow_versions import AirflowNotFoundException
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

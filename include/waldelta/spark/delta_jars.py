@@ -20,7 +20,7 @@ from waldelta.spark.settings import JARS_VARIABLE, pyspark_folder
 log = logging.getLogger(__name__)
 
 # The version of Delta that is built for each Spark; other versions of either fail at run time.
-DELTA_OF_SPARK = {"4.2": "4.4.0"}
+DELTA_OF_SPARK = {"4.0": "4.4.0", "4.1": "4.4.0", "4.2": "4.4.0"}
 # Of the 33 jars that Ivy resolves, pyspark lacks only these.
 WANTED = (
     "io.delta_*",

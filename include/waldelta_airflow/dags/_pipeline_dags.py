@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
-from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.config import PipelineFile
 from waldelta.decision_options import DECISIONS
 from waldelta_airflow import settings
+from waldelta_airflow._airflow_versions import AirflowFailException
 from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.operators.job_operator import (

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
 from waldelta.errors import WaldeltaError
+from waldelta_airflow._airflow_versions import AirflowException, AirflowFailException
 
 USAGE_ERROR = 2
 

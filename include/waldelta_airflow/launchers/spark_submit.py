@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.sdk.exceptions import AirflowException
 
 from waldelta.errors import ConfigError
 from waldelta.permissions import lake_umask
@@ -26,6 +25,7 @@ from waldelta.spark.settings import (
     log_settings,
 )
 from waldelta_airflow import settings
+from waldelta_airflow._airflow_versions import AirflowException
 from waldelta_airflow.launchers.child_process import end_group, ended_with_us
 
 if TYPE_CHECKING:

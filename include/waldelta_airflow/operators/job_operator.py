@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
 from waldelta.spark.java import check_java
+from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout
 from waldelta_airflow.launchers.job_result import (
     JobResult,
     TaskFailed,

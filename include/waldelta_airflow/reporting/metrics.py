@@ -138,14 +138,15 @@ def emit(
     measured: Callable[[str, Mapping[str, Any], datetime], Iterator[Metric]] = metrics_of,
 ) -> None:
     """Send a run's metrics; an error of the channel doesn't fail the run."""
-    from airflow.sdk.observability import stats
+    from waldelta_airflow._airflow_versions import stats
 
     try:
+        channel = stats()
         for metric in measured(pipeline, document, datetime.now(UTC)):
             if metric.kind == "gauge":
-                stats.gauge(metric.name, metric.value, tags=dict(metric.tags))
+                channel.gauge(metric.name, metric.value, tags=dict(metric.tags))
             elif metric.value:
-                stats.incr(metric.name, int(metric.value), tags=dict(metric.tags))
+                channel.incr(metric.name, int(metric.value), tags=dict(metric.tags))
     except Exception:
         log.warning("metrics of this run weren't sent", exc_info=True)
 

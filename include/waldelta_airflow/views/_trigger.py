@@ -78,8 +78,9 @@ def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUse
     """Trigger a run of a DAG in the reader's name; returns its run id."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.models.dag import DagModel
-    from airflow.sdk.exceptions import AirflowException
     from airflow.utils.types import DagRunTriggeredByType
+
+    from waldelta_airflow._airflow_versions import AirflowException
 
     run_id = f"{prefix}__{now().isoformat()}"
     dag = DagModel.get_current(dag_id)
