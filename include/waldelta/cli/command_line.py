@@ -87,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_decision(options)
         if options.verb == "jars":
             _jars(options)
+        elif options.verb == "init":
+            from waldelta.cli.init import run_init
+
+            run_init(options)
         else:
             _check_rich()
             _verb(options)(Pipeline.load(options.file), options)

@@ -22,7 +22,7 @@ from waldelta.config import Publication
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, merged, problem, warning
-from waldelta.grants import sql_name
+from waldelta.grants import on_one_line, sql_name
 from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
@@ -146,7 +146,7 @@ class SetupPlan:
         standard = "set local standard_conforming_strings = on;"
         lines = ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
         for statement in self.statements:
-            lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
+            lines += [f"-- {on_one_line(statement.reason)}", statement.text() + ";"]
         lines.append("commit;")
         if self.create_slot and self.read_from is not None:
             # The same file is for the standby too, which can't write what the primary has.
@@ -162,7 +162,7 @@ class SetupPlan:
         )
         if self.read_from is None:
             return ["-- after the publications, never in their transaction", f"{create};"]
-        where = _on_one_line(repr(self.read_from))
+        where = on_one_line(repr(self.read_from))
         return [
             (
                 "-- after the publications, once the standby has replayed them: run this"
@@ -202,11 +202,6 @@ class SetupPlan:
         )
         if problems:
             raise PreflightFailed(problems)
-
-
-def _on_one_line(text: str) -> str:
-    # A psql comment ends at any of these characters, and table names may contain them.
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def plan_setup(
