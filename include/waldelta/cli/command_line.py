@@ -161,7 +161,7 @@ def _setup(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
-    plan = pipeline.check()
+    plan = pipeline.check(estimate=not options.sql)
     if options.sql:
         plan.require_for_dba()
         # Problems that the SQL solves are left out; a DBA also grants what the pipeline's own role

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 import tenacity
@@ -47,6 +47,7 @@ from waldelta.stages.setup._slot_setup import (
     slot_life,
     slot_that_stays,
 )
+from waldelta.stages.setup.estimate import plan_copies
 from waldelta.stages.setup.facts import Facts, PublicationState, read_facts
 from waldelta.stages.setup.facts.publications import (
     DDL_LOCK_TIMEOUT_MS,
@@ -60,12 +61,16 @@ from waldelta.stages.setup.facts.publications import (
     try_publications,
     wanted_publication,
 )
+from waldelta.stages.setup.facts.source_facts import ServerFacts
 from waldelta.stages.setup.preflight import Translate, judge
 from waldelta.stages.setup.preflight.expectations import judge_suites
 from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
 from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolvable
 from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_replaced, plan_targets
+
+if TYPE_CHECKING:
+    from waldelta.stages.setup.estimate import CopyEstimate, PlannedCopy
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +101,10 @@ class SetupPlan:
     # The requesting role, as SQL writes it.
     role: str = ""
     lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
+    # The copies that a sync will make, the server they are read from, and what they will cost.
+    copies: tuple[PlannedCopy, ...] = field(default=(), repr=False)
+    server: ServerFacts | None = field(default=None, repr=False)
+    estimate: CopyEstimate | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -181,14 +190,33 @@ class SetupPlan:
         found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
         script = self.as_sql() or "nothing to do: publications and slot match the pipeline file"
         fed = ["targets:", *(f"  - {line}" for line in self.sources)] if self.sources else []
+        lines = [] if self.estimate is None else self.estimate.describe()
         return "\n".join(
             [
                 *(["preflight:", *found] if found else ["preflight: no findings"]),
                 *fed,
                 "plan:",
                 script,
+                *(
+                    ["initial copy, estimated:", *(f"  - {line}" for line in lines)]
+                    if lines
+                    else []
+                ),
             ]
         )
+
+    def with_estimate(self, job: Job) -> SetupPlan:
+        """Returns the plan with an estimate of the initial copy, for which tables are sampled."""
+        from waldelta.stages.setup.estimate import estimate_copies
+
+        if self.server is None:
+            return self
+        if any(f.severity == "problem" and f.lacks is None for f in self.findings):
+            estimate = None  # A filter that PostgreSQL refuses can't be sampled either.
+        else:
+            estimate = estimate_copies(job, self.copies, self.server)
+        found = () if estimate is None else estimate.findings
+        return replace(self, estimate=estimate, findings=(*self.findings, *found))
 
     def require(self) -> None:
         """Raise PreflightFailed with every problem."""
@@ -263,6 +291,8 @@ def _plan_setup(
         scripted=scripted,
         sources=tuple(targets.describe()),
         role=sql_name(facts.server.role),
+        copies=plan_copies(conn, job, targets),
+        server=facts.slot_server,
     )
 
 
