@@ -252,8 +252,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
 _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
         "init": (
-            "write a pipeline file, and the SQL that it needs, from what a database has",
-            dict(INIT_OPTIONS),
+            "write a pipeline file for tables of a database, and the SQL for its role",
+            {**INIT_OPTIONS, **_TABLES},
         ),
         "jars": (
             (

@@ -266,7 +266,7 @@ def test_on_a_terminal_it_asks(source, tmp_path, answers, names):
     listed = [entry for publication in file.source.publications for entry in publication.tables]
     assert len(listed) == (names or 14)
     assert b"public.orders: " in shown
-    assert b"Next:" in shown
+    assert b"waldelta setup shop.yml" in shown
 
 
 def test_the_database_is_only_read(source, lake, monkeypatch):

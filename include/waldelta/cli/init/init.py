@@ -21,10 +21,9 @@ from waldelta.stages.setup.draft.draft import pipeline_name
 # Anything else may be a connection string, with a password that others see in the process list.
 _CONN_ID = re.compile(r"\A[A-Za-z0-9_.-]+\Z")
 _COMMANDS = (
-    ("check", "the plan, problems with their remedies, what the copy will cost"),
-    ("setup", "publications and slot"),
+    ("setup", "creates publications and slot"),
     ("sync", "copies the rows that exist"),
-    ("consume", "applies the changes since; run it again for later ones"),
+    ("consume", "applies the changes since; a schedule repeats it"),
 )
 
 
@@ -136,7 +135,9 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
         lines.append(f"  left out, with reasons in the file: {counted(len(left_out), 'table')}")
     what = f"role {draft.reader}, grants" if draft.makes_role else "grants"
     lines += [f"{sql_path}: {what} and publications, for the owner or a superuser:", "", sql]
-    lines.append("Next:")
+    lines.append(
+        f"Next; before, `waldelta check {path}` shows problems, the plan and the cost of the copy:"
+    )
     width = max(len(f"waldelta {verb} {path}") for verb, _ in _COMMANDS)
     lines += [f"  {f'waldelta {verb} {path}':<{width}}  # {does}" for verb, does in _COMMANDS]
     return "\n".join([*lines, ""])

@@ -21,34 +21,25 @@ def split_names(text: str) -> list[str]:
     return [part for part in (item.strip() for item in _LISTED.findall(text)) if part]
 
 
-_NAMES = {"type": split_names, "metavar": "NAME,NAME"}
+# ``--tables`` is the same for all verbs.
 INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
     {
-        "conn": {
-            "metavar": "CONN",
-            "help": (
-                "id of the Airflow connection of the source; outside Airflow the variable"
-                " AIRFLOW_CONN_<CONN_ID> has its URI"
-            ),
-        },
+        "conn": {"metavar": "CONN", "help": "id of the source's Airflow connection"},
         "--output": {
             "type": Path,
             "metavar": "FILE",
-            "help": "the pipeline file to write, <pipeline>.yml by default; the SQL is next to it",
+            "help": "file to write, <pipeline>.yml by default; the SQL gets the suffix .sql",
         },
-        "--tables": _NAMES | {"help": "replicate these tables, as schema.table"},
-        "--schema": _NAMES | {"help": "replicate the tables of these schemas"},
+        "--schema": {
+            "type": split_names,
+            "metavar": "NAME,NAME",
+            "help": "take all tables of these schemas",
+        },
         "--root": {
             "metavar": "URL",
-            "help": "URI of the lake's folder; by default the folder lake in the working directory",
+            "help": "lake's folder as a URI, ./lake by default",
         },
-        "--pipeline": {
-            "metavar": "NAME",
-            "help": "name of the pipeline; by default the database's",
-        },
-        "--yes": {
-            "action": "store_true",
-            "help": "replicate all tables and ask nothing, like --tables and --schema do",
-        },
+        "--pipeline": {"metavar": "NAME", "help": "pipeline's name, the database's by default"},
+        "--yes": {"action": "store_true", "help": "take all tables and ask nothing"},
     }
 )

@@ -23,6 +23,7 @@ from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.postgres.type_catalog import fetch
 from waldelta.quantities import counted, first_of, size
 from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.chunks import bytes_per_task
 from waldelta.snapshot.read_table import filter_conditions, plan_copy
 from waldelta.stages.setup.estimate._sample import Sample, readers, sample_copy
 from waldelta.stages.setup.estimate.planned_copies import PlannedCopy
@@ -37,9 +38,10 @@ _LEAST_SHARE = 0.05
 _LOCK_TIMEOUT_S = 1.0
 # A shorter time says nothing about the WAL rate; then the server's statistics do.
 _LEAST_WAL_SECONDS = 1.0
-# What a table's copy takes besides its rows: snapshot, plan, tasks, commit, ledger. Four tables are
-# copied at once.
-_SECONDS_PER_TABLE = 2.0
+# What a sync takes besides rows: once, until Spark's Python workers run; and for each table, of which
+# four are copied at once, its snapshot, plan, commit and ledger rows.
+_SECONDS_TO_START = 4.0
+_SECONDS_PER_TABLE = 1.0
 _AT_ONCE = 4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
@@ -180,15 +182,26 @@ def _estimate(
         rows=sum(one.rows for one in found.values()),
         source_bytes=sum(sizes[copy.table.oid] for copy in found),
         lake_bytes=sum(one.file_bytes for one in found.values()),
-        seconds=(
-            sum(one.seconds for one in found.values())
-            + _SECONDS_PER_TABLE * -(-len(found) // _AT_ONCE)
-        ),
-        longest_seconds=_SECONDS_PER_TABLE + max((s.seconds for s in found.values()), default=0.0),
+        seconds=_seconds(found),
+        longest_seconds=max((_seconds({copy: one}) for copy, one in found.items()), default=0.0),
         sampled={copy.target: one.seconds for copy, one in sampled.items()},
         unread=tuple(sorted({copy.target for copy in copies if copy not in found})),
         wal_bytes_per_minute=_wal_rate(server, last - first, ended - began),
         wal_limit_mb=server.number("max_slot_wal_keep_size"),
+    )
+
+
+def _seconds(copies: Mapping[PlannedCopy, Sample]) -> float:
+    """Returns how long copies take together: at the end, some tasks' cores have nothing to do."""
+    tasks = sum(
+        max(1, -(-copy.table.size_bytes // bytes_per_task(copy.table.size_bytes)))
+        for copy in copies
+    )
+    idle = -(-tasks // readers()) * readers() / max(1, tasks)
+    return (
+        _SECONDS_TO_START
+        + _SECONDS_PER_TABLE * -(-len(copies) // _AT_ONCE)
+        + idle * sum(one.seconds for one in copies.values())
     )
 
 
