@@ -20,17 +20,17 @@ def ask(draft: Draft) -> Draft:
     """Return the draft with the user's answers; raises ConfigError at the end of the input."""
     inventory = draft.inventory
     sys.stdout.write(table_list(inventory))
-    tables = _asked(
+    tables = _prompt(
         "Tables (numbers, names or schemas, separated by commas)",
         "all",
         lambda answer: choose_answered(inventory, split_names(answer)),
     )
     draft = replace(draft, tables=tuple(tables))
-    draft = _asked(
+    draft = _prompt(
         "Pipeline name", draft.pipeline, lambda name: _fit(replace(draft, pipeline=name))
     )
-    draft = _asked("Root of the lake", draft.root, lambda root: _fit(replace(draft, root=root)))
-    return _asked(
+    draft = _prompt("Root of the lake", draft.root, lambda root: _fit(replace(draft, root=root)))
+    return _prompt(
         "Schedule (cron, UTC)",
         draft.schedule,
         lambda schedule: _fit(replace(draft, schedule=schedule)),
@@ -43,7 +43,7 @@ def table_list(inventory: Inventory) -> str:
     for number, table in enumerate(inventory.tables, 1):
         lines.append(f"{number:>4}  {table.id}: {facts_of(table)}")
         lines += [f"      {note}" for note in notes_of(table)]
-    lines += [f"   -  {table.id}: left out: {table.reason}" for table in inventory.left_out]
+    lines += [f"   -  {table.id}: left out: {table.reason}" for table in inventory.excluded]
     return "\n".join([*lines, ""])
 
 
@@ -53,7 +53,7 @@ def _fit(draft: Draft) -> Draft:
     return draft
 
 
-def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
+def _prompt(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
     while True:
         try:
             answer = input(f"{question} [{default}]: ").strip()

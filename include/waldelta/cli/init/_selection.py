@@ -61,7 +61,7 @@ def _table(inventory: Inventory, name: str) -> FoundTable:
     for table in inventory.tables:
         if table.id == wanted:
             return table
-    for other in inventory.left_out:
+    for other in inventory.excluded:
         if other.id == wanted:
             raise ConfigError(f"{wanted} can't be replicated: {other.reason}")
     for table in inventory.tables:

@@ -115,7 +115,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _why_none(inventory: Inventory) -> str:
-    named = [f"{table.id}: {table.reason}" for table in inventory.left_out]
+    named = [f"{table.id}: {table.reason}" for table in inventory.excluded]
     return f"; left out: {first_of(named, between='; ')}" if named else ""
 
 
@@ -131,8 +131,8 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
         for table in tables
         if not table.identity
     ]
-    if left_out := draft.inventory.left_out:
-        lines.append(f"  left out, with reasons in the file: {counted(len(left_out), 'table')}")
+    if excluded := draft.inventory.excluded:
+        lines.append(f"  left out, with reasons in the file: {counted(len(excluded), 'table')}")
     what = f"role {draft.reader}, grants" if draft.makes_role else "grants"
     lines += [f"{sql_path}: {what} and publications, for the owner or a superuser:", "", sql]
     lines.append(

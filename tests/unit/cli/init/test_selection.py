@@ -8,12 +8,12 @@ from tests.unit.stages.setup.draft.test_draft import table
 from waldelta.cli.init._selection import choose_answered
 from waldelta.errors import ConfigError
 from waldelta.postgres import TableId
-from waldelta.stages.setup.draft import Inventory, LeftOut
+from waldelta.stages.setup.draft import ExcludedTable, Inventory
 
 TABLES = [TableId("a", "x"), TableId("b.c", "y"), TableId("b.c", "z")]
 INVENTORY = Inventory(
     "shop", "me", is_superuser=False, tables=tuple(map(table, TABLES)),
-    left_out=(LeftOut(TableId("a", "scratch"), "unlogged"),),
+    excluded=(ExcludedTable(TableId("a", "scratch"), "unlogged"),),
 )  # fmt: skip
 
 

@@ -7,13 +7,13 @@ from waldelta.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from waldelta.stages.setup.draft.draft import Draft
     from waldelta.stages.setup.draft.inventory import (
+        ExcludedTable,
         FoundTable,
         Inventory,
-        LeftOut,
         read_inventory,
     )
 
-__all__ = ["Draft", "FoundTable", "Inventory", "LeftOut", "read_inventory"]
+__all__ = ["Draft", "ExcludedTable", "FoundTable", "Inventory", "read_inventory"]
 __getattr__ = lazy_exports(
-    __name__, draft="Draft", inventory="FoundTable Inventory LeftOut read_inventory"
+    __name__, draft="Draft", inventory="FoundTable Inventory ExcludedTable read_inventory"
 )

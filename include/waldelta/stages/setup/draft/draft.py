@@ -24,7 +24,7 @@ DEFAULT_SCHEDULE = "*/5 * * * *"
 # Names of PostgreSQL have at most 63 bytes.
 _LONGEST_NAME = 63
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_.]*\Z")
-_MOST_LEFT_OUT = 20
+_MOST_EXCLUDED = 20
 
 
 def pipeline_name(text: str) -> str:
@@ -159,13 +159,13 @@ class Draft:
                 yield "          # columns: [<columns to replicate; by default all>]"
 
     def _tail(self) -> Iterator[str]:
-        left_out = self.inventory.left_out
-        if left_out:
+        excluded = self.inventory.excluded
+        if excluded:
             yield "    # Left out:"
-            for table in left_out[:_MOST_LEFT_OUT]:
+            for table in excluded[:_MOST_EXCLUDED]:
                 yield f"    # {on_one_line(f'{table.id}: {table.reason}')}"
-        if len(left_out) > _MOST_LEFT_OUT:
-            yield f"    # and {len(left_out) - _MOST_LEFT_OUT} more"
+        if len(excluded) > _MOST_EXCLUDED:
+            yield f"    # and {len(excluded) - _MOST_EXCLUDED} more"
         yield "target:"
         yield f"  root: {_scalar(self.root)}"
         yield f"schedule: {_scalar(self.schedule)}  # of the DAG, in UTC"

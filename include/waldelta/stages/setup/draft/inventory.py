@@ -15,9 +15,8 @@ from typing import Any
 from psycopg import sql
 
 from waldelta.errors import NotPrimary
-from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
+from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId, describe
 from waldelta.postgres.catalog import read_leaves, read_relations
-from waldelta.postgres.connection import describe
 from waldelta.postgres.lock_waits import limited, read_around
 from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.postgres.type_catalog import fetch
@@ -83,7 +82,7 @@ class FoundTable:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedTable:
     """A table that a pipeline can't replicate, and why."""
 
     id: TableId
@@ -101,7 +100,7 @@ class Inventory:
     role: str
     is_superuser: bool
     tables: tuple[FoundTable, ...]
-    left_out: tuple[LeftOut, ...]
+    excluded: tuple[ExcludedTable, ...]
 
     @property
     def schemas(self) -> tuple[str, ...]:
@@ -127,13 +126,13 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
             raise NotPrimary(f"{describe(conninfo)} is a standby: name the primary's connection")
         facts = {row.oid: row for row in fetch(conn, _TABLES, {"locked": list(locked)})}
         relations = read_relations(conn, list(facts))
-        fit, left_out = [], []
+        fit, excluded = [], []
         for relation in relations:
             reason = _unfit(relation)
             if reason is None:
                 fit.append(relation)
             else:
-                left_out.append(LeftOut(relation.id, reason))
+                excluded.append(ExcludedTable(relation.id, reason))
         leaves = read_leaves(conn, [relation.oid for relation in fit], locked=locked)
         tables = [
             _found(conn, relation, leaves[relation.oid], facts[relation.oid], locked)
@@ -144,7 +143,7 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
             server.role,
             server.is_superuser,
             tuple(sorted(tables, key=attrgetter("id"))),
-            tuple(sorted(left_out, key=attrgetter("id"))),
+            tuple(sorted(excluded, key=attrgetter("id"))),
         )
 
 

@@ -22,9 +22,9 @@ from waldelta.postgres.lock_waits import limited, read_locked_tables
 from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.postgres.type_catalog import fetch
 from waldelta.quantities import counted, first_of, size
-from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder, plan_copy
 from waldelta.snapshot.chunks import bytes_per_task
-from waldelta.snapshot.read_table import filter_conditions, plan_copy
+from waldelta.snapshot.read_table import filter_conditions
 from waldelta.stages.setup.estimate._sample import Sample, readers, sample_copy
 from waldelta.stages.setup.estimate.planned_copies import PlannedCopy
 from waldelta.stages.setup.facts.source_facts import ServerFacts
@@ -38,8 +38,8 @@ _LEAST_SHARE = 0.05
 _LOCK_TIMEOUT_S = 1.0
 # A shorter time says nothing about the WAL rate; then the server's statistics do.
 _LEAST_WAL_SECONDS = 1.0
-# What a sync takes besides rows: once, until Spark's Python workers run; and for each table, of which
-# four are copied at once, its snapshot, plan, commit and ledger rows.
+# What a sync takes besides rows: once, until Spark's Python workers run; and for each table its
+# snapshot, plan, commit and ledger rows. Four tables are copied at once.
 _SECONDS_TO_START = 4.0
 _SECONDS_PER_TABLE = 1.0
 _AT_ONCE = 4
@@ -143,8 +143,8 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return counted(max(1, -int(-seconds // 1)), "second")
     if seconds < 3600:
-        return f"{seconds / 60:.1f} minutes"
-    return f"{seconds / 3600:.1f} hours"
+        return counted(round(seconds / 60, 1), "minute")
+    return counted(round(seconds / 3600, 1), "hour")
 
 
 def estimate_copies(

@@ -8,7 +8,7 @@ import yaml
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.postgres import CatalogRelation, Leaf, PgType, TableColumn, TableId
-from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, LeftOut
+from waldelta.stages.setup.draft import Draft, ExcludedTable, FoundTable, Inventory
 from waldelta.stages.setup.draft.draft import pipeline_name
 
 INT = PgType(23, -1, "integer", type_name="int4")
@@ -27,7 +27,7 @@ def table(name: TableId, identity: str = "d", key: tuple[str, ...] = ("id",)) ->
 def draft(*tables: FoundTable, **fields) -> Draft:
     inventory = Inventory(
         "shop", "me", is_superuser=False, tables=tables,
-        left_out=tuple(LeftOut(TableId("s", f"t{n}"), "unlogged") for n in range(22)),
+        excluded=tuple(ExcludedTable(TableId("s", f"t{n}"), "unlogged") for n in range(22)),
     )  # fmt: skip
     given = {"conn_id": "shop", "pipeline": "shop", "root": "file:///tmp/lake"}
     return Draft(inventory, tables, **given | fields)

@@ -68,7 +68,7 @@ def test_what_is_unknown_is_said():
 
 @pytest.mark.parametrize(
     "seconds, text",
-    [(0, "1 second"), (1.1, "2 seconds"), (59, "59 seconds"), (61, "1.0 minutes")],
+    [(0, "1 second"), (1.1, "2 seconds"), (59, "59 seconds"), (61, "1.0 minute")],
 )
 def test_a_duration_has_one_unit(seconds, text):
     assert duration(seconds) == text
