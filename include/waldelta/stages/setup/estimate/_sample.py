@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -110,8 +110,8 @@ class _Sampling:
         self, conninfo: str, copy: TableCopy, places: Sequence[Chunk], until: float
     ) -> None:
         self._conninfo, self._copy, self._until = conninfo, copy, until
-        self._places = iter(places)
-        self._lock = threading.Lock()
+        # What a reader leaves of a place comes last, so that a short sample is spread over all.
+        self._places = deque(places)
         self.began = 0.0
 
     def run(self) -> Sample:
@@ -141,7 +141,9 @@ class _Sampling:
         blocks, step = 0, float(_FIRST_BLOCKS)
         for place in self._next():
             began = time.monotonic()
-            chunk, count = _part(place, int(step))
+            chunk, count, rest = _part(place, int(step))
+            if rest is not None:
+                self._places.append(rest)
             with connection.cursor() as cursor:
                 cursor.execute(lock_query(self._copy, chunk))
                 ((_, bounds),) = cursor.fetchall()
@@ -157,19 +159,25 @@ class _Sampling:
 
     def _next(self) -> Iterator[Chunk]:
         while time.monotonic() < self._until:
-            with self._lock:
-                place = next(self._places, None)
-            if place is None:
+            try:
+                yield self._places.popleft()
+            except IndexError:
                 return
-            yield place
 
 
-def _part(place: Chunk, most_blocks: int) -> tuple[Chunk, int]:
-    """Returns the first blocks of a place, and how many of its leaves' blocks these are."""
+def _part(place: Chunk, most_blocks: int) -> tuple[Chunk, int, Chunk | None]:
+    """Returns the first blocks of a place, how many of its leaves' blocks these are, and the rest,
+    if any.
+    """
     end = max(leaf.blocks for leaf in place.leaves)
     last = end if place.last_block is None else min(place.last_block, end)
-    has_ctid = all(leaf.has_ctid for leaf in place.leaves)
-    if has_ctid and last - place.first_block > most_blocks:
-        last = place.first_block + most_blocks
-        place = replace(place, last_block=last)
-    return place, sum(max(0, min(last, leaf.blocks) - place.first_block) for leaf in place.leaves)
+    rest = None
+    if all(leaf.has_ctid for leaf in place.leaves) and last - place.first_block > most_blocks:
+        middle = place.first_block + most_blocks
+        place, rest, last = (
+            replace(place, last_block=middle),
+            replace(place, first_block=middle),
+            middle,
+        )
+    blocks = sum(max(0, min(last, leaf.blocks) - place.first_block) for leaf in place.leaves)
+    return place, blocks, rest

@@ -164,8 +164,8 @@ def estimate_copies(
 def _estimate(
     connection: Connection, job: Job, copies: Sequence[PlannedCopy], server: ServerFacts
 ) -> CopyEstimate:
-    readable = [copy for copy in copies if copy.readable]
-    sizes = _sizes(connection, readable)
+    sizes = _sizes(connection, [copy for copy in copies if copy.readable])
+    readable = [copy for copy in copies if copy.table.oid in sizes]
     began, first = _wal_position(connection)
     sampled = _samples(job, readable, sizes)
     ended, last = _wal_position(connection)
@@ -247,6 +247,9 @@ def _planned(
     """Returns the planner's estimate of the rows of copies; locked ones are left out."""
     found = {}
     for copy in copies:
+        if not copy.blocks:  # The planner would assume that rows are being added.
+            found[copy] = 0
+            continue
         options = target.types_of(copy.target)
         conditions = filter_conditions(
             replace(plan_copy(copy.table, "", {}, None, options), where=copy.where)
@@ -262,16 +265,14 @@ def _planned(
 
 
 def _sizes(connection: Connection, copies: Sequence[PlannedCopy]) -> dict[int, int]:
-    """Returns each copy's bytes with TOAST, by its relation; a locked table counts as empty."""
+    """Returns each copy's bytes with TOAST, by its relation, without locked tables."""
     locked = read_locked_tables(connection).relations
-    oids = [leaf.oid for copy in copies for leaf in copy.table.stored_leaves]
+    leaves = {copy.table.oid: [leaf.oid for leaf in copy.table.stored_leaves] for copy in copies}
+    free = {oid: own for oid, own in leaves.items() if locked.isdisjoint(own)}
+    oids = [oid for own in free.values() for oid in own]
     with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):
-        rows = fetch(connection, _SIZES, {"oids": [oid for oid in oids if oid not in locked]})
-    sizes = {row.oid: row.bytes for row in rows}
-    return {
-        copy.table.oid: sum(sizes.get(leaf.oid, 0) for leaf in copy.table.stored_leaves)
-        for copy in copies
-    }
+        sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": oids})}
+    return {oid: sum(sizes[leaf] for leaf in own) for oid, own in free.items()}
 
 
 def _wal_position(connection: Connection) -> tuple[float, int]:

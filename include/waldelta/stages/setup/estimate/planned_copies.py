@@ -16,7 +16,6 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import Connection, Leaf, PublishedTable
 from waldelta.postgres.catalog import read_leaves
-from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets
 
 
@@ -43,7 +42,7 @@ class PlannedCopy:
 
 
 def plan_copies(conn: Connection, job: Job, planned: PlannedTargets) -> tuple[PlannedCopy, ...]:
-    """Returns the copies of all targets without a complete one; waits for no locked table."""
+    """Returns the copies of all targets without a complete one."""
     states: Mapping[str, TableState] = {}
     with suppress(SlotMissing):  # Before the first setup no target has a copy.
         states = job.read_states()
@@ -56,9 +55,7 @@ def plan_copies(conn: Connection, job: Job, planned: PlannedTargets) -> tuple[Pl
     if not wanted:
         return ()
     oids = [part.relation.oid for name in wanted for part in planned.relations_of(name)]
-    locked = read_locked_tables(conn).relations
-    leaves = read_leaves(conn, list(dict.fromkeys(oids)), locked=locked)
-    return tuple(_copies(planned, wanted, leaves))
+    return tuple(_copies(planned, wanted, read_leaves(conn, list(dict.fromkeys(oids)))))
 
 
 def _copies(
