@@ -40,8 +40,8 @@ _LOCK_TIMEOUT_S = 1.0
 _LEAST_WAL_SECONDS = 1.0
 # What a sync takes besides rows: once, until Spark's Python workers run; and for each table its
 # snapshot, plan, commit and ledger rows. Four tables are copied at once.
-_SECONDS_TO_START = 4.0
-_SECONDS_PER_TABLE = 1.0
+_SECONDS_TO_START = 3.0
+_SECONDS_PER_TABLE = 0.5
 _AT_ONCE = 4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
@@ -200,7 +200,7 @@ def _seconds(copies: Mapping[PlannedCopy, Sample]) -> float:
     idle = -(-tasks // readers()) * readers() / max(1, tasks)
     return (
         _SECONDS_TO_START
-        + _SECONDS_PER_TABLE * -(-len(copies) // _AT_ONCE)
+        + _SECONDS_PER_TABLE * len(copies)
         + idle * sum(one.seconds for one in copies.values())
     )
 
