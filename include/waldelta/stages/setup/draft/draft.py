@@ -83,12 +83,14 @@ class Draft:
         """
         role = sql_name(self.reader)
         database = on_one_line(self.inventory.database)
-        lines = [f"-- In database {database}, by a superuser or the tables' owner: psql -f"]
+        lines = [f"-- Run it by psql -f in database {database}."]
         # The publications' script begins with it; grants must stop at the first error too.
         lines.append(STOP_ON_ERROR)
+        lines.append("-- By a superuser: the role that reads, and its grants.")
         if self.makes_role:
             lines.append(f"create role {role} login;  -- then set its password: \\password {role}")
         lines += statements(role, self._needs())
+        lines.append("-- By the tables' owner, or a superuser: the publications.")
         lines.append(self._publications_as_sql().removeprefix(f"{STOP_ON_ERROR}\n"))
         return "\n".join([*lines, *self._identities_as_sql(), ""])
 

@@ -38,8 +38,8 @@ _LOCK_TIMEOUT_MS, _STATEMENT_TIMEOUT_MS = 1_000, 10_000
 # Parts of a table that a sample is spread over.
 _PLACES = 256
 _LEAST_PLACE_BYTES = 1 << 20
-# A reader begins with few blocks, whose values may be large, and then reads for about this long.
-_FIRST_BLOCKS = 32
+# A reader begins with one block, whose values may be large, and then reads for about this long.
+_FIRST_BLOCKS = 1
 _SECONDS_PER_READ = 0.25
 # As large as a copy's row groups.
 _ROW_GROUP_BYTES = 32 << 20
@@ -147,13 +147,15 @@ class _Sampling:
             with connection.cursor() as cursor:
                 cursor.execute(lock_query(self._copy, chunk))
                 ((_, bounds),) = cursor.fetchall()
-            held += fetch_rows(connection, self._copy, chunk_query(self._copy, chunk, bounds))
+            query = chunk_query(self._copy, chunk, bounds)
+            for batch in fetch_rows(connection, self._copy, query):
+                held.append(batch)
+                if sum(one.nbytes for one in held) >= _ROW_GROUP_BYTES:
+                    yield blocks, pa.Table.from_batches(held)
+                    held, blocks = [], 0
             blocks += count
             took = max(time.monotonic() - began, 0.001)
             step = max(1.0, step * min(4.0, _SECONDS_PER_READ / took))
-            if sum(batch.nbytes for batch in held) >= _ROW_GROUP_BYTES:
-                yield blocks, pa.Table.from_batches(held)
-                held, blocks = [], 0
         if blocks:
             yield blocks, pa.Table.from_batches(held, self._copy.schema)
 
