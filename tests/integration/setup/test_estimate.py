@@ -88,7 +88,8 @@ def test_a_plan_ends_with_the_estimate(estimate):
     assert head == "initial copy, estimated:"
     assert amount.startswith("  - 2 tables, about 60,500 rows: reads ")
     assert "sample: public.orders for" in time or "sample: public.docs for" in time
-    assert "max_slot_wal_keep_size: 1024.0 TB" in wal or "can't be read" in wal
+    # A loaded machine takes more than a second for the sample, which then has a rate.
+    assert "max_slot_wal_keep_size: 1.0 TB" in wal or "too short for a rate" in wal
     assert "snapshots that hold vacuum back" in cost
 
 

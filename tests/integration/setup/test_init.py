@@ -191,7 +191,7 @@ def test_a_locked_table_stops_nothing(source, lake, tmp_path):
     "options, message",
     [
         (["--tables", "public.nothing"], "there is no table public.nothing"),
-        (["--tables", "public.orderz"], "did you mean public.orders?"),
+        (["--tables", "public.orderss"], "did you mean public.orders?"),
         (["--tables", "orders"], "not a schema-qualified table name"),
         (["--tables", "public.events_2025"], "is a partition: name its root, public.events"),
         (["--tables", "public.scratch"], "public.scratch can't be replicated: unlogged"),

@@ -40,7 +40,7 @@ _LOCK_TIMEOUT_S = 1.0
 _LEAST_WAL_SECONDS = 1.0
 # What a sync takes besides rows: once, until Spark's Python workers run; and for each table its
 # snapshot, plan, commit and ledger rows. Four tables are copied at once.
-_SECONDS_TO_START = 3.0
+_SECONDS_TO_START = 4.0
 _SECONDS_PER_TABLE = 0.5
 _AT_ONCE = 4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
@@ -118,7 +118,10 @@ class CopyEstimate:
     def _wal(self) -> str:
         rate, kept = self.wal_bytes_per_minute, self.wal_bytes
         if rate is None or kept is None:
-            return "WAL kept until the copy ends: unknown, the server's WAL rate can't be read"
+            return (
+                "WAL that the slot keeps until the copy ends: unknown, the sample was too short for"
+                " a rate"
+            )
         limit = "no limit" if self.wal_limit_mb < 0 else size(self.wal_limit_mb << 20)
         return (
             f"WAL: the server writes about {size(int(rate))} a minute now, so the slot keeps about"
