@@ -8,13 +8,18 @@ import shutil
 import sys
 import time
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
+from deltalake import DeltaTable
 
 from benchmarks.place import PUBLICATION, Place
 from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
+from waldelta.jobs import Pipeline
 from waldelta.lake import target_uri
 from waldelta.lake.storage import local_path
+from waldelta.stages.setup.estimate import CopyEstimate
 from waldelta_airflow.launchers.child_process import ChildProcess
 from waldelta_airflow.launchers.forked_job import ForkedJob
 
@@ -65,6 +70,30 @@ class Waldelta:
 
     def copy(self) -> Notes | None:
         return notes_of_job(self.job("sync", "--tables", *self.place.source.tables))
+
+    def first_copy(self) -> Notes | None:
+        """Copy the tables that were never copied, as check estimates it."""
+        return notes_of_job(self.job("sync"))
+
+    def estimate(self) -> CopyEstimate:
+        """Return what check estimates for the initial copy."""
+        os.environ |= {"AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
+        found = Pipeline.load(self.file).check().estimate
+        if found is None or found.unknown:
+            raise RuntimeError(f"no estimate: {found}")
+        return found
+
+    def share_of_estimate(self, estimated: CopyEstimate, notes: Notes) -> Notes:
+        """Return the estimate as shares of what the copy had, by the target and its stage's
+        seconds.
+        """
+        (table,) = self.place.source.tables
+        files = pa.table(DeltaTable(self.target(table)).get_add_actions(flatten=True))
+        return {
+            "estimated rows": estimated.rows / pc.sum(files["num_records"]).as_py(),
+            "estimated bytes": estimated.lake_bytes / pc.sum(files["size_bytes"]).as_py(),
+            "estimated seconds": estimated.seconds / notes["sync"],
+        }
 
     def apply(self) -> Notes | None:
         before = self._temporary_mb()

@@ -17,6 +17,7 @@ from benchmarks.results import Measurement, Round
 from benchmarks.sources import ORDERS
 from benchmarks.stack import Stack
 from benchmarks.workloads import (
+    FRESH,
     IDLE,
     NAIVE,
     OWN_SYNC,
@@ -25,6 +26,7 @@ from benchmarks.workloads import (
     Changes,
     Decode,
     Drift,
+    Estimate,
     Idle,
     Sync,
     Tables,
@@ -61,8 +63,9 @@ def run(stack: Stack, workload: Workload, plan: Plan) -> list[Measurement]:
             return _changes(stack, _as_changes(workload, plan), plan)
         case Changes():
             return _changes(stack, workload, plan)
-        case Sync():
-            return _sync(stack, workload, plan)
+        case Sync() | Estimate():
+            measure = _sync if isinstance(workload, Sync) else _estimate
+            return measure(stack, workload, plan)
         case Idle():
             return _idle(stack, workload, plan)
         case Drift():
@@ -172,6 +175,22 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
                     if isinstance(contender, Waldelta):
                         contender.begin_anew()
                     found.add(number, "", contender, rows, measured)
+    return found.measurements()
+
+
+def _estimate(stack: Stack, workload: Estimate, plan: Plan) -> list[Measurement]:
+    rows = scaled(workload.rows, plan.scale)
+    found = _Rounds(workload.name)
+    with place(stack, ORDERS, workload.name, rows) as there:
+        ours = Waldelta(there, FRESH, Variant(document={"quality": {"enabled": False}}), 0)
+        ours.job("setup")
+        for number in plan.numbers():
+            estimated = ours.estimate()
+            measured = stack.measure(ours.first_copy, ours.trees)
+            shares = ours.share_of_estimate(estimated, measured.notes)
+            found.add(number, "", ours, rows, replace(measured, notes=measured.notes | shares))
+            ours.begin_anew()
+        ours.close()
     return found.measurements()
 
 

@@ -114,6 +114,7 @@ def scores(measurements: Sequence[Measurement]) -> list[Score]:
         *_against_baselines(measurements),
         *_among_ours(measurements),
         *_absolute(measurements),
+        *_estimated(measurements),
     ]
     return [score for score in found if score is not None]
 
@@ -238,6 +239,15 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
         ]
         if peaks:
             yield Score(name, "MB", [max(peaks)])
+
+
+def _estimated(measurements: Sequence[Measurement]) -> Iterator[Score]:
+    """Yield what check estimated for a copy as shares of what the copy had."""
+    for one in measurements:
+        for part in ("rows", "bytes", "seconds"):
+            if all(f"estimated {part}" in measured.notes for measured in one.rounds):
+                shares = [measured.notes[f"estimated {part}"] for measured in one.rounds]
+                yield Score(f"{one.name}: {part}, estimated ÷ copied", "×", shares)
 
 
 def _unchecked(one: Round) -> float:

@@ -102,6 +102,12 @@ TARGETS = (
         1.15,
         least=0.85,
     ),
+    Target(
+        "what check estimates for an initial sync, against it",
+        "estimate/fresh: *, estimated ÷ copied",
+        1.3,
+        least=0.7,
+    ),
     Target("idle run (no Airflow)", "idle/idle: seconds", 3, 1.5),
     Target("memory of the reader (MB)", "reader's memory", 500),
     # Other memory of Python's workers: a bucket of 128 MB in memory three times, and as much for

@@ -90,6 +90,14 @@ class Sync(Workload):
 
 
 @dataclass(frozen=True)
+class Estimate(Workload):
+    """What check estimates for the initial copy of a table, and that copy."""
+
+    rows: int
+    contenders: tuple[str, ...] = (FRESH,)
+
+
+@dataclass(frozen=True)
 class Idle(Workload):
     """A run that finds nothing to do."""
 
@@ -258,6 +266,7 @@ WORKLOADS: tuple[Workload, ...] = (
         (Backlog(MILLION, sources.busy(200)),),
         source=sources.many(200, large=10),
     ),
+    Estimate("estimate", "what check estimates for a sync, against that sync", 10 * MILLION),
     Idle("idle", "a run that finds nothing to do", default=True),
     Decode("decode", "decoding and casting in memory, one core", MILLION),
     Drift("drift", "another filter of the publication, beside a new copy", 4 * MILLION, 10_000),

@@ -129,6 +129,10 @@ def _before(what: str) -> str:
     return f"{what} " if what else ""
 
 
+def on_one_line(text: str) -> str:
+    """Returns a text for a comment, which a line break would end; names may contain one."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def _comment(why: str) -> str:
-    # A line break would end the comment, and names may contain one.
-    return f"  -- {''.join(char if char.isprintable() else ' ' for char in why)}" if why else ""
+    return f"  -- {on_one_line(why)}" if why else ""

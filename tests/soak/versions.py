@@ -32,7 +32,7 @@ from tests.support.other_python import build_distributions
 from tests.support.waiting import wait_until
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/versions.md"
-_BLOCK: Final = ("<!--generated:versions-->\n", "<!--/-->")
+_HEADINGS: Final = "| Python | Airflow | Spark | PostgreSQL | result |"
 _DAG_FILE: Final = "from waldelta_airflow import pipelines; globals().update(pipelines())  # DAGs\n"
 _PIPELINE: Final = """\
 pipeline: shop
@@ -278,19 +278,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write_page(results: dict[Versions, str]) -> None:
-    before, _, rest = PAGE.read_text().partition(_BLOCK[0])
-    _, _, after = rest.partition(_BLOCK[1])
-    PAGE.write_text(before + _BLOCK[0] + table(results) + _BLOCK[1] + after)
+    """The table is the page's last part."""
+    before, _, _ = PAGE.read_text().partition(_HEADINGS)
+    PAGE.write_text(before + table(results))
 
 
 def table(results: dict[Versions, str]) -> str:
     """The page's table of results."""
-    lines = ["", "| Python | Airflow | Spark | PostgreSQL | result |", "| --- " * 5 + "|"]
+    lines = [_HEADINGS, "| --- " * 5 + "|"]
     lines += [
         f"| {one.python} | {one.airflow} | {one.spark} | {one.postgres} | {result} |"
         for one, result in results.items()
     ]
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

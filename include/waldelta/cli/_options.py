@@ -5,7 +5,6 @@ refused instead of ignored.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from waldelta.cli.init.options import INIT_OPTIONS, split_names
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
 from waldelta.stages.repair.replay.interval import REPLAY
@@ -21,12 +21,6 @@ from waldelta.stages.repair.replay.interval import REPLAY
 # What an installation calls the command line, and what messages and pages call it.
 COMMAND: Final = "waldelta"
 _MODULES: Final = ("waldelta", "spark_jobs")
-# A quoted name may contain commas.
-_LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')
-
-
-def _listed(text: str) -> list[str]:
-    return [part for part in (item.strip() for item in _LISTED.findall(text)) if part]
 
 
 def _moment(text: str) -> datetime:
@@ -77,7 +71,7 @@ OUTPUT_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
         }
     }
 )
-_NAMES = {"type": _listed, "metavar": "NAME,NAME"}
+_NAMES = {"type": split_names, "metavar": "NAME,NAME"}
 
 
 def _stages(*names: str) -> _Options:
@@ -234,7 +228,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
                 "--row": {
                     "action": "extend",
-                    "type": _listed,
+                    "type": split_names,
                     "metavar": "ID,ID",
                     "help": ("ids of rows and messages, as the list shows them"),
                 },
@@ -264,7 +258,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     }
                 ),
                 "--drop": {
-                    "type": _listed,
+                    "type": split_names,
                     "metavar": "SLOT,SLOT",
                     "help": "drop these slots without a pipeline",
                 },
@@ -282,6 +276,10 @@ _PLACE: dict[str, Any] = {
 # The verbs that need no pipeline file: what each does, its arguments.
 _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
+        "init": (
+            "write a pipeline file for tables of a database, and the SQL for its role",
+            {**INIT_OPTIONS, **_TABLES, **OUTPUT_OPTIONS},
+        ),
         "jars": (
             (
                 "download the jars of Delta, and those of object stores, for local sessions and"

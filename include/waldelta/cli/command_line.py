@@ -128,6 +128,12 @@ def _check_rich() -> None:
         raise ConfigError("the command line needs package rich: run `pip install 'waldelta[cli]'`")
 
 
+def _init(options: argparse.Namespace, output: Output) -> None:
+    from waldelta.cli.init import run_init
+
+    run_init(options, output)
+
+
 def _jars(options: argparse.Namespace, output: Output) -> None:
     from waldelta.spark.settings import jars_folder
     from waldelta.spark.store_jars import fetch_jars
@@ -183,6 +189,7 @@ def _airflow(options: argparse.Namespace, output: Output) -> None:
 
 _WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = MappingProxyType(
     {
+        "init": _init,
         "jars": _jars,
         "list": _list,
         "doctor": _doctor,
@@ -223,7 +230,7 @@ def _setup(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> N
 
 
 def _show_plan(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> SetupPlan:
-    plan = pipeline.check()
+    plan = pipeline.check(estimate=not options.sql)
     if options.sql:
         plan.require_for_dba()
         # Problems that the SQL solves are left out; a DBA also grants what the pipeline's own role

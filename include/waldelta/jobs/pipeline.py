@@ -38,8 +38,10 @@ class Pipeline:
         """Returns one run of a verb, for callers that need its ledger or connection."""
         return load_job(self.file, run_id, **details)
 
-    def check(self, spark: SparkSession | None = None) -> SetupPlan:
+    def check(self, spark: SparkSession | None = None, *, estimate: bool = True) -> SetupPlan:
         """Check source and lake without changes; returns findings, and what setup would do.
+
+        With ``estimate`` some seconds are spent on samples of tables that have no copy yet.
 
         A lake on disk is tested from this machine, with ``spark`` also from one of its tasks. An
         object store is probed as by probe_store(), also for errors.
@@ -55,6 +57,8 @@ class Pipeline:
         _check_readable(job)
         with job.source.connect("check") as connection:
             plan = plan_setup(connection, job, translate)
+        if estimate:
+            plan = plan.with_estimate(job)
         problems = [why_not_writable(root)]
         if spark is not None:
             from waldelta.spark.write_errors import why_not_writable_in_task

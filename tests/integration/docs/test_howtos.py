@@ -36,18 +36,12 @@ def blocks(page, kind):
 
 @pytest.fixture
 def shop(spark, database, lake, tmp_path, monkeypatch):
-    """Runs a page's commands with the tutorial's file and this test's Spark session."""
+    """Runs a page's commands with the file that init writes and this test's Spark session."""
     database.execute("create table orders (id int primary key, amount int)")
     database.execute("insert into orders values (1, 10), (2, 20)")
-    (document,) = blocks("tutorial.md", "yaml")
     path = tmp_path / "shop.yml"
-    slot = f"s_{database.name}"
-    path.write_text(
-        document.replace("file:///tmp/shop-lake", lake)
-        .replace("shop_cdc", slot)
-        .replace("shop_pub", f"{slot}_pub")
-    )
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
+    assert main(["init", "shop_source", "--yes", "--root", lake, "--output", str(path)]) == 0
 
     @contextmanager
     def open_session(*_):

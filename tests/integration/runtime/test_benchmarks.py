@@ -268,6 +268,7 @@ def test_make_bench(tmp_path):
         "tables-20",
         "where",
         "drift",
+        "estimate",
         "idle",
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 import tenacity
@@ -22,7 +22,7 @@ from waldelta.config import Publication
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, merged, problem, warning
-from waldelta.grants import sql_name
+from waldelta.grants import on_one_line, sql_name
 from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
@@ -47,6 +47,7 @@ from waldelta.stages.setup._slot_setup import (
     slot_life,
     slot_that_stays,
 )
+from waldelta.stages.setup.estimate import plan_copies
 from waldelta.stages.setup.facts import Facts, PublicationState, read_facts
 from waldelta.stages.setup.facts.publications import (
     DDL_LOCK_TIMEOUT_MS,
@@ -60,12 +61,16 @@ from waldelta.stages.setup.facts.publications import (
     try_publications,
     wanted_publication,
 )
+from waldelta.stages.setup.facts.source_facts import ServerFacts
 from waldelta.stages.setup.preflight import Translate, judge
 from waldelta.stages.setup.preflight.expectations import judge_suites
 from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
 from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolvable
 from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_replaced, plan_targets
+
+if TYPE_CHECKING:
+    from waldelta.stages.setup.estimate import CopyEstimate, PlannedCopy
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +101,10 @@ class SetupPlan:
     # The requesting role, as SQL writes it.
     role: str = ""
     lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
+    # The copies that a sync will make, the server they are read from, and what they will cost.
+    copies: tuple[PlannedCopy, ...] = field(default=(), repr=False)
+    server: ServerFacts | None = field(default=None, repr=False)
+    estimate: CopyEstimate | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -146,7 +155,7 @@ class SetupPlan:
         standard = "set local standard_conforming_strings = on;"
         lines = ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
         for statement in self.statements:
-            lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
+            lines += [f"-- {on_one_line(statement.reason)}", statement.text() + ";"]
         lines.append("commit;")
         if self.create_slot and self.read_from is not None:
             # The same file is for the standby too, which can't write what the primary has.
@@ -162,7 +171,7 @@ class SetupPlan:
         )
         if self.read_from is None:
             return ["-- after the publications, never in their transaction", f"{create};"]
-        where = _on_one_line(repr(self.read_from))
+        where = on_one_line(repr(self.read_from))
         return [
             (
                 "-- after the publications, once the standby has replayed them: run this"
@@ -181,14 +190,33 @@ class SetupPlan:
         found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
         script = self.as_sql() or "nothing to do: publications and slot match the pipeline file"
         fed = ["targets:", *(f"  - {line}" for line in self.sources)] if self.sources else []
+        lines = [] if self.estimate is None else self.estimate.describe()
         return "\n".join(
             [
                 *(["preflight:", *found] if found else ["preflight: no findings"]),
                 *fed,
                 "plan:",
                 script,
+                *(
+                    ["initial copy, estimated:", *(f"  - {line}" for line in lines)]
+                    if lines
+                    else []
+                ),
             ]
         )
+
+    def with_estimate(self, job: Job) -> SetupPlan:
+        """Returns the plan with an estimate of the initial copy, for which tables are sampled."""
+        from waldelta.stages.setup.estimate import estimate_copies
+
+        if self.server is None:
+            return self
+        if any(f.severity == "problem" and f.lacks is None for f in self.findings):
+            estimate = None  # A filter that PostgreSQL refuses can't be sampled either.
+        else:
+            estimate = estimate_copies(job, self.copies, self.server)
+        found = () if estimate is None else estimate.findings
+        return replace(self, estimate=estimate, findings=(*self.findings, *found))
 
     def require(self) -> None:
         """Raise PreflightFailed with every problem."""
@@ -202,11 +230,6 @@ class SetupPlan:
         )
         if problems:
             raise PreflightFailed(problems)
-
-
-def _on_one_line(text: str) -> str:
-    # A psql comment ends at any of these characters, and table names may contain them.
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def plan_setup(
@@ -268,6 +291,8 @@ def _plan_setup(
         scripted=scripted,
         sources=tuple(targets.describe()),
         role=sql_name(facts.server.role),
+        copies=plan_copies(conn, job, targets),
+        server=facts.slot_server,
     )
 
 

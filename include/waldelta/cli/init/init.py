@@ -1,0 +1,158 @@
+"""``waldelta init``: asks the database, and perhaps the user, and writes a pipeline file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waldelta.cli.init._questions import ask
+from waldelta.cli.init._selection import choose_named, choose_schemas
+from waldelta.errors import ConfigError
+from waldelta.postgres import connect
+from waldelta.postgres.connection import conninfo_from_environment, named_loss
+from waldelta.quantities import counted, first_of, size
+from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, read_inventory
+from waldelta.stages.setup.draft.draft import pipeline_name
+
+if TYPE_CHECKING:
+    from waldelta.cli._output import Output
+
+# Anything else may be a connection string, with a password that others see in the process list.
+_CONN_ID = re.compile(r"\A[A-Za-z0-9_.-]+\Z")
+_COMMANDS = (
+    ("setup", "creates publications and slot"),
+    ("sync", "copies the rows that exist"),
+    ("consume", "applies the changes since; a schedule repeats it"),
+)
+
+
+def run_init(options: argparse.Namespace, output: Output) -> None:
+    """Write the pipeline file and the SQL next to it; changes nothing in the database."""
+    asks = not (options.tables or options.schema or options.yes)
+    check_options(options, asks=asks)
+    conninfo = conninfo_from_environment(options.conn)
+    with named_loss(conninfo), connect(conninfo, "waldelta init") as connection:
+        inventory = read_inventory(connection, conninfo)
+    if not inventory.tables:
+        raise ConfigError(
+            f"database {inventory.database!r} has no table that can be replicated: name another"
+            f" database in connection {options.conn!r}{_why_none(inventory)}"
+        )
+    draft = _proposed(options, inventory)
+    if asks:
+        draft = ask(draft)
+    draft.load()
+    path = options.output or Path(f"{draft.pipeline}.yml")
+    sql_path = path.with_suffix(".sql")
+    _check_new(path, sql_path)
+    sql = draft.as_sql()
+    _write(path, draft.as_yaml())
+    _write(sql_path, sql)
+    output.show(_document(draft, path, sql_path), _summary(draft, path, sql_path, sql))
+
+
+def check_options(options: argparse.Namespace, *, asks: bool) -> None:
+    """Raise ConfigError for what init can't begin with; never shows what may be a password."""
+    if not _CONN_ID.match(options.conn):
+        raise ConfigError(
+            "init takes the id of an Airflow connection, not a URI, which other users of this"
+            " machine could read: put the URI into the environment variable AIRFLOW_CONN_<CONN_ID>"
+            " and name CONN_ID"
+        )
+    if asks and (options.json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+        raise ConfigError(
+            "init can't ask questions with --json, nor without a terminal: choose with --tables or"
+            " --schema, or take all tables and defaults with --yes"
+        )
+    if options.output is not None:
+        _check_new(options.output, options.output.with_suffix(".sql"))
+
+
+def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
+    tables: Sequence[FoundTable] = inventory.tables
+    if options.tables or options.schema:
+        named = [
+            *choose_schemas(inventory, options.schema or ()),
+            *choose_named(inventory, options.tables or ()),
+        ]
+        tables = sorted(dict.fromkeys(named), key=lambda table: table.id)
+    draft = Draft(
+        inventory,
+        tuple(tables),
+        options.conn,
+        options.pipeline or pipeline_name(inventory.database),
+        options.root or f"file://{Path.cwd() / 'lake'}",
+    )
+    # A name from the command line is the user's own; a default must not be refused.
+    return draft if options.root else replace(draft, root=_usable_root(draft.root))
+
+
+def _usable_root(root: str) -> str:
+    """Returns a default for the lake's root; the working directory's name may be unfit for one."""
+    return root if re.fullmatch(r"file:///[\w./+@~,=-]+", root) else "file:///tmp/lake"
+
+
+def _check_new(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise ConfigError(
+                f"{path} exists, and init overwrites nothing: name another file (--output)"
+            )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        _check_new(path)
+        raise
+    except OSError as err:
+        raise ConfigError(
+            f"{path} can't be written ({err.strerror}): name another file (--output)"
+        ) from err
+
+
+def _why_none(inventory: Inventory) -> str:
+    named = [f"{table.id}: {table.reason}" for table in inventory.excluded]
+    return f"; left out: {first_of(named, between='; ')}" if named else ""
+
+
+def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
+    tables = draft.tables
+    known = [table.rows for table in tables if table.rows is not None]
+    total = sum(table.size_bytes + table.toast_bytes for table in tables)
+    lines = [
+        f"{path}: {counted(len(tables), 'table')}, ≈ {counted(sum(known), 'row')}, {size(total)}"
+    ]
+    lines += [
+        f"  {table.id}: no key, so only its inserts and truncates are published; see the file"
+        for table in tables
+        if not table.identity
+    ]
+    if excluded := draft.inventory.excluded:
+        lines.append(f"  left out, with reasons in the file: {counted(len(excluded), 'table')}")
+    what = f"role {draft.reader}, grants" if draft.makes_role else "grants"
+    lines += [f"{sql_path}: {what} and publications, for the owner or a superuser:", "", sql]
+    lines.append(
+        f"Next; before, `waldelta check {path}` shows problems, the plan and the cost of the copy:"
+    )
+    width = max(len(f"waldelta {verb} {path}") for verb, _ in _COMMANDS)
+    lines += [f"  {f'waldelta {verb} {path}':<{width}}  # {does}" for verb, does in _COMMANDS]
+    return "\n".join(lines)
+
+
+def _document(draft: Draft, path: Path, sql_path: Path) -> dict[str, Any]:
+    """Returns what ``--json`` prints."""
+    return {
+        "file": str(path),
+        "sql": str(sql_path),
+        "pipeline": draft.pipeline,
+        "tables": [str(table.id) for table in draft.tables],
+        "left_out": {str(table.id): table.reason for table in draft.inventory.excluded},
+    }

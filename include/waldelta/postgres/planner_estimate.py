@@ -1,0 +1,23 @@
+"""How many rows a query returns, as PostgreSQL's planner estimates it; nothing is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from waldelta.postgres.connection import Connection
+
+
+def planned_rows(
+    conn: Connection, relation: sql.Composable, conditions: Sequence[sql.Composable] = ()
+) -> int:
+    """Return how many rows of a relation, as written after FROM, meet all conditions.
+
+    The planner takes the table's present size, also where it was never analyzed. It needs SELECT
+    on the table.
+    """
+    where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
+    query = sql.SQL("explain (format json) select 1 from {}{}").format(relation, where)
+    ((found,),) = conn.execute(query).fetchall()
+    return int(found[0]["Plan"]["Plan Rows"])

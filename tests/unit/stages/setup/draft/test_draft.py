@@ -1,0 +1,96 @@
+"""Names and texts of a proposed file, without a database."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from waldelta.config import load_pipeline_file
+from waldelta.errors import ConfigError
+from waldelta.postgres import CatalogRelation, Leaf, PgType, TableColumn, TableId
+from waldelta.stages.setup.draft import Draft, ExcludedTable, FoundTable, Inventory
+from waldelta.stages.setup.draft.draft import pipeline_name
+
+INT = PgType(23, -1, "integer", type_name="int4")
+
+
+def table(name: TableId, identity: str = "d", key: tuple[str, ...] = ("id",)) -> FoundTable:
+    columns = (TableColumn("id", 1, INT, not_null=True),)
+    leaf = Leaf(name, 1, 1, 1, 8192, replica_identity=identity, identity_columns=key)
+    relation = CatalogRelation(
+        name, 1, "r", "p", identity, owned=False, extension_owned=False, columns=columns,
+        primary_key=key, identity_columns=key, ancestors=(),
+    )  # fmt: skip
+    return FoundTable(relation, (leaf,), 2, 0, (), has_row_security=False)
+
+
+def draft(*tables: FoundTable, **fields) -> Draft:
+    inventory = Inventory(
+        "shop", "me", is_superuser=False, tables=tables,
+        excluded=tuple(ExcludedTable(TableId("s", f"t{n}"), "unlogged") for n in range(22)),
+    )  # fmt: skip
+    given = {"conn_id": "shop", "pipeline": "shop", "root": "file:///tmp/lake"}
+    return Draft(inventory, tables, **given | fields)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        TableId("public", "orders"),
+        TableId("odd.schema", 'a"b'),
+        TableId("null", "true"),
+        TableId("S", "- x: #"),
+        TableId("s", "line\nbreak\u2028\x85\t"),
+        TableId("s", "é😀\x7f"),
+        TableId("s", "${WALDELTA_X} {{ x }} %s '"),
+    ],
+)
+def test_any_name_is_read_back(name):
+    found = draft(table(name), table(TableId("public", "log"), "d", ()))
+    main, inserts = found.load().source.publications
+    assert [TableId(*entry.parts) for entry in main.tables] == [name]
+    assert [entry.name for entry in inserts.tables] == ["public.log"]
+
+
+@pytest.mark.parametrize("word", ["on", "null", "true", "yes", "no"])
+def test_words_of_yaml_stay_names(word):
+    file = draft(table(TableId("public", "t")), conn_id=word, pipeline=word).load()
+    assert (file.source.conn_id, file.pipeline) == (word, word)
+
+
+def test_few_of_many_tables_that_are_left_out_are_named():
+    text = draft(table(TableId("public", "t"))).as_yaml()
+    assert text.count("unlogged") == 20
+    assert "# and 2 more" in text
+    assert yaml.safe_load(text)["source"]["slot"] == "shop_cdc"
+
+
+def test_what_the_product_refuses_is_refused():
+    with pytest.raises(ConfigError, match="cron"):
+        draft(table(TableId("public", "t")), schedule="never").load()
+
+
+def test_the_sql_has_the_identity_that_a_keyless_table_needs():
+    sql = draft(table(TableId("public", "log"), "d", ())).as_sql()
+    assert "-- alter table public.log replica identity full;" in sql
+    assert "publish = 'insert, truncate'" in sql
+    assert "grant select on public.log to me;" in sql
+    assert "create role" not in sql
+
+
+@pytest.mark.parametrize(
+    "database, name",
+    [
+        ("shop", "shop"),
+        ("Shop-2 (test)", "shop_2_test"),
+        ("1", "p_1"),
+        ("___", "pipeline"),
+        ("é", "pipeline"),
+        ("x" * 63, "x" * 51),
+    ],
+)
+def test_a_databases_name_becomes_a_pipelines(database, name, tmp_path):
+    assert pipeline_name(database) == name
+    path = tmp_path / "file.yml"
+    path.write_text(draft(table(TableId("public", "log"), "d", ()), pipeline=name).as_yaml())
+    assert load_pipeline_file(path).pipeline == name
