@@ -27,8 +27,8 @@ import psycopg
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres, free_port
-from tests.support.downloaded_postgres import RELEASES, DownloadedPostgres
 from tests.support.other_python import build_distributions
+from tests.support.servers.downloaded_postgres import RELEASES, DownloadedPostgres
 from tests.support.waiting import wait_until
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/versions.md"
