@@ -143,16 +143,18 @@ def of_compared(found: Compared) -> Iterator[Attention]:
     page = ("reconciliation",)
     if found.different:
         since = ""
-        if again := [name for name in found.different if name in found.again]:
-            of = "" if len(again) == len(found.different) else f"at {names(again)} "
+        if tried := [name for name in found.different if name in found.again]:
+            of = "" if len(tried) == len(found.different) else f"at {names(tried)} "
             since = f"; the latest attempt {of}couldn't compare them again"
         yield Attention(
             "failed",
+            "different",
             f"{counted(len(found.different), 'table differs', 'tables differ')} from the source:"
             f" {names(found.different)}{since}",
             page,
+            objects=found.different,
         )
-    yield from on_names(
-        "warning", found.copied, "{}: differed and was copied since then: compare again", *page
-    )
-    yield from on_names("warning", found.broken, "{}: the comparison with the source failed", *page)
+    again = "{}: differed and was copied since then: compare again"
+    yield from on_names("warning", "copied_since", found.copied, again, *page)
+    broken = "{}: the comparison with the source failed"
+    yield from on_names("warning", "failed_comparison", found.broken, broken, *page)
