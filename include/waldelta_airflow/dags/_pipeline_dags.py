@@ -14,8 +14,12 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import Notification
 from waldelta.decision_options import DECISIONS
+from waldelta.error_catalog import ANY_ERROR
 from waldelta_airflow import settings
+from waldelta_airflow._dag_attention import WATCHED
+from waldelta_airflow.alerts.sending import AlertNotifier
 from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.operators.job_operator import (
@@ -123,10 +127,18 @@ class _Job:
                 "retry_exponential_backoff": True,
                 "max_retry_delay": settings.LONGEST_RETRY_DELAY,
                 "execution_timeout": settings.STAGE_TIMEOUT,
-                "on_failure_callback": self.callbacks,
+                "on_failure_callback": [*self.callbacks, *self.alerts(kind)],
             },
             **kwargs,
         )
+
+    def alerts(self, kind: str) -> list[NotifyOn]:
+        """Returns the callback of a DAG that only people run; the DAG of alerts watches others."""
+        if kind in ("cdc", *WATCHED) or not settings.alert_connections():
+            return []
+        notifier = f"{AlertNotifier.__module__}.{AlertNotifier.__name__}"
+        entry = Notification(errors=(ANY_ERROR,), notifier=notifier, arguments={})
+        return [NotifyOn(self.pipeline.pipeline, entry)]
 
     def task(self, task_id: str, verb: str, **kwargs: Any) -> WaldeltaJobOperator:
         return WaldeltaJobOperator(
