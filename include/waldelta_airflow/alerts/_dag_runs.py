@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
-from airflow.timetables.base import DataInterval, TimeRestriction
+from airflow.timetables.base import TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.config import PipelineFile
@@ -59,10 +59,10 @@ def _due(schedule: str | None, next_dagrun: datetime | None) -> datetime | None:
         return None
     import pendulum
 
-    start = pendulum.instance(next_dagrun)
+    begin = pendulum.instance(next_dagrun)
     following = CronDataIntervalTimetable(schedule, "UTC").next_dagrun_info(
-        last_automated_data_interval=DataInterval(start, start),
-        restriction=TimeRestriction(None, None, catchup=True),
+        last_automated_data_interval=None,
+        restriction=TimeRestriction(begin, None, catchup=True),
     )
     return following.run_after if following is not None else None
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.sdk import Asset, BaseNotifier
+from airflow.sdk import BaseNotifier
 
 from waldelta.errors import AlertNotSent, WaldeltaError
 from waldelta_airflow import settings
@@ -19,8 +19,6 @@ from waldelta_airflow.alerts.message import Line, Message, message_of
 
 log = logging.getLogger(__name__)
 
-# What was sent is stored as the state of this asset, which outlives runs and restarts.
-SENT = Asset("waldelta/alerts")
 _EVALUATED_AT = "evaluated_at"
 
 
@@ -30,7 +28,7 @@ def send_alerts(context: Any) -> None:
     Raises the errors of channels that failed once the others have everything. What wasn't sent is
     sent the next time.
     """
-    at, store = datetime.now(UTC), context["asset_state_store"][SENT]
+    at, store = datetime.now(UTC), context["asset_state_store"]
     since = store.get(_EVALUATED_AT)
     base_url = conf.get("api", "base_url", fallback="") or ""
     failed: dict[str, WaldeltaError] = {}

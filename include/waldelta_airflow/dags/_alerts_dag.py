@@ -12,11 +12,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, Asset, task
 
 from waldelta_airflow import settings
-from waldelta_airflow.alerts.sending import SENT, send_alerts
 from waldelta_airflow.launchers.job_result import named_failures
+
+# What was sent is stored as the state of this asset, which outlives runs and restarts.
+_SENT = Asset("waldelta/alerts")
 
 
 def build_alerts_dag() -> DAG:
@@ -38,10 +40,12 @@ def build_alerts_dag() -> DAG:
         dagrun_timeout=timedelta(hours=1),
     ) as dag:
 
-        @task(task_id="send_alerts", inlets=[SENT])
-        def run(**context: Any) -> None:
-            with named_failures():
-                send_alerts(context)
+        @task(inlets=[_SENT])
+        def send_alerts(**context: Any) -> None:
+            from waldelta_airflow.alerts import sending
 
-        run()
+            with named_failures():
+                sending.send_alerts(context)
+
+        send_alerts()
     return dag

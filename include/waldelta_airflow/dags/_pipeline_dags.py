@@ -18,8 +18,6 @@ from waldelta.config.pipeline_file import Notification
 from waldelta.decision_options import DECISIONS
 from waldelta.error_catalog import ANY_ERROR
 from waldelta_airflow import settings
-from waldelta_airflow._dag_attention import WATCHED
-from waldelta_airflow.alerts.sending import AlertNotifier
 from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.operators.job_operator import (
@@ -99,6 +97,9 @@ _ROWS = _listed(
     r"^[0-9a-f]{16}$",
 )
 _WHY = _text("stored with the user; every action but retry needs it")
+_BY_HAND = ("setup", "initial_sync", "resync", "quarantine")
+# By its name, because its imports would slow down parsing.
+_ALERT_NOTIFIER = "waldelta_airflow.alerts.sending.AlertNotifier"
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
@@ -133,11 +134,10 @@ class _Job:
         )
 
     def alerts(self, kind: str) -> list[NotifyOn]:
-        """Returns the callback of a DAG that only people run; the DAG of alerts watches others."""
-        if kind in ("cdc", *WATCHED) or not settings.alert_connections():
+        """Returns the callback of a DAG that people run; the DAG of alerts watches the others."""
+        if kind not in _BY_HAND or not settings.alert_connections():
             return []
-        notifier = f"{AlertNotifier.__module__}.{AlertNotifier.__name__}"
-        entry = Notification(errors=(ANY_ERROR,), notifier=notifier, arguments={})
+        entry = Notification(errors=(ANY_ERROR,), notifier=_ALERT_NOTIFIER, arguments={})
         return [NotifyOn(self.pipeline.pipeline, entry)]
 
     def task(self, task_id: str, verb: str, **kwargs: Any) -> WaldeltaJobOperator:
