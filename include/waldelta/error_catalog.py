@@ -315,10 +315,10 @@ ERROR_CATALOG: Final = MappingProxyType(
             retried="Retried, except after a refused token or with TLS on one side only.",
         ),
         "AlertNotSent": ErrorEntry(
-            "A connection in WALDELTA_ALERTS refused an alert, or its service didn't answer.",
-            "The next run of waldelta_alerts sends it.",
+            "A connection in WALDELTA_ALERTS refused an alert.",
+            "The next run sends it.",
             "correct the connection",
-            "alerts weren't sent through connection 'alerts_slack' (HTTP status 404): correct …",
+            "alerts weren't sent through connection 'alerts' (HTTP status 404): correct …",
         ),
         "StageTimeout": ErrorEntry(
             "A stage after landing took longer than its task may"

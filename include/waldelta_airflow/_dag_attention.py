@@ -40,23 +40,34 @@ def of_dags(
     if dags is None:
         return
     if dags.is_paused and glance.is_set_up:
-        text = "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
-        yield Attention("failed", "paused", text)
-    elif dags.next_run_at is not None and at - dags.next_run_at > _LATE:
-        late = duration((at - dags.next_run_at) / timedelta(hours=1))
-        text = (
-            f"the next run is overdue by {late}: an earlier run is still active, or the scheduler"
-            " is down"
+        yield Attention(
+            "failed", "paused", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
         )
-        yield Attention("warning", "overdue", text)
+    elif dags.next_run_at is not None and at - dags.next_run_at > _LATE:
+        late = duration((at - dags.next_run_at).total_seconds() / 3600)
+        yield Attention(
+            "warning",
+            "overdue",
+            f"the next run is overdue by {late}: an earlier run is still active, or the scheduler"
+            " is down",
+        )
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
     if dags.failed is not None and dags.failed not in recorded:
-        text = f"the latest DAG run failed ({dags.failed}): see its log in Airflow"
-        yield Attention("failed", "failed_dag_run", text)
+        yield Attention(
+            "failed",
+            "failed_dag_run",
+            f"the latest DAG run failed ({dags.failed}): see its log in Airflow",
+        )
     paused = dags.paused if glance.is_set_up else ()
     if "maintenance" in paused and pipeline.maintenance.schedule is not None:
-        text = "the maintenance DAG is paused: no compaction, no pruning, no full checks"
-        yield Attention("warning", "paused_maintenance", text)
+        yield Attention(
+            "warning",
+            "paused_maintenance",
+            "the maintenance DAG is paused: no compaction, no pruning, no full checks",
+        )
     if "reconcile" in paused and pipeline.quality.reconcile.schedule is not None:
-        text = "the reconcile DAG is paused: the lake is not compared with its source"
-        yield Attention("warning", "paused_reconcile", text)
+        yield Attention(
+            "warning",
+            "paused_reconcile",
+            "the reconcile DAG is paused: the lake is not compared with its source",
+        )

@@ -34,8 +34,13 @@ def of_runs(
     """
     yield from _of_others(states, compared)
     drifted = [s.table_name for s in states if s.status != REMOVED and recorded_drift(s)]
-    what = "{}: drifted from its source, and no run has repaired it"
-    yield from on_names("warning", "drift", sorted(drifted), what, "reconciliation")
+    yield from on_names(
+        "warning",
+        "drift",
+        sorted(drifted),
+        "{}: drifted from its source: no run has repaired it",
+        "reconciliation",
+    )
     run, result = _newest_with(results, landing, "apply") or (None, {})
     touched = {
         state.table_name
@@ -48,12 +53,14 @@ def of_runs(
     if run is None:
         return
     never = [name for name in result.get("never_copied") or () if name not in touched]
-    what = "{}: published, but never copied: run the initial sync"
-    yield from on_names("warning", "never_copied", never, what)
+    yield from on_names(
+        "warning", "never_copied", never, "{}: published, but never copied: run the initial sync"
+    )
     unused = [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]
     page = ("run", run.verb, run.run_id)
-    what = "expectation files without a table: {}"
-    yield from on_names("warning", "unused_expectations", unused, what, *page)
+    yield from on_names(
+        "warning", "unused_expectations", unused, "expectation files without a table: {}", *page
+    )
 
 
 def recorded_drift(state: TableState) -> list[str]:

@@ -22,11 +22,19 @@ def of_live_slot(job: Job) -> Iterator[Attention]:
             slot = read_slot(connection, name)
     except WaldeltaError as err:
         kind = type(err).__name__
-        yield Attention("failed", "source", f"{kind}: {shortened(str(err))}", cause=kind)
+        yield Attention(
+            "failed",
+            "source",
+            f"the source doesn't answer: {kind}: {shortened(str(err))}",
+            cause=kind,
+        )
         return
-    if slot is None or slot.wal_status == "lost":
-        what = "doesn't exist" if slot is None else "lost required WAL"
-        yield Attention("failed", "slot", f"slot {name!r} {what}: run _resync")
+    if slot is None:
+        yield Attention("failed", "slot", f"slot {name!r} doesn't exist: run _resync")
+        return
+    if slot.wal_status == "lost":
+        yield Attention("failed", "slot", f"slot {name!r} lost required WAL: run _resync")
         return
     for found in slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()):
-        yield Attention("failed" if found.severity == "critical" else "warning", "slot", found.text)
+        text = found.text
+        yield Attention("failed" if found.severity == "critical" else "warning", "slot", text)

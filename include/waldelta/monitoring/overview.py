@@ -175,35 +175,53 @@ def _attention(
         is_lost = gap.cause != SlotUnreadable.__name__
         lost = "lost changes" if is_lost else "can't be decoded past a transaction"
         page = ("run", "any", gap.run_id)
-        text = f"the slot {lost}: {gap.cause}: {gap.remedy}"
-        yield Attention("failed", "data_gap", text, page, cause=gap.cause)
+        yield Attention(
+            "failed",
+            "data_gap",
+            f"the slot {lost}: {gap.cause}: {gap.remedy}",
+            page,
+            cause=gap.cause,
+        )
     when = "" if latest is None or latest.applied else " before all changes were applied"
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
-    failed = f"the latest run failed{when}"
-    yield from _of_failed(results, latest, "failed_run", failed, "failed", causes)
+    yield from _of_failed(
+        results, latest, "failed_run", f"the latest run failed{when}", "failed", causes
+    )
     held = {one.table_name for one in stopped}
-    late = [name for name in behind if name not in held]
-    waits = "{}: not up to date; changes wait"
-    yield from on_names("failed", "behind", late, waits, anchor="tables")
+    yield from _of_tables(tables, [name for name in behind if name not in held])
+    if latest is not None:
+        yield from _of_slot(pipeline, results, latest, idle_checked_at)
+    yield from _of_quarantine(tables)
+    if pipeline.quality.enabled and not _is_under_way(glance.runs, now):
+        # A run checks its own changes, so such a table waits for the next run or maintenance.
+        found = [line.table_name for line in tables if _is_unchecked(line)]
+        yield from on_names(
+            "warning", "unchecked", found, "{}: not checked since the last change", "expectations"
+        )
+
+
+def _of_tables(tables: Sequence[TableLine], late: Sequence[str]) -> Iterator[Attention]:
+    """Yields attention by the tables' status and last check; ``late`` are those that are behind."""
+    yield from on_names(
+        "failed", "behind", late, "{}: not up to date; changes wait", anchor="tables"
+    )
     for status, severity, kind, what in _OF_STATUS:
         found = [line.table_name for line in tables if line.status == status]
         yield from on_names(severity, kind, found, f"{{}}: {what}", anchor="tables")
     for verdict, severity, kind, what in _OF_VERDICT:
         found = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
         yield from on_names(severity, kind, found, f"{{}}: {what}", "expectations")
-    if latest is not None:
-        yield from _of_slot(pipeline, results, latest, idle_checked_at)
+
+
+def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
     if lacking := [line for line in tables if line.in_quarantine]:
-        rows = counted(sum(line.in_quarantine for line in lacking), "row")
-        where = tuple(line.table_name for line in lacking)
-        text = f"{rows} in quarantine"
-        yield Attention("warning", "quarantine", text, ("quarantine",), objects=where)
-    if pipeline.quality.enabled and not _is_under_way(glance.runs, now):
-        # A run checks its own changes, so such a table waits for the next run or maintenance.
-        found = [line.table_name for line in tables if _is_unchecked(line)]
-        yield from on_names(
-            "warning", "unchecked", found, "{}: not checked since the last change", "expectations"
+        yield Attention(
+            "warning",
+            "quarantine",
+            f"{counted(sum(line.in_quarantine for line in lacking), 'row')} in quarantine",
+            ("quarantine",),
+            objects=tuple(line.table_name for line in lacking),
         )
 
 
@@ -213,21 +231,28 @@ def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
         hours = duration((now - latest.at) / timedelta(hours=1))
         told = "it was killed, or a stage takes long"
         page = ("run", latest.verb, latest.run_id)
-        text = f"no update from the latest run for {hours}: {told}"
-        yield Attention("warning", "silent_run", text, page)
+        yield Attention(
+            "warning", "silent_run", f"no update from the latest run for {hours}: {told}", page
+        )
 
 
 def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     """Yields attention for unreadable messages that block others, and for skipped ones."""
     messages = open_messages(ledger, pipeline.source.slot)
     waiting = [message.row.id for message in messages if not message.is_skipped]
-    what = "unreadable messages: {}"
-    yield from on_names("failed", "unreadable_messages", waiting, what, "quarantine")
+    yield from on_names(
+        "failed", "unreadable_messages", waiting, "unreadable messages: {}", "quarantine"
+    )
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
         lacking = ["any table"] if ANY_TABLE in tables else tables
-        what = "{} may miss changes of skipped messages"
-        yield from on_names("warning", "skipped_messages", lacking, what, "quarantine")
+        yield from on_names(
+            "warning",
+            "skipped_messages",
+            lacking,
+            "{} may miss changes of skipped messages",
+            "quarantine",
+        )
 
 
 def _is_unchecked(line: TableLine) -> bool:
@@ -254,12 +279,14 @@ def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterat
     since = now - _NIGHTLY
     told = set(ledger.table(Reconciliation).scan(("run_id",), since)["run_id"].unique().to_pylist())
     maintained = latest_run(ledger, "maintain", since)
-    what = "the latest maintenance failed"
-    yield from _of_failed(results, maintained, "failed_maintenance", what)
+    yield from _of_failed(
+        results, maintained, "failed_maintenance", "the latest maintenance failed"
+    )
     run = latest_run(ledger, "reconcile", since)
     if run is not None and run.run_id not in told:
-        what = "the latest reconciliation failed"
-        yield from _of_failed(results, run, "failed_reconciliation", what)
+        yield from _of_failed(
+            results, run, "failed_reconciliation", "the latest reconciliation failed"
+        )
 
 
 def _of_failed(
@@ -294,8 +321,7 @@ def _of_slot(
     is_critical = held > limits.critical_mb << 20
     if is_lost:
         slot = pipeline.source.slot
-        text = f"slot {slot}: its wal_status is {latest.wal_status}"
-        yield Attention("failed", "slot", text)
+        yield Attention("failed", "slot", f"slot {slot}: its wal_status is {latest.wal_status}")
     if is_critical or held > limits.warn_mb << 20:
         name = "critical_mb" if is_critical else "warn_mb"
         yield Attention(

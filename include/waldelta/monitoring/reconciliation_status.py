@@ -143,8 +143,8 @@ def of_compared(found: Compared) -> Iterator[Attention]:
     page = ("reconciliation",)
     if found.different:
         since = ""
-        if tried := [name for name in found.different if name in found.again]:
-            of = "" if len(tried) == len(found.different) else f"at {names(tried)} "
+        if again := [name for name in found.different if name in found.again]:
+            of = "" if len(again) == len(found.different) else f"at {names(again)} "
             since = f"; the latest attempt {of}couldn't compare them again"
         yield Attention(
             "failed",
@@ -154,7 +154,17 @@ def of_compared(found: Compared) -> Iterator[Attention]:
             page,
             objects=found.different,
         )
-    again = "{}: differed and was copied since then: compare again"
-    yield from on_names("warning", "copied_since", found.copied, again, *page)
-    broken = "{}: the comparison with the source failed"
-    yield from on_names("warning", "failed_comparison", found.broken, broken, *page)
+    yield from on_names(
+        "warning",
+        "copied_since",
+        found.copied,
+        "{}: differed and was copied since then: compare again",
+        *page,
+    )
+    yield from on_names(
+        "warning",
+        "failed_comparison",
+        found.broken,
+        "{}: the comparison with the source failed",
+        *page,
+    )

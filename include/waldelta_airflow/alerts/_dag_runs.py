@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow.sdk.timezone import coerce_datetime
 from airflow.timetables.base import TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable
 
@@ -41,7 +42,7 @@ class DagRuns:
         dags = DagsOfPipeline(
             cdc.is_paused,
             last.run_id if is_last else None,
-            _due(pipeline.schedule, cdc.next_dagrun),
+            _next_run_at(pipeline.schedule, cdc.next_dagrun),
             frozenset(kind for kind, dag in others.items() if dag.is_paused),
         )
         failed = {}
@@ -53,16 +54,13 @@ class DagRuns:
         return cls(dags, failed, ended)
 
 
-def _due(schedule: str | None, next_dagrun: datetime | None) -> datetime | None:
+def _next_run_at(schedule: str | None, next_dagrun: datetime | None) -> datetime | None:
     """Returns when the scheduler should create the next run: at the end of its interval."""
     if schedule is None or next_dagrun is None:
         return None
-    import pendulum
-
-    begin = pendulum.instance(next_dagrun)
     following = CronDataIntervalTimetable(schedule, "UTC").next_dagrun_info(
         last_automated_data_interval=None,
-        restriction=TimeRestriction(begin, None, catchup=True),
+        restriction=TimeRestriction(coerce_datetime(next_dagrun), None, catchup=True),
     )
     return following.run_after if following is not None else None
 

@@ -78,8 +78,12 @@ def _evaluate(
         glance = read_glance(pipeline, Ledger(lake), at, _HOURS, reach=_REACH)
     except Exception as err:
         log.exception("pipeline %s can't be evaluated", name)
-        text = f"its lake can't be read: {_reason(err)}"
-        lacking = Attention("failed", "lake", text, cause=type(err).__name__)
+        lacking = Attention(
+            "failed",
+            "lake",
+            f"its lake can't be read from here: {_reason(err)}",
+            cause=type(err).__name__,
+        )
         return Evaluation(name, (lacking,), frozenset({"lake"}))
     runs = DagRuns.read(task, pipeline, at)
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
@@ -116,15 +120,23 @@ def _of_failed_runs(
     for kind in WATCHED:
         run_id = runs.failed.get(kind)
         if run_id is not None and not kinds & _EXPLAINED[kind]:
-            text = f"the latest run of {name}_{kind} failed ({run_id}): see its log in Airflow"
-            yield Attention("warning", "failed_dag_run", text)
+            yield Attention(
+                "warning",
+                "failed_dag_run",
+                f"the latest run of {name}_{kind} failed ({run_id}): see its log in Airflow",
+            )
     last = runs.last_failed_cdc
     if last is None or since is None or runs.dags.failed is not None or "failed_run" in kinds:
         return
     run_id, ended = last
     if ended > since:
-        text = f"run {run_id} failed, and a later run succeeded"
-        yield Attention("warning", "failed_run", text, ("run", "any", run_id), cause=run_id)
+        yield Attention(
+            "warning",
+            "failed_run",
+            f"run {run_id} failed, and a later run succeeded",
+            ("run", "any", run_id),
+            cause=run_id,
+        )
 
 
 def _reason(err: BaseException) -> str:

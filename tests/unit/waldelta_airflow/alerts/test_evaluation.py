@@ -79,7 +79,8 @@ def test_a_refused_file(pipelines, runs):
 def test_a_source_that_does_not_answer(shop):
     """The slot's state stays unknown."""
     texts, known = found(Task())
-    assert [text for text in texts if text.startswith("source: SourceUnreachable: ")]
+    says = "source: the source doesn't answer: SourceUnreachable: "
+    assert [text for text in texts if text.startswith(says)]
     assert known == KINDS.keys() - {"slot"}
 
 
@@ -96,7 +97,10 @@ def test_a_lake_that_cannot_be_read(shop, monkeypatch):
         raise OSError("secret")
 
     monkeypatch.setattr("waldelta_airflow._connections.pipeline_lake", refuse)
-    assert found(Task()) == ({"lake: its lake can't be read: OSError"}, frozenset({"lake"}))
+    assert found(Task()) == (
+        {"lake: its lake can't be read from here: OSError"},
+        frozenset({"lake"}),
+    )
 
 
 def test_a_pipeline_that_airflow_does_not_know_yet(shop):
