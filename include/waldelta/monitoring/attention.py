@@ -84,8 +84,10 @@ class Attention:
         >>> Attention("failed", "stopped", "a, b: stopped", objects=("a", "b")).only(["b"]).text
         'b: stopped'
         """
-        text = self.text.replace(names(self.objects), names(objects), 1) if self.objects else ""
-        return replace(self, objects=tuple(objects), text=text or self.text)
+        text = self.text
+        if self.objects:
+            text = text.replace(names(self.objects), names(objects), 1)
+        return replace(self, objects=tuple(objects), text=text)
 
 
 def names(found: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ def compare(
             last = before["at"] if before and state is None else at.isoformat()
             now[_key(item.kind, name)] = _stored(item, name, since, last)
         alerts += [
-            Alert(state, item.only(list(times)) if item.objects else item, min(times.values()))
+            Alert(state, item.only(list(filter(None, times))), min(times.values()))
             for state, times in due.items()
             if times
         ]
@@ -107,7 +107,7 @@ def _stored(item: Attention, name: str, since: datetime, last: str) -> dict[str,
         "at": last,
         "severity": item.severity,
         "cause": item.cause,
-        "text": shortened((item.only([name]) if name else item).text, _MOST_STORED),
+        "text": shortened(item.only([name] if name else []).text, _MOST_STORED),
     }
 
 
@@ -122,4 +122,4 @@ def _ended(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:
         text = first["text"]
         one = Attention(first["severity"], kind, text, objects=objects[:1])
         since = min(datetime.fromisoformat(before["since"]) for before in of.values())
-        yield Alert("recovered", one.only(objects) if objects else one, since)
+        yield Alert("recovered", one.only(objects), since)

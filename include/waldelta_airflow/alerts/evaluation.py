@@ -20,6 +20,7 @@ from waldelta_airflow.alerts._dag_runs import DagRuns
 
 if TYPE_CHECKING:
     from waldelta.lake import Lake
+    from waldelta.lake.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ def _evaluate(
     name = pipeline.pipeline
     try:
         lake = pipeline_lake(pipeline)
-        glance = read_glance(pipeline, Ledger(lake), at, _HOURS, reach=_REACH)
+        ledger = Ledger(lake)
+        glance = read_glance(pipeline, ledger, at, _HOURS, reach=_REACH)
     except Exception as err:
         log.exception("pipeline %s can't be evaluated", name)
         lacking = Attention(
@@ -86,6 +88,8 @@ def _evaluate(
         )
         return Evaluation(name, (lacking,), frozenset({"lake"}))
     runs = DagRuns.read(task, pipeline, at)
+    if runs is not None and runs.dags.is_paused and _is_torn_down(ledger, pipeline):
+        return Evaluation(name, (), frozenset(KINDS))
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
     found = [*of_dags(pipeline, glance, runs.dags if runs is not None else None, at)]
     if runs is not None:
@@ -97,6 +101,12 @@ def _evaluate(
     found += [item for item in glance.attention if item.kind != "slot"]
     found += slot
     return Evaluation(name, worst_first(found), frozenset(KINDS) - unknown)
+
+
+def _is_torn_down(ledger: Ledger, pipeline: PipelineFile) -> bool:
+    """Returns whether the slot's last event was to be dropped, as teardown does."""
+    lives = ledger.slot_lives(pipeline.source.slot)
+    return bool(lives) and lives[-1].event == "dropped"
 
 
 def _of_slot(pipeline: PipelineFile, lake: Lake) -> Iterator[Attention]:

@@ -9,12 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 from waldelta.error_catalog import ERRORS
-from waldelta.monitoring.attention import KINDS, Attention
+from waldelta.monitoring.attention import KINDS, Attention, AttentionLevel
 from waldelta.quantities import counted
-from waldelta_airflow.alerts.changes import Alert
+from waldelta_airflow.alerts.changes import Alert, AlertState
 from waldelta_airflow.settings import URL_PREFIX
 
-_WORDS = {"failed": "PROBLEM", "warning": "WARNING"}
 # Slack takes 50 blocks, of 3,000 characters each.
 _MOST_BLOCKS, _MOST_IN_A_BLOCK = 45, 2_900
 
@@ -23,13 +22,26 @@ _MOST_BLOCKS, _MOST_IN_A_BLOCK = 45, 2_900
 class Line:
     """One alert in words: ``remedy`` says what to do, ``url`` where to see more."""
 
-    word: str
+    state: AlertState
+    severity: AttentionLevel
     text: str
     since: datetime
     remedy: str = ""
     url: str = ""
     kind: str = ""
     tables: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """Returns what the line begins with.
+
+        >>> Line("lasting", "failed", "lost", datetime.min).word
+        'PROBLEM CONTINUES'
+        """
+        if self.state == "recovered":
+            return "RECOVERED"
+        word = "PROBLEM" if self.severity == "failed" else "WARNING"
+        return f"{word} CONTINUES" if self.state == "lasting" else word
 
     @property
     def more(self) -> str:
@@ -52,7 +64,7 @@ class Message:
         >>> Message("shop", ()).subject
         'waldelta shop: recovered'
         """
-        open_lines = [line for line in self.lines if line.word != "RECOVERED"]
+        open_lines = [line for line in self.lines if line.state != "recovered"]
         what = counted(len(open_lines), "alert") if open_lines else "recovered"
         return f"waldelta {self.pipeline}: {what}"
 
@@ -83,7 +95,8 @@ class Message:
         """Returns the message as JSON, for a webhook."""
         alerts = [
             {
-                "state": line.word.lower(),
+                "state": line.state,
+                "severity": line.severity,
                 "kind": line.kind,
                 "tables": list(line.tables),
                 "text": line.text,
@@ -103,12 +116,17 @@ def message_of(pipeline: str, alerts: Sequence[Alert], base_url: str) -> Message
 
 
 def _line(pipeline: str, alert: Alert, base_url: str) -> Line:
-    item = alert.attention
-    if alert.state == "recovered":
-        return Line("RECOVERED", item.text, alert.since, "", "", item.kind, item.objects)
-    word = _WORDS[item.severity] + (" CONTINUES" if alert.state == "lasting" else "")
-    remedy, url = KINDS[item.kind], _page(base_url, pipeline, item)
-    return Line(word, _safe(item), alert.since, remedy, url, item.kind, item.objects)
+    item, is_over = alert.attention, alert.state == "recovered"
+    return Line(
+        alert.state,
+        item.severity,
+        _safe(item),
+        alert.since,
+        "" if is_over else KINDS.get(item.kind, ""),
+        "" if is_over else _page(base_url, pipeline, item),
+        item.kind,
+        item.objects,
+    )
 
 
 def _safe(item: Attention) -> str:

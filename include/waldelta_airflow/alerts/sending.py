@@ -70,7 +70,8 @@ class AlertNotifier(BaseNotifier):
             f"task {task.task_id} of {task.dag_id} failed" if task is not None else "a task failed"
         )
         line = Line(
-            "PROBLEM",
+            "new",
+            "failed",
             f"{where}: {failure['error_class']}: {failure['message']}",
             datetime.now(UTC),
             failure["remedy"],

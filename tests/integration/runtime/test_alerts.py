@@ -119,16 +119,13 @@ def test_alerts_begin_wait_for_their_channel_and_end(alerts, job, database):
     name = job.pipeline.pipeline
     paused = "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
     maintenance = "the maintenance DAG is paused: no compaction, no pruning, no full checks"
-    others = [
-        "problem paused " + paused,
-        f"warning paused_maintenance {maintenance}",
-    ]
+    others = [f"new paused {paused}", f"new paused_maintenance {maintenance}"]
     assert alerts.run() == ("success", others, 1)
     assert alerts.run() == ("success", [], 0)
 
     job.ledger.append(TableState(now(), "sync", "public.t", 2, "failed"))
     alerts.server.answers[SLACK] = 503
-    copy = "problem failed_copy public.t: the copy failed"
+    copy = "new failed_copy public.t: the copy failed"
     assert alerts.run() == ("failed", [copy], 0)
     alerts.server.answers.clear()
     assert alerts.run() == ("success", [], 1)
@@ -139,7 +136,7 @@ def test_alerts_begin_wait_for_their_channel_and_end(alerts, job, database):
     state, told, slack = alerts.run()
     assert (state, slack) == ("success", 1)
     assert told == [
-        f"problem slot slot {job.pipeline.source.slot!r} doesn't exist: run _resync",
-        copy.replace("problem", "recovered"),
+        f"new slot slot {job.pipeline.source.slot!r} doesn't exist: run _resync",
+        copy.replace("new", "recovered"),
         f"recovered paused {paused}",
     ]

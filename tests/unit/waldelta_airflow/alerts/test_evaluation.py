@@ -15,6 +15,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from tests.support.bookkeeping import NOON
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger.records import SlotMove
 from waldelta.monitoring.attention import KINDS
 from waldelta_airflow.alerts.evaluation import FILES, evaluate
 
@@ -101,6 +102,16 @@ def test_a_lake_that_cannot_be_read(shop, monkeypatch):
         {"lake: its lake can't be read from here: OSError"},
         frozenset({"lake"}),
     )
+
+
+def test_a_pipeline_that_was_torn_down(shop, lake):
+    """Its CDC DAG is paused for good; while it isn't, runs fail, and are reported."""
+    book = Ledger(Lake(f"{lake}/shop"))
+    for event in ("created", "dropped"):
+        book.append(SlotMove(NOON, "run", event, "shop_cdc", "1", 1, "0/1", 1))
+    assert found(Task(("shop_cdc",))) == (set(), frozenset(KINDS))
+    texts, _ = found(Task())
+    assert texts
 
 
 def test_a_pipeline_that_airflow_does_not_know_yet(shop):

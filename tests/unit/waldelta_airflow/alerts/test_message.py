@@ -63,7 +63,8 @@ def test_as_json(message):
     document = json.loads(json.dumps(message.document))
     assert (document["pipeline"], document["text"]) == ("shop", message.text)
     assert document["alerts"][1] == {
-        "state": "warning continues",
+        "state": "lasting",
+        "severity": "warning",
         "kind": "quarantine",
         "tables": ["c"],
         "text": "5 rows in quarantine",
