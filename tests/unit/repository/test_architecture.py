@@ -104,6 +104,7 @@ AIRFLOW_LOADS = (
     "waldelta_airflow",
     "waldelta_airflow.plugin",
     "waldelta_airflow.dags.factory",
+    "waldelta_airflow.alerts.sending",
     "waldelta_airflow.operators.job_operator",
     "waldelta_airflow.views.deferred_app",
 )
