@@ -314,6 +314,12 @@ ERROR_CATALOG: Final = MappingProxyType(
             "the Spark Connect server spark.example:15002 can't be reached (Connection refused): …",
             retried="Retried, except after a refused token or with TLS on one side only.",
         ),
+        "AlertNotSent": ErrorEntry(
+            "A connection in WALDELTA_ALERTS refused an alert.",
+            "The next run sends it.",
+            "correct the connection",
+            "alerts weren't sent through connection 'alerts' (HTTP status 404): correct …",
+        ),
         "StageTimeout": ErrorEntry(
             "A stage after landing took longer than its task may"
             " (batch.apply_timeout_minutes). Airflow ended it.",

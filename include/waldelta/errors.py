@@ -47,6 +47,7 @@
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
      +-- SparkUnreachable            (retryable) Spark can't be reached, or its JVM ended
+     +-- AlertNotSent                (retryable) a connection of WALDELTA_ALERTS refused a message
      +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               an expectation failed, or a gate stopped a table
      +-- TargetDiffers               a reconciliation found rows that differ from the source's
@@ -373,6 +374,12 @@ class NeedsSync(SchemaChanged):
     """The source changed a table in a way that replication doesn't send; only a new copy of it is
     exact.
     """
+
+
+class AlertNotSent(WaldeltaError):
+    """A connection that WALDELTA_ALERTS names refused a message, or its service didn't answer."""
+
+    retryable = True
 
 
 class SparkUnreachable(WaldeltaError):

@@ -32,23 +32,35 @@ __all__ = [
     "AirflowNotFoundException",
     "AirflowSkipException",
     "AirflowTaskTimeout",
+    "check_alerts_version",
     "check_version",
     "stats",
 ]
 
 # With 3.1, plugins got pages of their own in Airflow's UI.
 OLDEST: Final = (3, 1)
+# With 3.3, tasks got a store for the state of assets, which has the alerts that were sent.
+OLDEST_WITH_ALERTS: Final = (3, 3)
 
 
 def check_version(installed: str | None = None) -> None:
     """Raise ConfigError for a version of Airflow that is too old; by default the installed one."""
+    _require(OLDEST, "waldelta", "whose UI has pages of plugins", installed)
+
+
+def check_alerts_version(installed: str | None = None) -> None:
+    """Raise ConfigError for a version of Airflow without what the DAG of alerts needs."""
+    _require(OLDEST_WITH_ALERTS, "WALDELTA_ALERTS", "which stores what was sent", installed)
+
+
+def _require(oldest: tuple[int, int], what: str, reason: str, installed: str | None) -> None:
     installed = installed or version("apache-airflow-core")
     release = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
-    if release < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    if release < oldest:
+        needed = ".".join(map(str, oldest))
         raise ConfigError(
-            f"Airflow {installed} is installed, but waldelta needs {oldest} or later, whose UI has"
-            " pages of plugins: upgrade Airflow"
+            f"Airflow {installed} is installed, but {what} needs {needed} or later, {reason}:"
+            " upgrade Airflow"
         )
 
 

@@ -16,6 +16,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 # Seconds before the first retry of a task.
 RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"
+# Ids of Airflow connections, separated by commas, that receive alerts of all pipelines.
+ALERTS_VARIABLE = "WALDELTA_ALERTS"
+ALERTS_DAG = "waldelta_alerts"
 
 # Where Airflow serves the plugin's pages.
 URL_PREFIX = "/waldelta"
@@ -23,6 +26,7 @@ URL_PREFIX = "/waldelta"
 RETRIES = 3
 LONGEST_RETRY_DELAY = timedelta(minutes=10)
 IDLE_CHECK_TIMEOUT = timedelta(minutes=5)
+ALERTS_TIMEOUT = timedelta(minutes=15)
 SETUP_TIMEOUT = timedelta(minutes=15)
 STAGE_TIMEOUT = timedelta(hours=2)
 SYNC_TIMEOUT = timedelta(hours=24)
@@ -31,6 +35,8 @@ QUEUE_TIMEOUT = timedelta(days=1)
 
 # A critical state that lasts is reported again after this time.
 NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)
+# So is an alert that lasts.
+ALERT_AGAIN = timedelta(hours=24)
 
 # Airflow kills a task 5 s after asking it to end, so the job gets a little less to end by itself.
 KILL_JOB_AFTER_S = 4.0
@@ -53,6 +59,11 @@ def retry_delay() -> timedelta:
             f" {longest}"
         )
     return timedelta(seconds=seconds)
+
+
+def alert_connections() -> list[str]:
+    """Returns the connections that receive alerts; none: alerts aren't configured."""
+    return [name.strip() for name in os.environ.get(ALERTS_VARIABLE, "").split(",") if name.strip()]
 
 
 def land_timeout(longest_call_s: float) -> timedelta:

@@ -14,6 +14,7 @@ from waldelta.monitoring.attention import Attention, on_names
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta.postgres.unpublished_tables import listed
+from waldelta.quantities import counted
 
 # Results of at most this many runs are searched for one that reached the stage; if none did, that
 # is reported elsewhere.
@@ -32,6 +33,14 @@ def of_runs(
     ``landing`` are the runs that land changes, newest first.
     """
     yield from _of_others(states, compared)
+    drifted = [s.table_name for s in states if s.status != REMOVED and recorded_drift(s)]
+    yield from on_names(
+        "warning",
+        "drift",
+        sorted(drifted),
+        "{}: drifted from its source: no run has repaired it",
+        "reconciliation",
+    )
     run, result = _newest_with(results, landing, "apply") or (None, {})
     touched = {
         state.table_name
@@ -44,10 +53,27 @@ def of_runs(
     if run is None:
         return
     never = [name for name in result.get("never_copied") or () if name not in touched]
-    yield from on_names("warning", never, "{}: published, but never copied: run the initial sync")
+    yield from on_names(
+        "warning", "never_copied", never, "{}: published, but never copied: run the initial sync"
+    )
     unused = [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]
     page = ("run", run.verb, run.run_id)
-    yield from on_names("warning", unused, "expectation files without a table: {}", *page)
+    yield from on_names(
+        "warning", "unused_expectations", unused, "expectation files without a table: {}", *page
+    )
+
+
+def recorded_drift(state: TableState) -> list[str]:
+    """Returns drift that was reported and not repaired; runs compare with the current catalogs."""
+    leaves, filters = len(state.unmended_leaves), state.later_filters
+    return [
+        *([f"{counted(leaves, 'partition')} added, removed or truncated"] if leaves else []),
+        *(
+            [f"published by other rules since its copy, at last by {filters[-1]}"]
+            if filters
+            else []
+        ),
+    ]
 
 
 def _of_unpublished(
@@ -61,6 +87,7 @@ def _of_unpublished(
     removed = {s.table_name for s in states if s.status == REMOVED and s.table_name in known}
     yield from on_names(
         "failed",
+        "unpublished",
         sorted(removed.union(reported)),
         "{}: in the pipeline file, but not in its publication: its changes are not replicated",
     )
@@ -79,6 +106,7 @@ def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Att
     ]
     yield from on_names(
         "warning",
+        "external_commits",
         sorted(written),
         "{}: another program wrote to the target, which may differ from the source",
         "reconciliation",

@@ -16,7 +16,6 @@ from waldelta.monitoring._run_results import Results, results_of
 from waldelta.monitoring.attention import (
     Attention,
     AttentionLevel,
-    names,
     on_names,
     shortened,
     worst_first,
@@ -52,15 +51,15 @@ REACH = timedelta(days=7)
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
-_OF_STATUS: tuple[tuple[str, AttentionLevel, str], ...] = (
-    (FAILED, "failed", "the copy failed"),
-    (NEEDS_SYNC, "warning", "waiting for a new copy"),
-    (COPYING, "warning", "copy in progress, or killed"),
+_OF_STATUS: tuple[tuple[str, AttentionLevel, str, str], ...] = (
+    (FAILED, "failed", "failed_copy", "the copy failed"),
+    (NEEDS_SYNC, "warning", "needs_copy", "waiting for a new copy"),
+    (COPYING, "warning", "copying", "copy in progress, or killed"),
 )
-_OF_VERDICT: tuple[tuple[Verdict, AttentionLevel, str], ...] = (
-    ("failed", "failed", "critical expectations failed"),
-    ("warning", "warning", "expectations failed (warning only)"),
-    ("unknown", "warning", "expectations not evaluated"),
+_OF_VERDICT: tuple[tuple[Verdict, AttentionLevel, str, str], ...] = (
+    ("failed", "failed", "failed_expectations", "critical expectations failed"),
+    ("warning", "warning", "warned_expectations", "expectations failed (warning only)"),
+    ("unknown", "warning", "unevaluated_expectations", "expectations not evaluated"),
 )
 
 
@@ -176,29 +175,53 @@ def _attention(
         is_lost = gap.cause != SlotUnreadable.__name__
         lost = "lost changes" if is_lost else "can't be decoded past a transaction"
         page = ("run", "any", gap.run_id)
-        yield Attention("failed", f"the slot {lost}: {gap.cause}: {gap.remedy}", page)
+        yield Attention(
+            "failed",
+            "data_gap",
+            f"the slot {lost}: {gap.cause}: {gap.remedy}",
+            page,
+            cause=gap.cause,
+        )
     when = "" if latest is None or latest.applied else " before all changes were applied"
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
-    yield from _of_failed(results, latest, f"the latest run failed{when}", "failed", causes)
+    yield from _of_failed(
+        results, latest, "failed_run", f"the latest run failed{when}", "failed", causes
+    )
     held = {one.table_name for one in stopped}
-    late = [name for name in behind if name not in held]
-    yield from on_names("failed", late, "{}: not up to date; changes wait", anchor="tables")
-    for status, severity, what in _OF_STATUS:
-        found = [line.table_name for line in tables if line.status == status]
-        yield from on_names(severity, found, f"{{}}: {what}", anchor="tables")
-    for verdict, severity, what in _OF_VERDICT:
-        found = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
-        yield from on_names(severity, found, f"{{}}: {what}", "expectations")
+    yield from _of_tables(tables, [name for name in behind if name not in held])
     if latest is not None:
         yield from _of_slot(pipeline, results, latest, idle_checked_at)
-    if lacking := sum(line.in_quarantine for line in tables):
-        yield Attention("warning", f"{counted(lacking, 'row')} in quarantine", ("quarantine",))
+    yield from _of_quarantine(tables)
     if pipeline.quality.enabled and not _is_under_way(glance.runs, now):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
         found = [line.table_name for line in tables if _is_unchecked(line)]
         yield from on_names(
-            "warning", found, "{}: not checked since the last change", "expectations"
+            "warning", "unchecked", found, "{}: not checked since the last change", "expectations"
+        )
+
+
+def _of_tables(tables: Sequence[TableLine], late: Sequence[str]) -> Iterator[Attention]:
+    """Yields attention by the tables' status and last check; ``late`` are those that are behind."""
+    yield from on_names(
+        "failed", "behind", late, "{}: not up to date; changes wait", anchor="tables"
+    )
+    for status, severity, kind, what in _OF_STATUS:
+        found = [line.table_name for line in tables if line.status == status]
+        yield from on_names(severity, kind, found, f"{{}}: {what}", anchor="tables")
+    for verdict, severity, kind, what in _OF_VERDICT:
+        found = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
+        yield from on_names(severity, kind, found, f"{{}}: {what}", "expectations")
+
+
+def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
+    if lacking := [line for line in tables if line.in_quarantine]:
+        yield Attention(
+            "warning",
+            "quarantine",
+            f"{counted(sum(line.in_quarantine for line in lacking), 'row')} in quarantine",
+            ("quarantine",),
+            objects=tuple(line.table_name for line in lacking),
         )
 
 
@@ -208,19 +231,27 @@ def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
         hours = duration((now - latest.at) / timedelta(hours=1))
         told = "it was killed, or a stage takes long"
         page = ("run", latest.verb, latest.run_id)
-        yield Attention("warning", f"no update from the latest run for {hours}: {told}", page)
+        yield Attention(
+            "warning", "silent_run", f"no update from the latest run for {hours}: {told}", page
+        )
 
 
 def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     """Yields attention for unreadable messages that block others, and for skipped ones."""
     messages = open_messages(ledger, pipeline.source.slot)
     waiting = [message.row.id for message in messages if not message.is_skipped]
-    yield from on_names("failed", waiting, "unreadable messages: {}", "quarantine")
+    yield from on_names(
+        "failed", "unreadable_messages", waiting, "unreadable messages: {}", "quarantine"
+    )
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
-        lacking = "any table" if ANY_TABLE in tables else names(tables)
-        yield Attention(
-            "warning", f"{lacking} may miss changes of skipped messages", ("quarantine",)
+        lacking = ["any table"] if ANY_TABLE in tables else tables
+        yield from on_names(
+            "warning",
+            "skipped_messages",
+            lacking,
+            "{} may miss changes of skipped messages",
+            "quarantine",
         )
 
 
@@ -248,15 +279,20 @@ def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterat
     since = now - _NIGHTLY
     told = set(ledger.table(Reconciliation).scan(("run_id",), since)["run_id"].unique().to_pylist())
     maintained = latest_run(ledger, "maintain", since)
-    yield from _of_failed(results, maintained, "the latest maintenance failed")
+    yield from _of_failed(
+        results, maintained, "failed_maintenance", "the latest maintenance failed"
+    )
     run = latest_run(ledger, "reconcile", since)
     if run is not None and run.run_id not in told:
-        yield from _of_failed(results, run, "the latest reconciliation failed")
+        yield from _of_failed(
+            results, run, "failed_reconciliation", "the latest reconciliation failed"
+        )
 
 
 def _of_failed(
     results: Results,
     run: RunLine | None,
+    kind: str,
     text: str,
     severity: AttentionLevel = "warning",
     explained: Collection[str] = (),
@@ -268,7 +304,8 @@ def _of_failed(
     if error.get("class") not in explained:
         message = shortened(str(error.get("message") or ""))
         why = f": {error.get('class')}: {message}" if message else ""
-        yield Attention(severity, text + why, ("run", run.verb, run.run_id))
+        page = ("run", run.verb, run.run_id)
+        yield Attention(severity, kind, text + why, page, cause=str(error.get("class") or ""))
 
 
 def _of_slot(
@@ -284,11 +321,12 @@ def _of_slot(
     is_critical = held > limits.critical_mb << 20
     if is_lost:
         slot = pipeline.source.slot
-        yield Attention("failed", f"slot {slot}: its wal_status is {latest.wal_status}")
+        yield Attention("failed", "slot", f"slot {slot}: its wal_status is {latest.wal_status}")
     if is_critical or held > limits.warn_mb << 20:
         name = "critical_mb" if is_critical else "warn_mb"
         yield Attention(
             "failed" if is_critical else "warning",
+            "slot",
             f"the slot keeps {size(held)} of WAL (limit slot_limits.{name}:"
             f" {getattr(limits, name):,} MB)",
         )
@@ -296,4 +334,4 @@ def _of_slot(
     if not (is_lost or is_critical or is_fine_since):
         for told in results(latest).get("slot_critical") or ():
             page = ("run", latest.verb, latest.run_id)
-            yield Attention("failed", f"at the start of the latest run: {told}", page)
+            yield Attention("failed", "slot", f"at the start of the latest run: {told}", page)

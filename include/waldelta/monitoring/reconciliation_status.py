@@ -148,11 +148,23 @@ def of_compared(found: Compared) -> Iterator[Attention]:
             since = f"; the latest attempt {of}couldn't compare them again"
         yield Attention(
             "failed",
+            "different",
             f"{counted(len(found.different), 'table differs', 'tables differ')} from the source:"
             f" {names(found.different)}{since}",
             page,
+            objects=found.different,
         )
     yield from on_names(
-        "warning", found.copied, "{}: differed and was copied since then: compare again", *page
+        "warning",
+        "copied_since",
+        found.copied,
+        "{}: differed and was copied since then: compare again",
+        *page,
     )
-    yield from on_names("warning", found.broken, "{}: the comparison with the source failed", *page)
+    yield from on_names(
+        "warning",
+        "failed_comparison",
+        found.broken,
+        "{}: the comparison with the source failed",
+        *page,
+    )

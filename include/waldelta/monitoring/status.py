@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from waldelta.errors import StateError
-from waldelta.lake.ledger import Quarantine, TableState
+from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
+from waldelta.monitoring._run_findings import recorded_drift
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TableLifecycle
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
@@ -19,7 +20,6 @@ from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.unpublished_tables import unpublished
-from waldelta.quantities import counted
 from waldelta.slot import SlotState, read_slot, slot_position
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import SlotWarning, forecast, slot_warnings
@@ -77,7 +77,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
         "external_commits": (
             [describe(commit) for commit in state.foreign_commits] if state is not None else []
         ),
-        "drift": _recorded_drift(state) if state is not None else [],
+        "drift": recorded_drift(state) if state is not None else [],
     }
 
 
@@ -92,19 +92,6 @@ def _cut(job: Job) -> dict[str, Any] | None:
         if cut is None
         else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn}
     )
-
-
-def _recorded_drift(state: TableState) -> list[str]:
-    """Returns drift that was reported and not repaired; runs compare with the current catalogs."""
-    leaves, filters = len(state.unmended_leaves), state.later_filters
-    return [
-        *([f"{counted(leaves, 'partition')} added, removed or truncated"] if leaves else []),
-        *(
-            [f"published by other rules since its copy, at last by {filters[-1]}"]
-            if filters
-            else []
-        ),
-    ]
 
 
 def _gap(gap: Gap) -> dict[str, Any]:

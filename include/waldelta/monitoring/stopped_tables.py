@@ -125,9 +125,11 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
         end = ", and pass with the next run" if one.released else ""
         yield Attention(
             "failed",
+            "stopped",
             f"{one.table_name}: stopped by a gate ({what}), {waits}{end}",
             ("quarantine",),
             "stopped",
+            (one.table_name,),
         )
 
 

@@ -185,6 +185,8 @@ _STATE = (
     "mode",
     "copy_skipped",
     "foreign_commits",
+    "later_filters",
+    "unmended_leaves",
 )
 
 
@@ -201,7 +203,7 @@ def _rank(line: TableLine) -> int:
 
 
 def latest_states(ledger: Ledger) -> list[TableState]:
-    """Returns the latest state of each target, without columns, storage and filters."""
+    """Returns the latest state of each target, without columns and storage."""
     rows = ledger.table(TableState).scan(_STATE)
     return rows_of(TableState, last_rows(rows, ["table_name"]))
 

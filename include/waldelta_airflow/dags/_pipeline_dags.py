@@ -13,7 +13,9 @@ from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import Notification
 from waldelta.decision_options import DECISIONS
+from waldelta.error_catalog import ANY_ERROR
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowFailException
 from waldelta_airflow.dags._dag_docs import dag_page
@@ -96,6 +98,9 @@ _ROWS = _listed(
     r"^[0-9a-f]{16}$",
 )
 _WHY = _text("stored with the user; every action but retry needs it")
+_BY_HAND = ("setup", "initial_sync", "resync", "quarantine")
+# By its name, because its imports would slow down parsing.
+_ALERT_NOTIFIER = "waldelta_airflow.alerts.sending.AlertNotifier"
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
@@ -130,10 +135,17 @@ class _Job:
                 "retry_exponential_backoff": True,
                 "max_retry_delay": settings.LONGEST_RETRY_DELAY,
                 "execution_timeout": settings.STAGE_TIMEOUT,
-                "on_failure_callback": self.callbacks,
+                "on_failure_callback": [*self.callbacks, *self.alerts(kind)],
             },
             **kwargs,
         )
+
+    def alerts(self, kind: str) -> list[NotifyOn]:
+        """Returns the callback of a DAG that people run; the DAG of alerts watches the others."""
+        if kind not in _BY_HAND or not settings.alert_connections():
+            return []
+        entry = Notification(errors=(ANY_ERROR,), notifier=_ALERT_NOTIFIER, arguments={})
+        return [NotifyOn(self.pipeline.pipeline, entry)]
 
     def task(self, task_id: str, verb: str, **kwargs: Any) -> WaldeltaJobOperator:
         return WaldeltaJobOperator(

@@ -1,5 +1,5 @@
-"""Makes DAGs from a folder of pipeline files, seven per file; a rejected file doesn't affect
-others.
+"""Makes DAGs from a folder of pipeline files, seven per file, and one that sends alerts if they are
+configured; a rejected file doesn't affect others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from airflow.sdk import DAG
 
 from waldelta.config.pipeline_folder import existing_folder, read_pipeline_files
 from waldelta.errors import ConfigError
+from waldelta_airflow._airflow_versions import check_alerts_version
+from waldelta_airflow.dags._alerts_dag import build_alerts_dag
 from waldelta_airflow.dags._pipeline_dags import build_dags
+from waldelta_airflow.settings import ALERTS_VARIABLE, alert_connections
 
 
 class RefusedFile(DAG):
@@ -45,8 +48,8 @@ class RefusedFile(DAG):
 
 
 def create_dags() -> dict[str, DAG]:
-    """Returns the DAGs of every pipeline file (``*.yml``, ``*.yaml``) in pipelines_folder(), by DAG
-    id.
+    """Returns the DAGs of every pipeline file (``*.yml``, ``*.yaml``) in pipelines_folder(), and
+    the DAG of alerts if WALDELTA_ALERTS is set, by DAG id.
 
     Raises ConfigError when that folder doesn't exist.
     """
@@ -60,4 +63,16 @@ def create_dags() -> dict[str, DAG]:
             why = f"pipeline file {path} is refused: {type(err).__name__}: {err}"
             refused = RefusedFile(path, err if isinstance(err, ConfigError) else ConfigError(why))
             dags[refused.dag_id] = refused
+    if alert_connections():
+        alerts = _alerts_dag()
+        dags[alerts.dag_id] = alerts
     return dags
+
+
+def _alerts_dag() -> DAG:
+    """Returns the DAG of alerts; where Airflow is too old for it, the others work."""
+    try:
+        check_alerts_version()
+    except ConfigError as err:
+        return RefusedFile(Path(ALERTS_VARIABLE), err)
+    return build_alerts_dag()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
+from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
 from waldelta_airflow.reporting.notify import IDLE_CHECK
 from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of, read_dags
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# DAGs other than the CDC DAG that run by a schedule.
-_WATCHED = ("maintenance", "reconcile")
 # How many runs are searched for an idle check's result.
 _ANSWERS = 50
 
@@ -60,21 +59,15 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """What Airflow, but not the ledger, knows of a pipeline's DAGs; the CDC DAG's unless stated.
+class Schedule(DagsOfPipeline):
+    """What Airflow's database has of a pipeline's DAGs; the CDC DAG's unless stated.
 
     ``idle_checked_at``: when the latest run began that found nothing to do, which the ledger
-    doesn't store. ``failed``: the id of the latest ended run, if it failed. ``next_run_at``: when
-    the scheduler should create the next run, perhaps in the past. ``paused``: the kinds of the
-    other DAGs that are paused. ``well``: when the latest run began that succeeded, or was marked
-    so. ``dags``: all DAGs of the pipeline. ``lacks``: missing pools and connections, as sentences.
+    doesn't store. ``well``: when the latest run began that succeeded, or was marked so. ``dags``:
+    all DAGs of the pipeline. ``lacks``: missing pools and connections, as sentences.
     """
 
-    is_paused: bool = False
     idle_checked_at: datetime | None = None
-    failed: str | None = None
-    next_run_at: datetime | None = None
-    paused: frozenset[str] = frozenset()
     well: datetime | None = None
     dags: tuple[DagState, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -95,7 +88,7 @@ def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
     from sqlalchemy.exc import SQLAlchemyError
 
     names = [pipeline.pipeline for pipeline in pipelines]
-    asked = [f"{name}_{kind}" for name in names for kind in ("cdc", *_WATCHED)]
+    asked = [f"{name}_{kind}" for name in names for kind in ("cdc", *WATCHED)]
     try:
         with create_session() as session:
             dags = session.execute(
@@ -179,9 +172,9 @@ def _schedule(
     last = session.scalar(well.limit(1))
     return Schedule(
         is_paused,
-        _last_idle_check(session, well),
         latest.run_id if latest is not None and failed else None,
         due,
-        frozenset(kind for kind in _WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),
+        frozenset(kind for kind in WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),
+        _last_idle_check(session, well),
         last.start_date if last is not None else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -32,6 +32,7 @@ from waldelta.monitoring.table_list import read_changed, replicated_tables
 from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
+from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
 from waldelta_airflow.views._formats import bytes_of, duration
@@ -58,8 +59,6 @@ _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
 # How far back the lists of runs and of reconciliations go.
 HISTORY_SHOWN = timedelta(days=30)
-# Airflow's scheduler runs every few seconds.
-_LATE = timedelta(minutes=10)
 # How far back the overview reads checks and latest runs: enough for a daily pipeline.
 _REACH = timedelta(days=2)
 # The overview reads this many pipelines at once, because object stores are slow.
@@ -181,44 +180,14 @@ def _last_idle_check(pipeline: PipelineFile, schedule: Schedule | None) -> datet
 def _attention(
     pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
 ) -> tuple[Attention, ...]:
-    return worst_first((*_of_schedule(pipeline, glance, schedule, at), *glance.attention))
-
-
-def _of_schedule(
-    pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
-) -> Iterator[Attention]:
-    """Yields what only Airflow knows: a DAG that doesn't run, or fails before it writes to the
-    ledger.
-    """
-    if schedule is None:
-        return
-    for text in schedule.lacks:
-        yield Attention("failed", text)
-    if schedule.is_paused and glance.is_set_up:
-        yield Attention(
-            "failed", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
+    lacks = () if schedule is None else schedule.lacks
+    return worst_first(
+        (
+            *(Attention("failed", "lacks", text) for text in lacks),
+            *of_dags(pipeline, glance, schedule, at),
+            *glance.attention,
         )
-    elif schedule.next_run_at is not None and at - schedule.next_run_at > _LATE:
-        late = duration((at - schedule.next_run_at).total_seconds())
-        yield Attention(
-            "warning",
-            f"the next run is overdue by {late}: an earlier run is still active, or the scheduler"
-            " is down",
-        )
-    recorded = {run.run_id for run in glance.runs if run.status == "failed"}
-    if schedule.failed is not None and schedule.failed not in recorded:
-        yield Attention(
-            "failed", f"the latest DAG run failed ({schedule.failed}): see its log in Airflow"
-        )
-    paused = schedule.paused if glance.is_set_up else ()
-    if "maintenance" in paused and pipeline.maintenance.schedule is not None:
-        yield Attention(
-            "warning", "the maintenance DAG is paused: no compaction, no pruning, no full checks"
-        )
-    if "reconcile" in paused and pipeline.quality.reconcile.schedule is not None:
-        yield Attention(
-            "warning", "the reconcile DAG is paused: the lake is not compared with its source"
-        )
+    )
 
 
 def pipeline_page(

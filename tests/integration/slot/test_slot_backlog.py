@@ -14,6 +14,7 @@ from waldelta.jobs._shared_stages import report_stage
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring import read_status
+from waldelta.monitoring.live_slot import of_live_slot
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.slot import read_slot
 from waldelta.slot.health import slot_warnings
@@ -91,3 +92,15 @@ def test_a_run_says_it_in_its_summary(spark, database, job):
     recorded = job.ledger.run_result("r")
     assert (recorded.as_of.isoformat(), recorded.lag_before_bytes) == (before.at, before.lag_bytes)
     assert (recorded.lag_bytes, recorded.retained_bytes) == (after.lag_bytes, after.retained_bytes)
+
+
+def test_alerts_ask_the_server_itself(database, job):
+    """Within the limits nothing; beyond them the warnings of a run; then that the slot is gone."""
+    assert list(of_live_slot(job)) == []
+    hold_back(database, 3)
+    (found,) = of_live_slot(job)
+    assert (found.kind, found.severity) == ("slot", "warning")
+    assert [found.text] == warnings(database, job)
+    database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
+    (gone,) = of_live_slot(job)
+    assert (gone.kind, gone.severity) == ("slot", "failed")

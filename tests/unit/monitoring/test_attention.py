@@ -479,3 +479,13 @@ def test_the_remedy_of_a_failure_is_shown_whole(book):
     assert "SyncFailed: 9 of 9 tables not synced: - public.t0: why" in text
     assert text.endswith(remedy)
     assert "\n" not in text
+
+
+def test_drift_that_is_only_reported(book, lake):
+    """Until a repair or a copy, whose state has none any more."""
+    for n, drift in enumerate(({"later_filters": ["true"]}, {"unmended_leaves": [7]}, {})):
+        book.append(TableState(minutes(n), "r", "public.a", 1, "synced", **drift))
+        found = read_glance(pipeline(lake), book, minutes(n), 24).attention
+        assert [(item.kind, item.objects) for item in found] == (
+            [("drift", ("public.a",))] if drift else []
+        )

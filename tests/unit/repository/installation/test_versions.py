@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from itertools import combinations
 
@@ -12,7 +13,7 @@ from tests.soak.versions import COMBINATIONS, PAGE, table
 from tests.support.other_python import ROOT
 from waldelta.errors import ConfigError
 from waldelta.spark.delta_jars import DELTA_OF_SPARK
-from waldelta_airflow._airflow_versions import check_version
+from waldelta_airflow._airflow_versions import check_alerts_version, check_version
 
 SUPPORTED = [one for one in COMBINATIONS if not one.refused]
 FACTORS = ("python", "airflow", "spark", "postgres")
@@ -56,11 +57,18 @@ def test_the_page_has_the_results_of_all():
 
 
 @pytest.mark.parametrize(
-    "installed, refused", {"3.0.6": True, "3.1.0": False, "4.0.0": False}.items()
+    "check, installed, refused",
+    [
+        (check_version, "3.0.6", True),
+        (check_version, "3.1.0", False),
+        (check_version, "4.0.0", False),
+        (check_alerts_version, "3.2.2", True),
+        (check_alerts_version, "3.3.0rc1", False),
+    ],
 )
-def test_an_old_airflow_is_refused(installed, refused):
+def test_an_old_airflow_is_refused(check, installed, refused):
     if not refused:
-        check_version(installed)
+        check(installed)
         return
-    with pytest.raises(ConfigError, match=r"Airflow 3\.0\.6 is installed"):
-        check_version(installed)
+    with pytest.raises(ConfigError, match=f"Airflow {re.escape(installed)} is installed"):
+        check(installed)

@@ -16,7 +16,13 @@ import pytest
 
 from waldelta.errors import ConfigError
 from waldelta_airflow.dags.factory import create_dags
-from waldelta_airflow.settings import RETRY_DELAY_VARIABLE, retry_delay
+from waldelta_airflow.settings import (
+    ALERTS_DAG,
+    ALERTS_VARIABLE,
+    RETRY_DELAY_VARIABLE,
+    alert_connections,
+    retry_delay,
+)
 
 pytestmark = pytest.mark.airflow
 
@@ -83,6 +89,31 @@ def test_graph(dags, kind):
 def test_the_dags_of_a_file(dags):
     """A pipeline file gives exactly the DAGs of the stable surface."""
     assert set(dags) == {f"shop_{kind}" for kind in GRAPHS}
+
+
+def test_the_dag_of_alerts(write_pipeline, monkeypatch):
+    """It exists only when a connection is configured; then DAGs that people run report their own
+    failures, and it watches the others.
+    """
+    write_pipeline("shop")
+    for nothing in ("", " , "):
+        monkeypatch.setenv(ALERTS_VARIABLE, nothing)
+        assert ALERTS_DAG not in create_dags()
+    monkeypatch.setenv(ALERTS_VARIABLE, "slack, mail")
+    assert alert_connections() == ["slack", "mail"]
+    dags = create_dags()
+    alerts = dags[ALERTS_DAG]
+    assert (alerts.is_paused_upon_creation, alerts.catchup, alerts.max_active_runs) == (
+        False,
+        False,
+        1,
+    )
+    (task,) = alerts.tasks
+    assert task.execution_timeout is not None
+    assert "WALDELTA_ALERTS" in alerts.doc_md
+    told = {name for name, dag in dags.items() if dag.tasks[0].on_failure_callback}
+    assert told == {f"shop_{kind}" for kind in ("setup", "initial_sync", "resync", "quarantine")}
+    assert dag_errors() == ({}, set(dags))
 
 
 @pytest.mark.parametrize("kind", GRAPHS)

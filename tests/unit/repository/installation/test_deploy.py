@@ -1,0 +1,115 @@
+"""The files of include/deploy agree with each other, with the pins and with what Airflow offers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from airflow.cli.cli_parser import get_parser
+
+from tests.unit.repository.installation.test_requirements import dependencies, pins, project
+from waldelta_airflow import settings
+
+REPOSITORY = Path(__file__).parents[4]
+DEPLOY = REPOSITORY / "include/deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+PAGE = (REPOSITORY / "docs/how-to/deploy.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict:
+    return yaml.safe_load((DEPLOY / "compose.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def helm() -> dict:
+    return yaml.safe_load((DEPLOY / "helm-values.yml").read_text())
+
+
+def image_variables() -> dict[str, str]:
+    (line,) = re.findall(r"^ENV (.*)$", DOCKERFILE, re.MULTILINE)
+    return dict(part.split("=") for part in line.split())
+
+
+def test_the_image_has_the_pinned_airflow(helm):
+    version = pins()["apache-airflow"]
+    (base,) = re.findall(r"^FROM apache/airflow:([\d.]+)-python([\d.]+)$", DOCKERFILE, re.MULTILINE)
+    assert (base[0], helm["airflowVersion"]) == (version, version)
+    classifiers = project()["project"]["classifiers"]
+    assert f"Programming Language :: Python :: {base[1]}" in classifiers
+
+
+def test_the_image_installs_extras_that_the_wheel_has():
+    (extras,) = re.findall(r"\.whl\)\[([a-z,]+)\]", DOCKERFILE)
+    assert dependencies(*extras.split(","))
+
+
+def test_the_image_ends_as_the_user_of_airflow():
+    """Whoever may write to root's files in the container could change what tasks run."""
+    assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == ["root", "airflow"]
+
+
+def without_comments(lines: list[str]) -> list[str]:
+    return [line.partition("#")[0].strip() for line in lines]
+
+
+def test_the_dag_file_of_the_image_is_the_one_of_the_page():
+    (words,) = re.findall(r"printf '%s\\n' (.*?) >", DOCKERFILE.replace("\\\n", ""), re.DOTALL)
+    lines = shlex.split(words)
+    page = (REPOSITORY / "docs/how-to/run-in-airflow.md").read_text()
+    wanted = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    assert without_comments(lines) == without_comments(wanted.strip().splitlines())
+    assert any("DAG" in line for line in lines)
+
+
+def test_variables_are_ours(compose, helm):
+    """A misspelt one would have no effect."""
+    given = {*image_variables(), *(entry["name"] for entry in helm["env"])}
+    given |= {name for name in compose["x-airflow"]["environment"] if name.startswith("WALDELTA")}
+    known = {settings.ALERTS_VARIABLE, settings.PIPELINES_VARIABLE, "WALDELTA_JARS"}
+    assert given == known
+
+
+def test_pipelines_are_mounted_where_the_image_reads_them(compose, helm):
+    folder = image_variables()[settings.PIPELINES_VARIABLE]
+    mounts = [volume.split(":") for volume in compose["x-airflow"]["volumes"]]
+    assert ["./pipelines", folder, "ro"] in mounts
+    (mount,) = helm["volumeMounts"]
+    assert (mount["mountPath"], mount["readOnly"]) == (folder, True)
+    assert [volume["name"] for volume in helm["volumes"]] == [mount["name"]]
+    assert {entry["name"]: entry["value"] for entry in helm["env"]}["WALDELTA_PIPELINES"] == folder
+
+
+def test_compose_has_what_airflow_needs(compose):
+    """Its commands exist, each waits for the database, and named volumes are declared."""
+    services = compose["services"]
+    assert services.keys() == {"postgres", "init", "api-server", "scheduler", "dag-processor"}
+    for name in services.keys() - {"postgres"}:
+        command, *arguments = services[name]["command"]
+        assert command == "airflow"
+        assert get_parser().parse_args(arguments).func
+    assert services["init"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert services["scheduler"]["depends_on"].keys() == {"init"}
+    named = {
+        volume.split(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", ())
+        if not volume.startswith(".")
+    }
+    assert named == compose["volumes"].keys()
+
+
+def test_no_file_has_a_secret(compose, helm):
+    """Compose refuses to start without them; Kubernetes reads them from a secret."""
+    text = (DEPLOY / "compose.yml").read_text()
+    secrets = set(re.findall(r"\$\{(\w+):\?", text))
+    assert secrets == {"POSTGRES_PASSWORD", "JWT_SECRET", "FERNET_KEY"}
+    assert all(name in text.split("x-airflow")[0] for name in secrets)
+    assert all(entry.keys() == {"envName", "secretName", "secretKey"} for entry in helm["secret"])
+
+
+def test_the_page_names_every_file():
+    assert [file.name for file in DEPLOY.iterdir() if f"`{file.name}`" not in PAGE] == []

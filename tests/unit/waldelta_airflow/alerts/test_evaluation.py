@@ -1,0 +1,177 @@
+"""What an evaluation finds when a file, a lake, a source or Airflow doesn't answer; which failed
+runs it reports.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse
+
+from tests.support.bookkeeping import NOON
+from waldelta.lake import Lake
+from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger.records import SlotMove
+from waldelta.monitoring.attention import KINDS
+from waldelta_airflow.alerts.evaluation import FILES, evaluate
+
+pytestmark = pytest.mark.airflow
+
+AT = NOON + timedelta(hours=1)
+
+
+class Task:
+    """A running task, as far as Airflow answers it: DAGs that exist, and runs by state."""
+
+    def __init__(self, paused: tuple[str, ...] = (), *, knows: bool = True) -> None:
+        self.paused, self.knows = paused, knows
+        self.next_dagrun: datetime | None = AT
+
+    def get_dag(self, dag_id: str) -> Any:
+        if not self.knows:
+            missing = ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": 404})
+            raise AirflowRuntimeError(missing)
+        return SimpleNamespace(is_paused=dag_id in self.paused, next_dagrun=self.next_dagrun)
+
+
+def dag_run(run_id: str, ended: datetime, run_type: str = "scheduled") -> Any:
+    at = ended - timedelta(minutes=1)
+    return SimpleNamespace(run_id=run_id, logical_date=at, end_date=ended, run_type=run_type)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The latest runs by DAG and state."""
+    found: dict[tuple[str, str], Any] = {}
+    monkeypatch.setattr(
+        "waldelta_airflow.alerts._dag_runs._previous",
+        lambda dag_id, _, state: found.get((dag_id, state)),
+    )
+    return found
+
+
+@pytest.fixture
+def shop(write_pipeline, lake, runs, monkeypatch):
+    """A pipeline that is set up; nothing listens at its source."""
+    write_pipeline("shop")
+    Ledger(Lake(f"{lake}/shop")).append(TableState(NOON, "sync", "public.flights", 1, "synced"))
+    source = '{"conn_type": "postgres", "host": "127.0.0.1", "port": 1}'
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", source)
+
+
+def found(task: Task, since: datetime | None = None) -> tuple[set[str], frozenset[str]]:
+    files, shop = evaluate(task, AT, since)
+    assert (files.pipeline, files.found, shop.pipeline) == (FILES, (), "shop")
+    return {f"{item.kind}: {item.text}" for item in shop.found}, shop.known
+
+
+def test_a_refused_file(pipelines, runs):
+    """It is named, and known again once it is correct."""
+    (pipelines / "shop.yml").write_text("pipeline: 7")
+    (files,) = evaluate(Task(), AT, None)
+    assert [(item.kind, item.objects) for item in files.found] == [("pipeline_file", ("shop.yml",))]
+    assert files.known == {"pipeline_file"}
+
+
+def test_a_source_that_does_not_answer(shop):
+    """The slot's state stays unknown."""
+    texts, known = found(Task())
+    says = "source: the source doesn't answer: SourceUnreachable: "
+    assert [text for text in texts if text.startswith(says)]
+    assert known == KINDS.keys() - {"slot"}
+
+
+def test_a_connection_that_is_missing(shop, monkeypatch):
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP_SOURCE")
+    texts, _ = found(Task())
+    assert "source: its slot can't be read: AirflowNotFoundException" in texts
+
+
+def test_a_lake_that_cannot_be_read(shop, monkeypatch):
+    """Nothing else is known then, and another's message isn't quoted."""
+
+    def refuse(_):
+        raise OSError("secret")
+
+    monkeypatch.setattr("waldelta_airflow._connections.pipeline_lake", refuse)
+    assert found(Task()) == (
+        {"lake: its lake can't be read from here: OSError"},
+        frozenset({"lake"}),
+    )
+
+
+def test_a_pipeline_that_was_torn_down(shop, lake):
+    """Its CDC DAG is paused for good; while it isn't, runs fail, and are reported."""
+    book = Ledger(Lake(f"{lake}/shop"))
+    for event in ("created", "dropped"):
+        book.append(SlotMove(NOON, "run", event, "shop_cdc", "1", 1, "0/1", 1))
+    assert found(Task(("shop_cdc",))) == (set(), frozenset(KINDS))
+    texts, _ = found(Task())
+    assert texts
+
+
+def test_a_pipeline_that_airflow_does_not_know_yet(shop):
+    _, known = found(Task(knows=False))
+    assert KINDS.keys() - known == {
+        "slot",
+        "paused",
+        "overdue",
+        "failed_dag_run",
+        "paused_maintenance",
+        "paused_reconcile",
+    }
+
+
+def test_paused_and_overdue(shop):
+    """A run is due at the end of its interval, which Airflow doesn't pass on."""
+    texts, _ = found(Task(("shop_cdc", "shop_maintenance")))
+    assert {text.partition(":")[0] for text in texts} >= {"paused", "paused_maintenance"}
+    late = Task()
+    for minutes, overdue in ((15, False), (20, True)):
+        late.next_dagrun = AT - timedelta(minutes=minutes)
+        texts, _ = found(late)
+        assert ("overdue: the next run is overdue by 15 minutes" in " ".join(texts)) is overdue
+
+
+LATER, EARLIER = AT - timedelta(minutes=1), AT - timedelta(minutes=4)
+FAILED_RUNS = {
+    "none": ({}, None),
+    "the latest failed": (
+        {
+            ("shop_cdc", "failed"): dag_run("f", LATER),
+            ("shop_cdc", "success"): dag_run("s", EARLIER),
+        },
+        "failed_dag_run: the latest DAG run failed (f): see its log in Airflow",
+    ),
+    "a later one succeeded": (
+        {
+            ("shop_cdc", "failed"): dag_run("f", EARLIER),
+            ("shop_cdc", "success"): dag_run("s", LATER),
+        },
+        "failed_run: run f failed, and a later run succeeded",
+    ),
+    "it failed before the last evaluation": (
+        {
+            ("shop_cdc", "failed"): dag_run("f", AT - timedelta(minutes=6)),
+            ("shop_cdc", "success"): dag_run("s", LATER),
+        },
+        None,
+    ),
+    "a backfill": ({("shop_cdc", "failed"): dag_run("f", LATER, "backfill")}, None),
+    "maintenance": (
+        {("shop_maintenance", "failed"): dag_run("f", LATER)},
+        "failed_dag_run: the latest run of shop_maintenance failed (f): see its log in Airflow",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ended", "text"), FAILED_RUNS.values(), ids=FAILED_RUNS)
+def test_failed_runs(shop, runs, ended, text):
+    runs.update(ended)
+    texts, _ = found(Task(), since=AT - timedelta(minutes=5))
+    told = {text for text in texts if text.startswith("failed")}
+    assert told == ({text} if text else set())
