@@ -13,6 +13,7 @@ from psycopg.rows import namedtuple_row
 from waldelta.config import PipelineFile
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
+from waldelta.postgres.table_patterns import MatchedTable, matched_tables
 from waldelta.row_filter.runtime_errors import Pattern
 from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
@@ -86,6 +87,8 @@ class Facts:
     # The schemas named by the publications that exist.
     schemas: frozenset[str] = frozenset()
     refused_patterns: frozenset[Pattern] = frozenset()
+    # The tables for which the pipeline file's patterns stand.
+    matched: tuple[MatchedTable, ...] = ()
 
 
 def read_facts(
@@ -108,7 +111,9 @@ def read_facts(
         name: tuple(str(table) for table, is_publishable in found if not is_publishable)
         for name, found in covered.items()
     }
-    tables = _read_tables(conn, _named(pipeline, actual).union(*scopes.values()))
+    matched = matched_tables(conn, pipeline.source)
+    named = _named(pipeline, actual).union(found.id for found in matched)
+    tables = _read_tables(conn, named.union(*scopes.values()))
     schemas = _read_schemas(conn, pipeline, actual)
     server = _read_server(conn)
     return Facts(
@@ -120,7 +125,16 @@ def read_facts(
         scopes=scopes,
         unpublishable=unpublishable,
         schemas=schemas,
+        matched=tuple(matched),
     )
+
+
+def read_table_facts(
+    conn: Connection, actual: Mapping[str, PublicationState], tables: Iterable[TableId]
+) -> Facts:
+    """Query the server about itself and these tables only, of publications that exist."""
+    server = _read_server(conn)
+    return Facts(server, server, None, actual, _read_tables(conn, tables))
 
 
 def _read_covered(
@@ -146,7 +160,7 @@ def _named(pipeline: PipelineFile, actual: Mapping[str, PublicationState]) -> se
     """Returns the tables that the pipeline file's entries or their existing publications name."""
     named: set[TableId] = set()
     for entry in pipeline.source.publications:
-        named |= {TableId(*table.parts) for table in entry.tables}
+        named |= {TableId(*table.parts) for table in entry.tables if not table.is_pattern}
         if not entry.manage and entry.name in actual:
             named |= {table.id for table in actual[entry.name].tables}
     return named

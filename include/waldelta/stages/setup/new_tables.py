@@ -1,0 +1,60 @@
+"""Tables that were created after setup and match a pattern: a run adds them to their publication,
+or reports them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from waldelta.pipeline import Job
+from waldelta.postgres import Connection
+from waldelta.postgres.table_patterns import MatchedTable, new_tables
+from waldelta.quantities import first_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTables:
+    """New tables that a run ``adopted`` and those that it ``left`` to setup, with warnings."""
+
+    adopted: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def adopt_or_report(conn: Connection, job: Job) -> NewTables:
+    """Add new tables to their publications where ``new_tables: adopt`` asks for it; report others.
+
+    The caller holds the slot's lock, so that no setup runs meanwhile. This is one query without new
+    tables, and none without patterns.
+    """
+    found = new_tables(conn, job.pipeline.source)
+    wanted = [table for table in found if table.publication.new_tables == "adopt"]
+    refused: dict[MatchedTable, str] = {}
+    if wanted:
+        # An idle check without new tables doesn't load preflight.
+        from waldelta.stages.setup._adoption import adopt
+
+        refused = adopt(conn, job, wanted)
+    reported = [table for table in found if table.publication.new_tables == "report"]
+    adopted = sorted({str(table.id) for table in wanted if table not in refused})
+    warnings = [
+        *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
+        *([_unpublished(reported)] if reported else []),
+        *(f"{table.id} matches {table.patterns}, but {why}" for table, why in refused.items()),
+    ]
+    for text in warnings:
+        log.warning("%s", text)
+    left = sorted({str(table.id) for table in [*reported, *refused]})
+    return NewTables(tuple(adopted), tuple(left), tuple(warnings))
+
+
+def _unpublished(tables: Iterable[MatchedTable]) -> str:
+    listed = [f"{table.id} ({table.patterns})" for table in tables]
+    return (
+        f"tables match a pattern of the pipeline file, but aren't published: {first_of(listed)};"
+        " PostgreSQL sends none of their changes: run setup, then the initial sync, or exclude them"
+    )
