@@ -49,9 +49,7 @@ def lineage(
         or any(counts.get(of) for of in _ROWS)
     }
     sources = {name: _source(pipeline, name) for name in tables}
-    inputs = [
-        Dataset(namespace, ".".join((database, *of))) for of in sorted(set(sources.values()))
-    ]
+    inputs = [Dataset(namespace, ".".join((database, *of))) for of in sorted(set(sources.values()))]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
     facet = ReplicationRunFacet(
         document.get("start_lsn"),
