@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 from tests.integration.setup.test_setup import OWNS, READS, job_for, role_on
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
 from waldelta.config import PipelineFile, Publication
+from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
@@ -58,7 +59,7 @@ def shop_job(database, lake, *tables, new="report", conninfo=None, name="p", **p
 
 @pytest.mark.parametrize("via_root", [False, True])
 def test_setup_writes_out_what_a_pattern_stands_for(any_database, lake, via_root):
-    """Ordinary tables and partition roots, by name; the second setup changes nothing."""
+    """Ordinary tables and partition roots, by name; a second setup changes nothing."""
     any_database.execute(SALES)
     tables = EVERY, {"name": "sales.items", "where": "id > 0", "columns": ["id"]}
     job = shop_job(any_database, lake, *tables, publish_via_partition_root=via_root)
@@ -146,8 +147,9 @@ def test_an_idle_check_adopts_what_setup_would_publish(database, shop, caplog):
     assert "sales.late" in seen.reason
     assert published(conn) == sorted([*before, "sales.excluded_not", "sales.late"])
     assert "added to the publication: sales.excluded_not, sales.late" in caplog.text
-    assert "sales.keyless matches sales.*, but setup would refuse it" in caplog.text
+    assert "sales.keyless matches sales.*: it isn't adopted" in caplog.text
     assert "it has no primary key or replica identity" in caplog.text
+    assert "alter publication" not in caplog.text
     database.execute("update sales.keyless set id = 2")
     again = adopt_or_report(conn, job)
     assert (again.adopted, again.left) == ((), ("sales.keyless",))
@@ -191,6 +193,40 @@ def test_nothing_is_adopted_before_setup(database, shop):
     assert adopt_or_report(conn, changed) == NewTables()
 
 
+def test_an_adopted_table_never_stops_the_slot(database, lake):
+    """A DBA's publication has it with other columns, which pgoutput can't decode."""
+    database.execute("create schema s; create table s.a (id int primary key)")
+    database.execute("create publication theirs for table s.a")
+    job = shop_job(database, lake, {"name": "s.*"}, new="adopt")
+    theirs = Publication(name="theirs", manage=False)
+    both = (*job.pipeline.source.publications, theirs)
+    source = job.pipeline.source.model_copy(update={"publications": both})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
+    with connect(database.conninfo, "test") as conn:
+        apply_setup(conn, job)
+        database.execute(
+            "create table s.b (id int primary key, v int);"
+            "alter publication theirs add table s.b (id)"
+        )
+        found = adopt_or_report(conn, job)
+        assert (found.left, published(conn)) == (("s.b",), ["s.a"])
+        assert "different column lists, which pgoutput can't decode" in found.warnings[0]
+
+
+def test_a_new_table_takes_no_targets_place(database, lake):
+    database.execute("create schema s; create table s.a (id int primary key)")
+    job = shop_job(database, lake, {"name": "s.*"}, new="adopt")
+    own = {"s.b": TargetTable.model_validate({"from": "s.a", "where": "id > 0"})}
+    target = job.pipeline.target.model_copy(update={"tables": own})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
+    with connect(database.conninfo, "test") as conn:
+        apply_setup(conn, job)
+        database.execute("create table s.b (id int primary key)")
+        found = adopt_or_report(conn, job)
+        assert (found.left, published(conn)) == (("s.b",), ["s.a"])
+        assert "target s.b has rows of another table" in found.warnings[0]
+
+
 def test_a_locked_table_is_left_to_the_next_run(database, shop):
     job, conn = shop
     database.execute("create table sales.late (id int primary key)")
@@ -210,10 +246,11 @@ def test_a_role_that_does_not_own_the_table_reports_it(database, conn, lake):
         with connect(info, "test") as own:
             own.execute("create table app.mine (id int primary key)")
             apply_setup(own, job)
-            database.execute(
-                "create table app.theirs (id int primary key);"
-                f" grant select on app.theirs to {role}"
-            )
+            database.execute("create table app.theirs (id int primary key)")
+            (text,) = adopt_or_report(own, job).warnings
+            grant = f"grant select on app.theirs to {role};"
+            assert grant in text
+            database.execute(grant)
             found = adopt_or_report(own, job)
             assert (found.adopted, found.left) == ((), ("app.theirs",))
             (text,) = found.warnings
@@ -317,3 +354,9 @@ def test_a_new_table_is_complete_two_runs_later(spark, database, lake, caplog):
     database.execute("insert into sales.c values (2)")
     reporting.consume(spark)
     assert_equal(spark, reporting)
+
+    # Where no sync follows the run, the run itself copies what it adopted.
+    database.execute("create table sales.d (id int primary key); insert into sales.d values (1)")
+    fourth = pipeline.consume(spark)
+    assert (fourth.tables["sales.d"].rows, fourth.targets.never_copied) == (1, [])
+    assert_equal(spark, pipeline)

@@ -7,14 +7,19 @@ table has its own transaction: what speaks against one doesn't delay the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
 
 from waldelta.config import Publication
+from waldelta.errors import SourceError
+from waldelta.findings import Finding, merged, problem, problem_if
+from waldelta.grants import sql_name
 from waldelta.pipeline import Job
+from waldelta.pipeline.targets.target_sources import read_targets, sources
 from waldelta.postgres import Connection
+from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.postgres.table_patterns import MatchedTable
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import (
@@ -75,7 +80,7 @@ class _Adoption:
         if self.table.problem is not None:
             return self.table.problem
         try:
-            why = self._refusal() or self._lacks()
+            why = self._refusal()
             if why is None:
                 self._run()
             return why
@@ -87,23 +92,35 @@ class _Adoption:
             if self.conn.broken:
                 raise
             return f"PostgreSQL refused: {err.diag.message_primary}: {_TO_SET_UP}"
+        except SourceError as err:
+            return f"it isn't adopted: {err}"
 
     def _refusal(self) -> str | None:
-        """Returns what would make setup refuse the table."""
-        state, objections = self._wanted(), list[str]()
-        unreadable = judge_filters(self.table.publication)
-        if not unreadable:  # Only filters that were parsed are sent to the server.
-            state, objections = try_publications(self.conn, state)
-        judged = [*unreadable, *judge_members(self.job.pipeline, state, self.facts)]
-        found = [*objections, *(f.text for f in judged if f.severity == "problem")]
-        return f"setup would refuse it: {'; '.join(found)}" if found else None
+        """Returns why setup would refuse the table, or what the role lacks; None if nothing."""
+        problems = [found for found in self._judge() if found.severity == "problem"]
+        texts = [f.text for f in merged(problems, sql_name(self.facts.server.role), for_dba=True)]
+        owners = "; ".join(found.text for found in problems if found.lacks == "ownership")
+        # A DBA could run the statement although the application's own statements would then fail.
+        if owners and all(found.lacks is not None for found in problems):
+            sql = self._statement().text()
+            texts.append(f"{owners}: let a role that owns table and publication run: {sql};")
+        return f"it isn't adopted: {'; '.join(texts)}" if texts else None
 
-    def _lacks(self) -> str | None:
-        """Returns what the role lacks to add the table, with the SQL for a role that has it."""
-        found = privileges_needed(self._wanted(), self.publication, self.facts, changes=True)
-        if not (reasons := [finding.text for finding in found]):
-            return None
-        return f"{'; '.join(reasons)}: let a role that owns both run: {self._statement().text()};"
+    def _judge(self) -> Iterator[Finding]:
+        wanted = self._wanted()
+        yield from privileges_needed(wanted, self.publication, self.facts, changes=True)
+        unreadable = judge_filters(self.table.publication)
+        yield from unreadable
+        if not unreadable:  # Only filters that were parsed are sent to the server.
+            wanted, objections = try_publications(self.conn, wanted)
+            yield from map(problem, objections)
+        yield from judge_members(self.job.pipeline, wanted, self.facts)
+        name = str(self.table.id)
+        yield from problem_if(
+            name in sources(self.job.pipeline.target.tables),
+            f"target.tables.{name}.from: target {name} has rows of another table: give it another"
+            f" name, or exclude {name}",
+        )
 
     def _run(self) -> None:
         limit = str(trial_timeout_ms(self.conn))
@@ -111,6 +128,10 @@ class _Adoption:
         with self.conn.transaction():
             self.conn.execute("select set_config('lock_timeout', %s, true)", (limit,))
             self.conn.execute(statement.sql)
+            # Publications that setup doesn't manage may have the table with other columns, which
+            # would stop the slot: then nothing is committed.
+            locked = read_locked_tables(self.conn).relations
+            read_targets(self.conn, self.job.pipeline, sizes=False, locked=locked)
         log.info("%s", statement.reason)
 
     def _wanted(self) -> PublicationState:

@@ -44,7 +44,7 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
     warnings = [
         *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
         *([_unpublished(reported)] if reported else []),
-        *(f"{table.id} matches {table.patterns}, but {why}" for table, why in refused.items()),
+        *(f"{table.id} matches {table.patterns}: {why}" for table, why in refused.items()),
     ]
     for text in warnings:
         log.warning("%s", text)
