@@ -66,7 +66,7 @@ class TableEntry(StrictModel):
     name: str = Field(
         description=(
             "name with its schema, as PostgreSQL prints it, for example public.flights; or a"
-            " pattern, for example sales.* or sales.order_*"
+            " pattern, such as sales.order_*"
         )
     )
     where: str | None = Field(
@@ -76,7 +76,7 @@ class TableEntry(StrictModel):
         None, min_length=1, description="column list; without it all columns are published"
     )
     exclude: tuple[TableName, ...] = Field(
-        (), description="tables, or patterns of tables, that this pattern leaves out"
+        (), description="tables or patterns that this pattern leaves out"
     )
 
     @field_validator("name", "exclude")
@@ -159,8 +159,8 @@ class Publication(StrictModel):
     new_tables: Literal["report", "adopt"] = Field(
         "report",
         description=(
-            "tables created later that match a pattern: report warns; adopt also publishes and"
-            " copies them"
+            "tables created later that match a pattern: report warns, adopt publishes and copies"
+            " them"
         ),
     )
 

@@ -152,7 +152,7 @@ def test_an_idle_check_adopts_what_setup_would_publish(database, shop, caplog):
     assert "alter publication" not in caplog.text
     database.execute("update sales.keyless set id = 2")
     again = adopt_or_report(conn, job)
-    assert (again.adopted, again.left) == ((), ("sales.keyless",))
+    assert (again.adopted, again.reported) == ((), ("sales.keyless",))
     database.execute("alter table sales.keyless add primary key (id)")
     assert adopt_or_report(conn, job) == NewTables(
         ("sales.keyless",), (), ("new tables were added to the publication: sales.keyless",)
@@ -170,7 +170,7 @@ def test_a_filter_that_does_not_fit_a_new_table(database, lake):
             "create table s.d (id int, key int primary key)"
         )
         found = adopt_or_report(conn, job)
-        assert (found.adopted, found.left) == (("s.b",), ("s.c", "s.d"))
+        assert (found.adopted, found.reported) == (("s.b",), ("s.c", "s.d"))
         _, of_c, of_d = found.warnings
         assert 's.c: column "id" does not exist' in of_c
         assert "the filter uses id, which the replica identity (key) doesn't cover" in of_d
@@ -187,7 +187,7 @@ def test_nothing_is_adopted_before_setup(database, shop):
     source = job.pipeline.source.model_copy(update={"publications": (wider,)})
     changed = replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
     found = adopt_or_report(conn, changed)
-    assert (found.adopted, found.left) == ((), ("sales.x1",))
+    assert (found.adopted, found.reported) == ((), ("sales.x1",))
     assert "run setup" in found.warnings[0]
     apply_setup(conn, changed)
     assert adopt_or_report(conn, changed) == NewTables()
@@ -209,7 +209,7 @@ def test_an_adopted_table_never_stops_the_slot(database, lake):
             "alter publication theirs add table s.b (id)"
         )
         found = adopt_or_report(conn, job)
-        assert (found.left, published(conn)) == (("s.b",), ["s.a"])
+        assert (found.reported, published(conn)) == (("s.b",), ["s.a"])
         assert "different column lists, which pgoutput can't decode" in found.warnings[0]
 
 
@@ -223,7 +223,7 @@ def test_a_new_table_takes_no_targets_place(database, lake):
         apply_setup(conn, job)
         database.execute("create table s.b (id int primary key)")
         found = adopt_or_report(conn, job)
-        assert (found.left, published(conn)) == (("s.b",), ["s.a"])
+        assert (found.reported, published(conn)) == (("s.b",), ["s.a"])
         assert "target s.b has rows of another table" in found.warnings[0]
 
 
@@ -233,7 +233,7 @@ def test_a_locked_table_is_left_to_the_next_run(database, shop):
     with psycopg.connect(database.conninfo) as other:
         other.execute("lock table sales.late in share row exclusive mode")
         found = adopt_or_report(conn, job)
-        assert (found.adopted, found.left) == ((), ("sales.late",))
+        assert (found.adopted, found.reported) == ((), ("sales.late",))
         assert "another session locks it: the next run tries again" in found.warnings[0]
     assert adopt_or_report(conn, job).adopted == ("sales.late",)
 
@@ -252,7 +252,7 @@ def test_a_role_that_does_not_own_the_table_reports_it(database, conn, lake):
             assert grant in text
             database.execute(grant)
             found = adopt_or_report(own, job)
-            assert (found.adopted, found.left) == ((), ("app.theirs",))
+            assert (found.adopted, found.reported) == ((), ("app.theirs",))
             (text,) = found.warnings
             assert "the role doesn't own app.theirs (postgres does)" in text
             statement = text.rpartition("run: ")[2]

@@ -88,7 +88,7 @@ def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
         uncompared = never_compared(connection, job, identity)
         result.landed.as_of = committed_upto(connection, server, asked).isoformat()
     result.warn(new.warnings)
-    result.targets.new_tables = list(new.left)
+    result.targets.new_tables = list(new.reported)
     result.landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
     found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
     found = [*found, *elsewhere]

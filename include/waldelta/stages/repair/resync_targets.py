@@ -122,7 +122,7 @@ def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
     result.targets.needs_sync.append(name)
     if copy.action == RequiredAction.FIRST:
         result.warnings.append(
-            f"{_warning(copy)}: {dag} copies it, and its changes wait until then"
+            f"{_warning(copy)}: {dag} must copy it, and its changes wait until then"
         )
         return
     result.targets.not_applied.append(name)

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NewTables:
-    """New tables that a run ``adopted`` and those that it ``left`` to setup, with warnings."""
+    """New tables that a run ``adopted``, and those that it only ``reported``, with warnings."""
 
     adopted: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -39,17 +39,17 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
         from waldelta.stages.setup._adoption import adopt
 
         refused = adopt(conn, job, wanted)
-    reported = [table for table in found if table.publication.new_tables == "report"]
+    to_report = [table for table in found if table.publication.new_tables == "report"]
     adopted = sorted({str(table.id) for table in wanted if table not in refused})
     warnings = [
         *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
-        *([_unpublished(reported)] if reported else []),
+        *([_unpublished(to_report)] if to_report else []),
         *(f"{table.id} matches {table.patterns}: {why}" for table, why in refused.items()),
     ]
     for text in warnings:
         log.warning("%s", text)
-    left = sorted({str(table.id) for table in [*reported, *refused]})
-    return NewTables(tuple(adopted), tuple(left), tuple(warnings))
+    reported = sorted({str(table.id) for table in [*to_report, *refused]})
+    return NewTables(tuple(adopted), tuple(reported), tuple(warnings))
 
 
 def _unpublished(tables: Iterable[MatchedTable]) -> str:
