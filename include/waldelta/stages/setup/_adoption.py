@@ -86,7 +86,7 @@ class _Adoption:
             return why
         except psycopg.errors.LockNotAvailable:
             return "another session locks it: the next run tries again"
-        except psycopg.errors.DuplicateObject:  # Somebody else has just added it.
+        except psycopg.errors.DuplicateObject:  # Another session has just added it.
             return None
         except psycopg.Error as err:
             if self.conn.broken:

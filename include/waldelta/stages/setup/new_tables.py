@@ -28,8 +28,8 @@ class NewTables:
 def adopt_or_report(conn: Connection, job: Job) -> NewTables:
     """Add new tables to their publications where ``new_tables: adopt`` asks for it; report others.
 
-    The caller holds the slot's lock, so that no setup runs meanwhile. This is one query without new
-    tables, and none without patterns.
+    The caller holds the slot's lock, so that no setup runs at the same time. This is one query
+    without new tables, and none without patterns.
     """
     found = new_tables(conn, job.pipeline.source)
     wanted = [table for table in found if table.publication.new_tables == "adopt"]
