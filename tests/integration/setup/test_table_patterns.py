@@ -227,14 +227,28 @@ def test_a_new_table_takes_no_targets_place(database, lake):
         assert "target s.b has rows of another table" in found.warnings[0]
 
 
-def test_a_locked_table_is_left_to_the_next_run(database, shop):
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "lock table sales.late in share row exclusive mode",
+        "create index on sales.late (id)",
+        "alter table sales.late add column v int",
+        "lock table sales.late in access exclusive mode",
+    ],
+)
+def test_a_locked_table_is_left_to_the_next_run(database, shop, statement):
+    """A migration may keep its table locked for hours; landing doesn't wait for it."""
     job, conn = shop
-    database.execute("create table sales.late (id int primary key)")
+    database.execute(
+        "create table sales.late (id int primary key); create table sales.other (id int primary"
+        " key)"
+    )
+    conn.execute("set statement_timeout = '10s'")
     with psycopg.connect(database.conninfo) as other:
-        other.execute("lock table sales.late in share row exclusive mode")
+        other.execute(statement)
         found = adopt_or_report(conn, job)
-        assert (found.adopted, found.reported) == ((), ("sales.late",))
-        assert "another session locks it: the next run tries again" in found.warnings[0]
+        assert (found.adopted, found.reported) == (("sales.other",), ("sales.late",))
+        assert "another session locks it: the next run tries again" in found.warnings[1]
     assert adopt_or_report(conn, job).adopted == ("sales.late",)
 
 

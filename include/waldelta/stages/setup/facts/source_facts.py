@@ -132,9 +132,12 @@ def read_facts(
 def read_table_facts(
     conn: Connection, actual: Mapping[str, PublicationState], tables: Iterable[TableId]
 ) -> Facts:
-    """Query the server about itself and these tables only, of publications that exist."""
+    """Query the server about itself and these tables only, of publications that exist.
+
+    Sizes aren't read, so this waits for no session that locks a table.
+    """
     server = _read_server(conn)
-    return Facts(server, server, None, actual, _read_tables(conn, tables))
+    return Facts(server, server, None, actual, _read_tables(conn, tables, sizes=False))
 
 
 def _read_covered(
@@ -207,10 +210,12 @@ def _read_server(conn: Connection) -> ServerFacts:
     )
 
 
-def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, TableFacts]:
+def _read_tables(
+    conn: Connection, wanted: Iterable[TableId], *, sizes: bool = True
+) -> dict[TableId, TableFacts]:
     oids = read_table_oids(conn, wanted)
     relations = read_relations(conn, list(oids.values()))
-    leaves = read_leaves(conn, [r.oid for r in relations])
+    leaves = read_leaves(conn, [r.oid for r in relations], sizes=sizes)
     access = {
         row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})
     }
