@@ -25,7 +25,7 @@ from waldelta.jobs.sync import run_sync
 from waldelta.postgres import connect
 from waldelta.postgres.table_patterns import matched_tables, new_tables
 from waldelta.stages.land import check_idle
-from waldelta.stages.setup import apply_setup, plan_setup
+from waldelta.stages.setup import _adoption, apply_setup, plan_setup
 from waldelta.stages.setup.facts.publications import read_publications
 from waldelta.stages.setup.new_tables import NewTables, adopt_or_report
 
@@ -250,6 +250,20 @@ def test_a_locked_table_is_left_to_the_next_run(database, shop, statement):
         assert (found.adopted, found.reported) == (("sales.other",), ("sales.late",))
         assert "another session locks it: the next run tries again" in found.warnings[1]
     assert adopt_or_report(conn, job).adopted == ("sales.late",)
+
+
+def test_an_adoption_is_short(database, shop, monkeypatch):
+    """Other tables' changes wait in the slot meanwhile. Late tables have one warning together."""
+    job, conn = shop
+    for number in range(7):
+        database.execute(f"create table sales.n{number} (id int primary key)")
+    with monkeypatch.context() as patch:
+        patch.setattr(_adoption, "ADOPTION_BUDGET_S", -1.0)
+        found = adopt_or_report(conn, job)
+    assert (len(found.adopted), len(found.reported)) == (0, 7)
+    (text,) = found.warnings
+    assert "sales.n4 and 2 more match sales.*: -1 s were spent on other new tables" in text
+    assert len(adopt_or_report(conn, job).adopted) == 7
 
 
 def test_a_role_that_does_not_own_the_table_reports_it(database, conn, lake):

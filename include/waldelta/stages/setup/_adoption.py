@@ -7,6 +7,7 @@ table has its own transaction: what speaks against one doesn't delay the others.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,9 +18,10 @@ from waldelta.errors import SourceError
 from waldelta.findings import Finding, merged, problem, problem_if
 from waldelta.grants import sql_name
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.target_sources import read_targets, sources
+from waldelta.pipeline.targets.target_sources import sources
 from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import read_locked_tables
+from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.table_patterns import MatchedTable
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import (
@@ -36,21 +38,26 @@ from waldelta.stages.setup.preflight.source import judge_filters, judge_members,
 
 log = logging.getLogger(__name__)
 
+# Other tables' changes wait in the slot during an adoption; what takes longer is left to later runs.
+ADOPTION_BUDGET_S = 30.0
+
 _TO_SET_UP = "run setup, then the initial sync"
 
 
 def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[MatchedTable, str]:
     """Add these tables to their publications; returns why others weren't added, and the remedy."""
+    deadline = time.monotonic() + ADOPTION_BUDGET_S
     actual = read_marked(conn)
     facts = read_table_facts(conn, actual, [table.id for table in tables])
     refused = {}
     for table in tables:
         state = actual.get(table.publication.name)
-        why = (
-            _Adoption(conn, job, table, state, facts).carry_out()
-            if state is not None and _is_set_up(job, table.publication, state)
-            else f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
-        )
+        if state is None or not _is_set_up(job, table.publication, state):
+            why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
+        elif time.monotonic() > deadline:
+            why = f"{ADOPTION_BUDGET_S:g} s were spent on other new tables: the next run continues"
+        else:
+            why = _Adoption(conn, job, table, state, facts).carry_out()
         if why is not None:
             refused[table] = why
     return refused
@@ -128,10 +135,11 @@ class _Adoption:
         with self.conn.transaction():
             self.conn.execute("select set_config('lock_timeout', %s, true)", (limit,))
             self.conn.execute(statement.sql)
-            # Publications that setup doesn't manage may have the table with other columns, which
-            # would stop the slot: then nothing is committed.
-            locked = read_locked_tables(self.conn).relations
-            read_targets(self.conn, self.job.pipeline, sizes=False, locked=locked)
+            # Another publication may have the table with other columns, which would stop the slot:
+            # then nothing is committed.
+            if len(names := self.job.pipeline.source.publication_names) > 1:
+                locked = read_locked_tables(self.conn).relations
+                read_published_tables(self.conn, names, sizes=False, locked=locked)
         log.info("%s", statement.reason)
 
     def _wanted(self) -> PublicationState:

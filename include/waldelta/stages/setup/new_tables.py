@@ -5,7 +5,7 @@ or reports them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from waldelta.pipeline import Job
@@ -44,12 +44,22 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
     warnings = [
         *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
         *([_unpublished(to_report)] if to_report else []),
-        *(f"{table.id} matches {table.patterns}: {why}" for table, why in refused.items()),
+        *_by_reason(refused),
     ]
     for text in warnings:
         log.warning("%s", text)
     reported = sorted({str(table.id) for table in [*to_report, *refused]})
     return NewTables(tuple(adopted), tuple(reported), tuple(warnings))
+
+
+def _by_reason(refused: Mapping[MatchedTable, str]) -> Iterator[str]:
+    """Yields one warning about the tables that stay out for the same reason."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for table, why in refused.items():
+        grouped.setdefault((table.patterns, why), []).append(str(table.id))
+    for (patterns, why), names in grouped.items():
+        verb = "matches" if len(names) == 1 else "match"
+        yield f"{first_of(names)} {verb} {patterns}: {why}"
 
 
 def _unpublished(tables: Iterable[MatchedTable]) -> str:
