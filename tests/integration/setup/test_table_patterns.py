@@ -22,6 +22,8 @@ from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
 from waldelta.postgres import connect
 from waldelta.postgres.table_patterns import matched_tables, new_tables
 from waldelta.stages.land import check_idle
@@ -211,6 +213,20 @@ def test_an_adopted_table_never_stops_the_slot(database, lake):
         found = adopt_or_report(conn, job)
         assert (found.reported, published(conn)) == (("s.b",), ["s.a"])
         assert "different column lists, which pgoutput can't decode" in found.warnings[0]
+
+
+def test_a_table_that_a_dba_removed_stays_out(database, shop):
+    """Also in the middle of the night, when it fills the slot. Created again, it is a new one."""
+    job, conn = shop
+    ((oid,),) = conn.execute("select 'sales.items'::regclass::oid").fetchall()
+    copied = TableState(now(), "r", "sales.items", 1, "synced", relation_ids=[oid])
+    job.ledger.append(replace(copied, incarnation=job.read_identity().incarnation))
+    database.execute("alter publication p drop table only sales.items")
+    found = adopt_or_report(conn, job)
+    assert (found.adopted, found.reported) == ((), ("sales.items",))
+    assert "it was published before, and was removed from the publication" in found.warnings[0]
+    database.execute("drop table sales.items; create table sales.items (id int primary key)")
+    assert adopt_or_report(conn, job).adopted == ("sales.items",)
 
 
 def test_a_new_table_takes_no_targets_place(database, lake):

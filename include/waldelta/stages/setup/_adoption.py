@@ -38,7 +38,7 @@ from waldelta.stages.setup.preflight.source import judge_filters, judge_members,
 
 log = logging.getLogger(__name__)
 
-# Other tables' changes wait in the slot during an adoption; what takes longer is left to later runs.
+# Other tables' changes wait in the slot during adoptions; later runs continue after this time.
 ADOPTION_BUDGET_S = 30.0
 
 _TO_SET_UP = "run setup, then the initial sync"
@@ -49,10 +49,17 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
     deadline = time.monotonic() + ADOPTION_BUDGET_S
     actual = read_marked(conn)
     facts = read_table_facts(conn, actual, [table.id for table in tables])
+    copied = {oid for state in job.read_all_states() for oid in state.relation_ids}
     refused = {}
     for table in tables:
-        state = actual.get(table.publication.name)
-        if state is None or not _is_set_up(job, table.publication, state):
+        state, found = actual.get(table.publication.name), facts.tables.get(table.id)
+        if found is not None and found.relation.oid in copied:
+            # Someone removed it, perhaps because it filled the slot.
+            why = (
+                "it was published before, and was removed from the publication or detached from a"
+                f" published table: {_TO_SET_UP}, or exclude it"
+            )
+        elif state is None or not _is_set_up(job, table.publication, state):
             why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
         elif time.monotonic() > deadline:
             why = f"{ADOPTION_BUDGET_S:g} s were spent on other new tables: the next run continues"
