@@ -111,6 +111,16 @@ def test_findings_name_the_table(database, lake):
     assert [text for text in plan.warnings if "sales.absent_* stands for no table" in text]
 
 
+def test_a_renamed_schema_unpublishes_nothing(database, shop):
+    job, conn = shop
+    database.execute("alter schema sales rename to shop")
+    (text,) = plan_setup(conn, job).problems
+    assert "schema sales of pattern sales.* does not exist" in text
+    with pytest.raises(PreflightFailed):
+        apply_setup(conn, job)
+    assert "shop.orders" in published(conn)
+
+
 def test_patterns_that_agree_are_one_entry(database, lake):
     database.execute(SALES)
     job = shop_job(database, lake, {"name": "sales.ord*"}, {"name": "sales.*s", "exclude": []})

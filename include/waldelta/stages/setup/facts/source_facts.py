@@ -84,7 +84,7 @@ class Facts:
     tables: Mapping[TableId, TableFacts]
     scopes: Mapping[str, tuple[TableId, ...]] = field(default_factory=dict)
     unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # The schemas named by the publications that exist.
+    # The schemas that exist of those that publications and patterns name.
     schemas: frozenset[str] = frozenset()
     refused_patterns: frozenset[Pattern] = frozenset()
     # The tables for which the pipeline file's patterns stand.
@@ -173,8 +173,10 @@ def _read_schemas(
     conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState]
 ) -> frozenset[str]:
     """Returns the schemas that exist of those that publications name."""
-    of_file = {schema for entry in pipeline.source.publications for schema in entry.schemas}
-    named = sorted(of_file.union(*(state.schemas for state in actual.values())))
+    publications = pipeline.source.publications
+    of_file = {schema for entry in publications for schema in entry.schemas}
+    of_patterns = {pattern.parts[0] for entry in publications for pattern in entry.patterns}
+    named = sorted(of_file.union(of_patterns, *(state.schemas for state in actual.values())))
     rows = conn.execute(
         "select nspname from pg_namespace where nspname = any(%s::name[])", (named,)
     ).fetchall()

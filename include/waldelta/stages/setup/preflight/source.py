@@ -404,7 +404,13 @@ def _patterns(entry: Publication, facts: Facts) -> Iterator[Finding]:
     matched = [found for found in facts.matched if found.publication.name == entry.name]
     yield from (problem(found.problem) for found in matched if found.problem is not None)
     for pattern in entry.patterns:
-        if not any(pattern in found.entries for found in matched):
+        # A renamed schema would take all its tables out of the publication.
+        if pattern.parts[0] not in facts.schemas:
+            yield problem(
+                f"publication {entry.name!r}: schema {pattern.parts[0]} of pattern {pattern.name}"
+                " does not exist: check its spelling"
+            )
+        elif not any(pattern in found.entries for found in matched):
             yield warning(
                 f"publication {entry.name!r}: pattern {pattern.name} stands for no table: check its"
                 " spelling, or leave it for tables created later"
