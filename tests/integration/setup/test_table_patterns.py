@@ -239,18 +239,41 @@ def test_a_table_that_a_dba_removed_stays_out(database, shop):
     assert adopt_or_report(conn, job).adopted == ("sales.items",)
 
 
-def test_a_new_table_takes_no_targets_place(database, lake):
+@pytest.mark.parametrize(
+    ("entry", "table", "why"),
+    [
+        (
+            {"from": "s.a", "where": "id > 0"},
+            "create table s.b (id int primary key)",
+            "target s.b has rows of another table",
+        ),
+        (
+            {"from": "s.a", "where": "id > 0"},
+            """create table s.d (id int primary key) partition by range (id);
+            create table s.b partition of s.d default""",
+            "target s.b has rows of another table",
+        ),
+        (
+            {"mode": "history"},
+            "create table s.b (id int); alter table s.b replica identity full",
+            "mode history needs a primary key",
+        ),
+        ({"where": "v > 0"}, "create table s.b (id int primary key)", 'column "v" does not exist'),
+    ],
+)
+def test_a_new_table_fits_its_target(database, lake, entry, table, why):
+    """Setup would refuse it from then on, also for all other tables."""
     database.execute("create schema s; create table s.a (id int primary key)")
     job = shop_job(database, lake, {"name": "s.*"}, new="adopt")
-    own = {"s.b": TargetTable.model_validate({"from": "s.a", "where": "id > 0"})}
-    target = job.pipeline.target.model_copy(update={"tables": own})
-    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
     with connect(database.conninfo, "test") as conn:
         apply_setup(conn, job)
-        database.execute("create table s.b (id int primary key)")
+        own = {"s.b": TargetTable.model_validate(entry)}
+        target = job.pipeline.target.model_copy(update={"tables": own})
+        job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
+        database.execute(table)
         found = adopt_or_report(conn, job)
-        assert (found.reported, published(conn)) == (("s.b",), ["s.a"])
-        assert "target s.b has rows of another table" in found.warnings[0]
+        assert (found.adopted, published(conn)) == ((), ["s.a"])
+        assert why in found.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -313,6 +336,24 @@ def test_a_role_that_does_not_own_the_table_reports_it(database, conn, lake):
             assert statement == 'alter publication "p" add table only "app"."theirs";'
             database.execute(statement)
             assert adopt_or_report(own, job) == NewTables()
+
+
+def test_a_locked_table_whose_filter_cannot_be_tried(database, conn, lake):
+    """The role may not create publications any more, so PostgreSQL analyses the filter alone."""
+    with role_on(conn, READS, OWNS.format(database=database.name)) as role:
+        info = make_conninfo(database.conninfo, user=role, password="p")
+        entry = {"name": "app.*", "where": "id > 0"}
+        job = shop_job(database, lake, entry, new="adopt", conninfo=info)
+        with connect(info, "test") as own, psycopg.connect(database.conninfo) as other:
+            own.execute("create table app.mine (id int primary key)")
+            apply_setup(own, job)
+            own.execute("create table app.late (id int primary key)")
+            database.execute(f"revoke create on database {database.name} from {role}")
+            own.execute("set statement_timeout = '10s'")
+            other.execute("lock table app.late in access exclusive mode")
+            assert "another session locks it" in adopt_or_report(own, job).warnings[0]
+            other.rollback()
+            assert adopt_or_report(own, job).adopted == ("app.late",)
 
 
 @pytest.mark.parametrize("new", ["report", "adopt"])

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
 
-from waldelta.config import Publication
+from waldelta.config import PipelineFile, Publication
+from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import SourceError
-from waldelta.findings import Finding, merged, problem, problem_if
+from waldelta.findings import Finding, merged, problem
 from waldelta.grants import sql_name
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import sources
 from waldelta.postgres import Connection
-from waldelta.postgres.lock_waits import read_locked_tables
+from waldelta.postgres.lock_waits import limited, read_locked_tables
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.table_patterns import MatchedTable
 from waldelta.stages.setup.facts import Facts, PublicationState
@@ -35,6 +36,8 @@ from waldelta.stages.setup.facts.publications import (
 )
 from waldelta.stages.setup.facts.source_facts import read_table_facts
 from waldelta.stages.setup.preflight.source import judge_filters, judge_members, privileges_needed
+from waldelta.stages.setup.preflight.target_filters import judge_wheres
+from waldelta.stages.setup.preflight.targets import plan_targets
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +97,10 @@ class _Adoption:
         if self.table.problem is not None:
             return self.table.problem
         try:
-            why = self._refusal()
-            if why is None:
-                self._run()
+            with limited(self.conn, "lock_timeout", trial_timeout_ms(self.conn) / 1000):
+                why = self._refusal()
+                if why is None:
+                    self._run()
             return why
         except psycopg.errors.LockNotAvailable:
             return "another session locks it: the next run tries again"
@@ -129,18 +133,33 @@ class _Adoption:
             wanted, objections = try_publications(self.conn, wanted)
             yield from map(problem, objections)
         yield from judge_members(self.job.pipeline, wanted, self.facts)
-        name = str(self.table.id)
-        yield from problem_if(
-            name in sources(self.job.pipeline.target.tables),
-            f"target.tables.{name}.from: target {name} has rows of another table: give it another"
-            f" name, or exclude {name}",
-        )
+        yield from self._judge_targets(wanted)
+
+    def _judge_targets(self, wanted: PublicationState) -> Iterator[Finding]:
+        """Yields what preflight finds about the targets of the table, or of its partitions."""
+        entries, in_force = self.job.pipeline.target.tables, {wanted.name: wanted}
+        without = self._with_targets({})
+        names = plan_targets(self.conn, without, in_force, self.facts).published.keys()
+        if taken := sorted(names & sources(entries).keys()):
+            yield problem(
+                f"target.tables.{taken[0]}.from: target {taken[0]} has rows of another table: give"
+                f" it another name, or exclude {self.table.id}"
+            )
+            return
+        own = {n: entries[n] for n in entries if n in names or n == str(self.table.id)}
+        if own:
+            pipeline = self._with_targets(own)
+            planned = plan_targets(self.conn, pipeline, in_force, self.facts)
+            yield from planned.findings
+            yield from judge_wheres(self.conn, pipeline, planned)
+
+    def _with_targets(self, entries: Mapping[str, TargetTable]) -> PipelineFile:
+        target = self.job.pipeline.target.model_copy(update={"tables": entries})
+        return self.job.pipeline.model_copy(update={"target": target})
 
     def _run(self) -> None:
-        limit = str(trial_timeout_ms(self.conn))
         statement = self._statement()
         with self.conn.transaction():
-            self.conn.execute("select set_config('lock_timeout', %s, true)", (limit,))
             self.conn.execute(statement.sql)
             # Another publication may have the table with other columns, which would stop the slot:
             # then nothing is committed.
