@@ -45,6 +45,11 @@ log = logging.getLogger(__name__)
 ADOPTION_BUDGET_S = 30.0
 
 _TO_SET_UP = "run setup, then the initial sync"
+# A DBA may have removed it because its changes filled the slot.
+_REMOVED = (
+    "it was published before, and was removed from the publication or detached from a published"
+    f" table: {_TO_SET_UP}, or exclude it"
+)
 
 
 def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[MatchedTable, str]:
@@ -53,17 +58,14 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
     actual = read_marked(conn)
     facts = read_table_facts(conn, actual, [table.id for table in tables])
     copied = {oid for state in job.read_all_states() for oid in state.relation_ids}
-    refused = {}
+    refused: dict[MatchedTable, str] = {}
     for table in tables:
         state, found = actual.get(table.publication.name), facts.tables.get(table.id)
-        if found is not None and found.relation.oid in copied:
-            # Someone removed it, perhaps because it filled the slot.
-            why = (
-                "it was published before, and was removed from the publication or detached from a"
-                f" published table: {_TO_SET_UP}, or exclude it"
-            )
-        elif state is None or not _is_set_up(job, table.publication, state):
+        why: str | None
+        if state is None or not _is_set_up(job, table.publication, state):
             why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
+        elif found is not None and found.relation.oid in copied:
+            why = _REMOVED
         elif time.monotonic() > deadline:
             why = f"{ADOPTION_BUDGET_S:g} s were spent on other new tables: the next run continues"
         else:
