@@ -133,6 +133,7 @@ def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         ],
         "Slot": list(status["slot"]["warnings"]),
         "In the pipeline file, but not published": list(status["unpublished"]),
+        "New tables that match a pattern, but not published": list(status["new_tables"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
         "Unreadable messages": list(map(_message, status["unread_messages"])),
         "Commits of other programs": [

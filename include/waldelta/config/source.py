@@ -33,27 +33,90 @@ def split_table_name(name: str) -> tuple[str, str]:
     return schema, table
 
 
-class TableEntry(StrictModel):
-    """A table of a publication."""
+def is_pattern(name: str) -> bool:
+    """Returns whether a table's name is a pattern: an unquoted ``*`` is in it.
 
-    name: TableName
+    Raises ValueError for one in the schema.
+
+    >>> [is_pattern(name) for name in ("sales.*", "sales.order_*", 'sales."a*b"')]
+    [True, True, False]
+    """
+    schema, table = _NAME_PART.findall(name)
+    if _has_star(schema):
+        raise ValueError(f"{name!r}: a pattern's schema is written out: move * to the table's part")
+    return _has_star(table)
+
+
+def _has_star(part: str) -> bool:
+    return "*" in part and not part.startswith('"')
+
+
+def _matches(name: str, table: tuple[str, str]) -> bool:
+    """Returns whether a table (schema and name) has this name, or matches this pattern."""
+    parts = split_table_name(name)
+    if not is_pattern(name):
+        return parts == table
+    fitting = ".*".join(re.escape(part) for part in parts[1].split("*"))
+    return parts[0] == table[0] and re.fullmatch(fitting, table[1], re.DOTALL) is not None
+
+
+class TableEntry(StrictModel):
+    """A table of a publication, or a pattern of tables."""
+
+    name: str = Field(
+        description=(
+            "name with its schema, as PostgreSQL prints it, for example public.flights; or a"
+            " pattern, such as sales.order_*"
+        )
+    )
     where: str | None = Field(
         None, description="row filter in PostgreSQL's SQL; the publisher evaluates it"
     )
     columns: tuple[str, ...] | None = Field(
         None, min_length=1, description="column list; without it all columns are published"
     )
+    exclude: tuple[TableName, ...] = Field(
+        (), description="tables or patterns that this pattern leaves out"
+    )
 
-    @field_validator("name")
+    @field_validator("name", "exclude")
     @classmethod
-    def _qualified(cls, value: str) -> str:
-        split_table_name(value)
+    def _qualified(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for name in [value] if isinstance(value, str) else value:
+            split_table_name(name)
+            is_pattern(name)
         return value
+
+    @model_validator(mode="after")
+    def _fits_a_pattern(self) -> Self:
+        if not self.is_pattern:
+            if self.exclude:
+                raise ValueError(f"exclude is for patterns, and {self.name} is a table: remove it")
+            return self
+        if self.columns is not None:
+            raise ValueError(
+                f"columns can't be combined with the pattern {self.name}: list the table itself too"
+            )
+        if outside := [n for n in self.exclude if split_table_name(n)[0] != self.parts[0]]:
+            raise ValueError(
+                f"exclude has {', '.join(outside)}, which {self.name} can't match: name tables of"
+                f" schema {self.parts[0]}"
+            )
+        return self
 
     @property
     def parts(self) -> tuple[str, str]:
         """Schema and table name, unquoted."""
         return split_table_name(self.name)
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the name stands for all tables that it matches."""
+        return is_pattern(self.name)
+
+    def matches(self, table: tuple[str, str]) -> bool:
+        """Returns whether the entry publishes this table (schema and name)."""
+        return _matches(self.name, table) and not any(_matches(n, table) for n in self.exclude)
 
 
 class Publication(StrictModel):
@@ -93,6 +156,13 @@ class Publication(StrictModel):
             " required for all_tables or schemas that publish these"
         ),
     )
+    new_tables: Literal["report", "adopt"] = Field(
+        "report",
+        description=(
+            "tables created later that match a pattern: report warns, adopt publishes and copies"
+            " them"
+        ),
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -105,7 +175,28 @@ class Publication(StrictModel):
         names = [t.name for t in self.tables]
         if doubled := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"listed twice: {', '.join(doubled)}")
+        if not self.patterns and self.new_tables == "adopt":
+            raise ValueError("new_tables: adopt needs a pattern in tables, such as sales.*")
+        if self.patterns and not self.manage:
+            raise ValueError(
+                "manage: false and patterns exclude each other: setup never alters the publication,"
+                f" so list its tables instead of {', '.join(t.name for t in self.patterns)}"
+            )
         return self
+
+    @property
+    def patterns(self) -> tuple[TableEntry, ...]:
+        """The entries of ``tables`` that are patterns."""
+        return tuple(entry for entry in self.tables if entry.is_pattern)
+
+    def adopts(self, table: tuple[str, str]) -> bool:
+        """Returns whether runs publish and copy this table (schema and name) by themselves."""
+        return self.new_tables == "adopt" and any(e.is_pattern for e in self.entries_of(table))
+
+    def entries_of(self, table: tuple[str, str]) -> list[TableEntry]:
+        """Returns the entry that names a table (schema and name), else the patterns it matches."""
+        matching = [entry for entry in self.tables if entry.matches(table)]
+        return [entry for entry in matching if not entry.is_pattern] or matching
 
 
 class Options(StrictModel):

@@ -56,6 +56,10 @@ def of_runs(
     yield from on_names(
         "warning", "never_copied", never, "{}: published, but never copied: run the initial sync"
     )
+    new = [name for name in result.get("new_tables") or () if name not in touched]
+    yield from on_names(
+        "warning", "new_tables", new, "{}: matches a pattern, but isn't published: run setup"
+    )
     unused = [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]
     page = ("run", run.verb, run.run_id)
     yield from on_names(

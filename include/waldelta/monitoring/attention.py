@@ -40,6 +40,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "lake": "",
         "needs_copy": "keep the DAG _initial_sync unpaused",
         "never_copied": "",
+        "new_tables": "",
         "overdue": "look for an active run, and at the scheduler and the slot's pool",
         "paused": "unpause it, or run teardown",
         "paused_maintenance": "unpause it",

@@ -19,6 +19,7 @@ from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published,
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
+from waldelta.postgres.table_patterns import new_tables
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.slot import SlotState, read_slot, slot_position
 from waldelta.slot.gaps import open_gaps
@@ -39,6 +40,7 @@ def read_status(job: Job) -> dict[str, Any]:
             elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)
         listed_in_vain = unpublished(connection, job.pipeline.source)
+        new = new_tables(connection, job.pipeline.source)
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_lifecycles(job, published)
     quarantine = Quarantine(job.lake)
@@ -49,6 +51,7 @@ def read_status(job: Job) -> dict[str, Any]:
         "slot": _slot(job, slot, server, elsewhere),
         "gaps": [_gap(gap) for gap in open_gaps(job.ledger.gaps(slot_name))],
         "unpublished": listed_in_vain,
+        "new_tables": sorted({str(table.id) for table in new}),
         "unreadable_partitions": unreadable,
         "unread_messages": [as_json(message) for message in open_messages(job.ledger, slot_name)],
         "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},

@@ -171,6 +171,8 @@ class TargetFindings:
     never_copied: list[str] = field(default_factory=list)
     # Tables of the pipeline file that their publication lacks.
     unpublished: list[str] = field(default_factory=list)
+    # Tables that match a pattern and that their publication lacks.
+    new_tables: list[str] = field(default_factory=list)
     foreign_commits: list[str] = field(default_factory=list)  # Targets with external commits.
 
 

@@ -19,14 +19,15 @@ from waldelta.postgres.type_catalog import fetch
 
 
 def listed(source: Source) -> list[tuple[str, TableId]]:
-    """Return the publications that setup creates, with each table that the pipeline file lists for
-    them.
+    """Return the publications that setup creates, with each table that the pipeline file names for
+    them; for tables of patterns, see waldelta.postgres.table_patterns.
     """
     return [
         (entry.name, TableId(*t.parts))
         for entry in source.publications
         if entry.manage
         for t in entry.tables
+        if not t.is_pattern
     ]
 
 

@@ -135,7 +135,8 @@ def _published(publication: Publication) -> Iterator[str]:
     for table in publication.tables:
         where = f" where `{_cell(table.where)}`" if table.where else ""
         columns = f" ({', '.join(table.columns)})" if table.columns else ""
-        yield f"`{table.name}`{columns}{where}"
+        without = f" without `{'`, `'.join(table.exclude)}`" if table.exclude else ""
+        yield f"`{table.name}`{without}{columns}{where}"
 
 
 def _cell(text: str) -> str:

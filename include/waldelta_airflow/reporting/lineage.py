@@ -49,7 +49,7 @@ def lineage(
         or any(counts.get(of) for of in _ROWS)
     }
     sources = {name: _source(pipeline, name) for name in tables}
-    inputs = [Dataset(namespace, f"{database}.{of}") for of in sorted(set(sources.values()))]
+    inputs = [Dataset(namespace, ".".join((database, *of))) for of in sorted(set(sources.values()))]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
     facet = ReplicationRunFacet(
         document.get("start_lsn"),
@@ -62,10 +62,10 @@ def lineage(
     )
 
 
-def _source(pipeline: PipelineFile, table: str) -> str:
-    """Returns the source table of a target, unquoted."""
+def _source(pipeline: PipelineFile, table: str) -> tuple[str, str]:
+    """Returns schema and name of a target's source table."""
     own = pipeline.target.tables.get(table)
-    return ".".join(split_table_name(own.source if own and own.source else table))
+    return split_table_name(own.source if own and own.source else table)
 
 
 def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> OutputDataset:
@@ -82,7 +82,7 @@ def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> Ou
     return OutputDataset(namespace, place.path, outputFacets={"outputStatistics": statistics})
 
 
-def _published(publications: Iterable[Publication], table: str) -> str | None:
+def _published(publications: Iterable[Publication], table: tuple[str, str]) -> str | None:
     """Returns the publisher's filter of a table; None where all rows pass, or it is unknown.
 
     A row is sent when one of the publications lets it pass. The filters of a publication that isn't
@@ -90,12 +90,10 @@ def _published(publications: Iterable[Publication], table: str) -> str | None:
     """
     filters: list[str] = []
     for publication in publications:
-        of_schema = any(table.startswith(f"{schema}.") for schema in publication.schemas)
+        of_schema = table[0] in publication.schemas
         if not publication.manage or publication.all_tables or of_schema:
             return None
-        for entry in publication.tables:
-            if ".".join(entry.parts) != table:
-                continue
+        for entry in publication.entries_of(table):
             if entry.where is None:
                 return None
             filters.append(entry.where)
@@ -107,12 +105,12 @@ def _published(publications: Iterable[Publication], table: str) -> str | None:
     )
 
 
-def _filters(pipeline: PipelineFile, sources: Mapping[str, str]) -> dict[str, str]:
+def _filters(pipeline: PipelineFile, sources: Mapping[str, tuple[str, str]]) -> dict[str, str]:
     """Returns the publisher's filter of each source table, and each target's own."""
     named = {
         table: _published(pipeline.source.publications, table) for table in set(sources.values())
     }
-    found = {table: where for table, where in named.items() if where is not None}
+    found = {".".join(table): where for table, where in named.items() if where is not None}
     own = {
         f"target {name}": where
         for name in sources

@@ -38,6 +38,7 @@ def status(**changed):
         "slot": SLOT,
         "gaps": [],
         "unpublished": [],
+        "new_tables": [],
         "unreadable_partitions": [],
         "unread_messages": [],
         "targets": {"public.orders": TARGET},
@@ -81,6 +82,10 @@ FINDINGS = {
     "a table that isn't published": (
         {"unpublished": ["public.b"]},
         "In the pipeline file, but not published\n  public.b",
+    ),
+    "a new table": (
+        {"new_tables": ["sales.b"]},
+        "New tables that match a pattern, but not published\n  sales.b",
     ),
     "a message that can't be read": (
         {"unread_messages": [{"id": "0123456789abcdef", "status": "unreadable"}]},

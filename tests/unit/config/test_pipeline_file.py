@@ -379,3 +379,64 @@ def test_what_follows_from_another_problem_is_none_of_its_own(tmp_path):
     assert problems == [
         "  - source.publications[0].tables[0].wher: unknown key: did you mean where?"
     ]
+
+
+# The entries of a publication, a table, and the entries that publish it.
+PUBLISHED = {
+    "every table": ([{"name": "sales.*"}], ("sales", "orders"), ["sales.*"]),
+    "another schema": ([{"name": "sales.*"}], ("Sales", "orders"), []),
+    "part of a name": ([{"name": "s.order_*"}], ("s", "order_2"), ["s.order_*"]),
+    "case counts": ([{"name": "s.order_*"}], ("s", "Order_2"), []),
+    "the whole name": ([{"name": "s.*_log"}], ("s", "a_log_2"), []),
+    "any character": ([{"name": "s.a*b"}], ("s", 'a.\n"b'), ["s.a*b"]),
+    "an underscore is no wildcard": ([{"name": "s.a_*"}], ("s", "axb"), []),
+    "quoted schema": ([{"name": '"Odd.s".*'}], ("Odd.s", "t"), ['"Odd.s".*']),
+    "quoted star": ([{"name": 's."a*"'}], ("s", "ab"), []),
+    "a table of that name": ([{"name": 's."a*"'}], ("s", "a*"), ['s."a*"']),
+    "left out": ([{"name": "s.*", "exclude": ["s.a"]}], ("s", "a"), []),
+    "left out by a pattern": ([{"name": "s.*", "exclude": ["s.tmp_*"]}], ("s", "tmp_1"), []),
+    "not left out": ([{"name": "s.*", "exclude": ["s.tmp_*"]}], ("s", "tmp"), ["s.*"]),
+    "left out of one": (
+        [{"name": "s.*", "exclude": ["s.a"]}, {"name": "s.a*"}],
+        ("s", "a"),
+        ["s.a*"],
+    ),
+    "its own entry counts": ([{"name": "s.*"}, {"name": "s.a"}], ("s", "a"), ["s.a"]),
+    "its own entry, left out": (
+        [{"name": "s.*", "exclude": ["s.a"]}, {"name": "s.a"}],
+        ("s", "a"),
+        ["s.a"],
+    ),
+    "two patterns": ([{"name": "s.*"}, {"name": "s.a*"}], ("s", "ab"), ["s.*", "s.a*"]),
+}
+
+
+@pytest.mark.parametrize("tables, table, published_by", PUBLISHED.values(), ids=PUBLISHED)
+def test_which_entry_publishes_a_table(tables, table, published_by):
+    publication = Publication(name="p", tables=tables, new_tables="report")
+    assert [entry.name for entry in publication.entries_of(table)] == published_by
+    if publication.patterns:
+        adopting = publication.model_copy(update={"new_tables": "adopt"})
+        by_pattern = any(entry.is_pattern for entry in publication.entries_of(table))
+        assert (publication.adopts(table), adopting.adopts(table)) == (False, by_pattern)
+
+
+@pytest.mark.parametrize(
+    "publication, match",
+    [
+        ({"tables": [{"name": "s*.t"}]}, "a pattern's schema is written out"),
+        ({"tables": [{"name": "*"}]}, "not a schema-qualified table name"),
+        ({"tables": [{"name": "s.*", "columns": ["a"]}]}, "columns can't be combined"),
+        ({"tables": [{"name": "s.t", "exclude": ["s.u"]}]}, "exclude is for patterns"),
+        ({"tables": [{"name": "s.*", "exclude": ["r.u", "s.v"]}]}, "exclude has r.u, which s.*"),
+        ({"tables": [{"name": "s.*", "exclude": ["u"]}]}, "not a schema-qualified table name"),
+        ({"tables": [{"name": "s.*"}, {"name": "s.*", "where": "a"}]}, "listed twice: s.*"),
+        ({"tables": [{"name": "s.*"}], "manage": False}, "list its tables instead of s.*"),
+        ({"tables": [{"name": "s.t"}], "new_tables": "adopt"}, "adopt needs a pattern"),
+        ({"all_tables": True, "new_tables": "adopt"}, "adopt needs a pattern"),
+    ],
+    ids=str,
+)
+def test_patterns_that_are_refused(publication, match):
+    with pytest.raises(ValidationError, match=re.escape(match)):
+        Publication(name="p", **publication)

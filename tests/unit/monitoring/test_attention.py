@@ -240,6 +240,12 @@ TOLD_BY_RUNS = [
     ),
     ("unless it was set up since", {"unpublished": ["public.late"]}, None),
     (
+        "a new table that matches a pattern",
+        {"new_tables": ["public.x"]},
+        ("warning", "public.x: matches a pattern, but isn't published: run setup"),
+    ),
+    ("unless it was published since", {"new_tables": ["public.late"]}, None),
+    (
         "a suite of no table",
         {"unused_suites": ["/e/x.yml fits no table"]},
         ("warning", "expectation files without a table: /e/x.yml"),

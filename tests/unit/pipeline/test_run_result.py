@@ -132,6 +132,7 @@ STORED = {
     "needs_sync": ["public.c"],
     "never_copied": ["public.d"],
     "unpublished": ["public.e"],
+    "new_tables": ["public.h"],
     "foreign_commits": ["public.f"],
     "passed": ["public.g"],
     "warnings": ["look"],

@@ -379,6 +379,27 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
     )
 
 
+def copied_by_runs(
+    job: Job, published: Mapping[str, TargetSource], standings: Iterable[TableLifecycle]
+) -> list[TableLifecycle]:
+    """Return the tables without a copy that runs copy, or leave to a sync, by themselves.
+
+    These are tables of patterns with ``new_tables: adopt``; others wait for the operator's sync.
+    """
+    publications = [p for p in job.pipeline.source.publications if p.new_tables == "adopt"]
+    found = requiring(standings, RequiredAction.FIRST) if publications else []
+    sources = {
+        table.table_name: (of.schema, of.name)
+        for table in found
+        for of in [published[table.table_name].source]
+    }
+    return [
+        table
+        for table in found
+        if any(publication.adopts(sources[table.table_name]) for publication in publications)
+    ]
+
+
 def requiring(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableLifecycle]:
     """Return the tables that require one of these actions."""
     return [found for found in standings if found.action in kinds]

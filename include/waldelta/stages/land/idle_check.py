@@ -30,6 +30,7 @@ from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
 from waldelta.pipeline.targets.lifecycle import (
+    copied_by_runs,
     never_copied,
     read_lifecycles,
     read_published,
@@ -54,6 +55,7 @@ from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
 from waldelta.slot.recovery import Recovered, check_unmoved, recover, slot_move
 from waldelta.slot.standby import check_slot, standby_warnings
 from waldelta.slot.verify.slot_count import first_message
+from waldelta.stages.setup.new_tables import adopt_or_report
 
 log = logging.getLogger(__name__)
 
@@ -232,19 +234,22 @@ def _remaining_work(
     change_log: ChangeLog,
     oldest_xid: int,
 ) -> str | None:
-    """Returns why a run is needed whatever the slot has; records tables that left the publications.
+    """Returns why a run is needed whatever the slot has; records tables that left the publications,
+    and adopts new ones.
 
     ``oldest_xid`` is the oldest running transaction according to the slot's server.
     """
     # This is checked before removed tables are recorded, because a run then reports those.
     if _has_unreported(job):
         return "a run ended before it reported what it applied"
+    adopt_or_report(connection, job)
     published, locked = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
     )
     standings = read_lifecycles(job, published)
     record_removed(job, standings)
-    if notice := never_copied(job, standings):
+    adopted = copied_by_runs(job, published, standings)
+    if notice := never_copied(job, [found for found in standings if found not in adopted]):
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
@@ -255,7 +260,7 @@ def _remaining_work(
     ]
     if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
-    if waiting := requiring(standings, RequiredAction.COPY):
+    if waiting := [*requiring(standings, RequiredAction.COPY), *adopted]:
         return f"a new copy is needed: {', '.join(found.table_name for found in waiting)}"
     return _changed_on_source(connection, job, published, replicated, locked, oldest_xid)
 

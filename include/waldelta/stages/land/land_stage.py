@@ -19,6 +19,7 @@ from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
 from waldelta.slot.standby import check_slot, committed_upto, standby_warnings
+from waldelta.stages.setup.new_tables import adopt_or_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +37,7 @@ def land_to_now(
 ) -> None:
     """Land and consume up to the server's current position; add the state of slot and server.
 
+    New tables are adopted before that, so that this run lands their first changes.
     ``on_landed`` is called with each landed batch. If PostgreSQL can't decode a change,
     ``result.landed.unreadable`` has the error; everything before that change has landed.
     """
@@ -64,7 +66,9 @@ def land_to_now(
 
 
 def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
-    """Add the state of slot and server to the result; returns the oldest running transaction."""
+    """Add the state of slot and server, and new tables, to the result; returns the oldest running
+    transaction.
+    """
     with (
         job.source.connect("health") as primary,
         job.source.connect_slot("health", primary) as connection,
@@ -78,10 +82,13 @@ def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
         oldest_xid = read_oldest_xid(connection)
         lock.verify()
         end_old_backends(connection, job.pipeline.source.slot)
+        new = adopt_or_report(primary, job)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
         uncompared = never_compared(connection, job, identity)
         result.landed.as_of = committed_upto(connection, server, asked).isoformat()
+    result.warn(new.warnings)
+    result.targets.new_tables = list(new.reported)
     result.landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
     found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
     found = [*found, *elsewhere]

@@ -13,6 +13,7 @@ from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import (
+    copied_by_runs,
     never_copied,
     read_lifecycles,
     record_killed,
@@ -40,13 +41,15 @@ def resync_targets(
     Targets whose drift this run found (``drifted``) are repaired, however large, if a repair is
     exact and cheaper. Where a sync follows, large tables are left to it and listed in
     ``needs_sync``. They are also a failure when their last copy failed, so that the run fails until
-    one succeeds. Each run tries each copy once. Published tables that were never copied are listed
-    in ``never_copied`` for the initial sync.
+    one succeeds. Each run tries each copy once. A new table that the run copies by itself is left
+    to that sync, whatever its size; other tables without a copy are listed in ``never_copied`` for
+    the initial sync.
     """
     standings = read_lifecycles(job, published)
     if record_killed(job, standings):
         standings = read_lifecycles(job, published)
-    pending = requiring(standings, RequiredAction.COPY)
+    adopted = copied_by_runs(job, published, standings)
+    pending = [*requiring(standings, RequiredAction.COPY), *adopted]
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     targets = result.targets
     targets.needs_sync, targets.not_applied = [], []  # This may be the stage's second attempt.
@@ -60,15 +63,14 @@ def resync_targets(
         try:
             if name in busy:
                 raise busy[name]
-            is_large = sizes.get(name, 0) > largest
+            is_large = sizes.get(name, 0) > largest or copy in adopted
             drift = (drifted or {}).get(name)
             _repair_or_copy(spark, job, result, copy, drift, is_large=is_large)
         except WaldeltaError as err:
             failures[name] = err
-    targets.never_copied = [
-        found.table_name for found in requiring(standings, RequiredAction.FIRST)
-    ]
-    if notice := never_copied(job, standings):
+    others = [found for found in standings if found not in adopted]
+    targets.never_copied = [found.table_name for found in requiring(others, RequiredAction.FIRST)]
+    if notice := never_copied(job, others):
         result.warnings.append(notice)
     return failures
 
@@ -118,6 +120,11 @@ def _repair(
 def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
     dag, name = f"{job.pipeline.pipeline}_initial_sync", copy.table_name
     result.targets.needs_sync.append(name)
+    if copy.action == RequiredAction.FIRST:
+        result.warnings.append(
+            f"{_warning(copy)}: {dag} must copy it, and its changes wait until then"
+        )
+        return
     result.targets.not_applied.append(name)
     if copy.failed:
         raise StateError(
@@ -141,7 +148,8 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle
         return
     (copied,) = done
     result.add_copy(copied)
-    how = f"copied again, {counted(copied.rows, 'row')}"
+    again = "" if copy.action == RequiredAction.FIRST else " again"
+    how = f"copied{again}, {counted(copied.rows, 'row')}"
     if copied.skipped is not None:
         how = str(copied.skipped)
     if copied.diff is not None:

@@ -468,7 +468,9 @@ def _wanted(
     conn: Connection, job: Job, entry: Publication, facts: Facts
 ) -> tuple[PublicationState, list[Finding]]:
     """Returns the wanted publication as PostgreSQL prints it, and PostgreSQL's objections."""
-    wanted = wanted_publication(job.pipeline.pipeline, entry, job.pipeline.source.slot)
+    wanted = wanted_publication(
+        job.pipeline.pipeline, entry, job.pipeline.source.slot, facts.matched
+    )
     if unreadable := judge_filters(entry):
         # Only filters that were parsed are sent to the server; the rest of the entry is judged
         # without them.

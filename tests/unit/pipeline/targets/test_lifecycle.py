@@ -15,6 +15,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import (
     LatestState,
+    copied_by_runs,
     lifecycle_of,
     lives,
     read_lifecycles,
@@ -420,3 +421,27 @@ def test_two_runs_record_that_a_table_left(job):
         told = list(pool.map(lambda _: record_removed(job, standings), range(4)))
     assert sorted(told, key=len) == [[], [], [], ["public.t"]]
     assert [row.status for row in job.ledger.table_rows("public.t")] == ["synced", "removed"]
+
+
+# The publication, and whether a run copies a table without a copy by itself.
+BY_RUNS = {
+    "a pattern that adopts": ({"tables": [{"name": "public.*"}], "new_tables": "adopt"}, True),
+    "a pattern that reports": ({"tables": [{"name": "public.*"}]}, False),
+    "a table of its own": (
+        {"tables": [{"name": "public.t"}, {"name": "public.*"}], "new_tables": "adopt"},
+        False,
+    ),
+    "another pattern": ({"tables": [{"name": "public.u*"}], "new_tables": "adopt"}, False),
+}
+
+
+@pytest.mark.parametrize("publication, expected", BY_RUNS.values(), ids=BY_RUNS)
+@pytest.mark.parametrize("published", [HERE, FED_TO_ANOTHER], ids=["itself", "as another target"])
+def test_which_first_copies_runs_make(published, publication, expected):
+    """Those of tables that runs publish; a target with rows of another table goes by that table."""
+    source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p"} | publication]}
+    job = job_of(pipeline_file("file:///lake", "s", source=source))
+    standings = [lifecycle_of(name, published, None) for name in published]
+    standings += [lifecycle_of("public.t", HERE, life("synced"))]
+    found = copied_by_runs(job, published, standings)
+    assert [table.table_name for table in found] == (list(published) if expected else [])

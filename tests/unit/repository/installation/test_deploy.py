@@ -11,6 +11,7 @@ import yaml
 from airflow.cli.cli_parser import get_parser
 
 from tests.unit.repository.installation.test_requirements import dependencies, pins, project
+from waldelta.config.pipeline_folder import PIPELINES_VARIABLE
 from waldelta_airflow import settings
 
 REPOSITORY = Path(__file__).parents[4]
@@ -69,12 +70,12 @@ def test_variables_are_ours(compose, helm):
     """A misspelt one would have no effect."""
     given = {*image_variables(), *(entry["name"] for entry in helm["env"])}
     given |= {name for name in compose["x-airflow"]["environment"] if name.startswith("WALDELTA")}
-    known = {settings.ALERTS_VARIABLE, settings.PIPELINES_VARIABLE, "WALDELTA_JARS"}
+    known = {settings.ALERTS_VARIABLE, PIPELINES_VARIABLE, "WALDELTA_JARS"}
     assert given == known
 
 
 def test_pipelines_are_mounted_where_the_image_reads_them(compose, helm):
-    folder = image_variables()[settings.PIPELINES_VARIABLE]
+    folder = image_variables()[PIPELINES_VARIABLE]
     mounts = [volume.split(":") for volume in compose["x-airflow"]["volumes"]]
     assert ["./pipelines", folder, "ro"] in mounts
     (mount,) = helm["volumeMounts"]

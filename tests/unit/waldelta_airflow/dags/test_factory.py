@@ -159,6 +159,15 @@ def test_the_page_has_the_root_as_the_file_has_it(pipelines, write_pipeline, mon
     assert "inner" not in page
 
 
+def test_the_page_shows_patterns_as_written(write_pipeline):
+    """Parsing requests nothing of the source; assets are those that runs have changed."""
+    path = write_pipeline("shop")
+    pattern = "- {name: sales.*, exclude: [sales.tmp_*]}"
+    planes = "- {name: public.planes, columns: [tailnum, year]}"
+    path.write_text(path.read_text().replace(planes, pattern))
+    assert "`sales.*` without `sales.tmp_*`" in create_dags()["shop_cdc"].doc_md
+
+
 def test_the_time_of_apply_is_the_files(write_pipeline):
     """Landing waits for it."""
     write_pipeline("shop", more="batch: {apply_timeout_minutes: 7}")

@@ -106,6 +106,12 @@ def published(name="p", where=None, table="public.flights", **more):
 PUBLISHED = [
     ("its filter", [published(where="a")], "a"),
     ("of its table alone", [published(where="a", table="public.other")], None),
+    ("of its pattern", [published(where="a", table="public.f*")], "a"),
+    (
+        "its own, whatever a pattern has",
+        [{"name": "p", "tables": [{"name": "public.*"}, {"name": "public.flights", "where": "a"}]}],
+        "a",
+    ),
     (
         "of several, whatever one lets pass",
         [published(where="a"), published("q", "b")],

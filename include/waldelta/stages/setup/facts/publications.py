@@ -21,6 +21,7 @@ from psycopg.rows import namedtuple_row
 
 from waldelta.config import Publication
 from waldelta.postgres import Connection, TableColumn, TableId
+from waldelta.postgres.table_patterns import MatchedTable
 from waldelta.row_filter import parse_row_filter, refused_filter
 
 DDL_LOCK_TIMEOUT_MS = 5_000
@@ -115,11 +116,16 @@ class Mark:
     @classmethod
     def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
         """Returns the mark of the pipeline file's current definition."""
-        # Publications created before this option existed keep their mark.
-        without = (
-            {"publish_generated_columns"} if entry.publish_generated_columns == "none" else set()
-        )
-        text = json.dumps(entry.model_dump(mode="json", exclude=without), sort_keys=True)
+        # Publications created before an option existed keep their mark. What becomes of new tables
+        # is no matter of setup.
+        without = {"new_tables"}
+        if entry.publish_generated_columns == "none":
+            without.add("publish_generated_columns")
+        document = entry.model_dump(mode="json", exclude=without)
+        for table in document["tables"]:
+            if not table["exclude"]:
+                del table["exclude"]
+        text = json.dumps(document, sort_keys=True)
         return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12], slot)
 
 
@@ -128,20 +134,33 @@ _MARK = re.compile(
 )
 
 
-def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> PublicationState:
-    """Returns the publication that an entry of the pipeline file wants, with filters as written."""
+def wanted_publication(
+    pipeline: str, entry: Publication, slot: str = "", matched: Iterable[MatchedTable] = ()
+) -> PublicationState:
+    """Returns the publication that an entry of the pipeline file wants, with filters as written.
+
+    ``matched`` are the tables for which patterns stand; those of other publications don't count.
+    """
+    listed = [
+        PublicationTable(TableId(*t.parts), t.columns, t.where)
+        for t in entry.tables
+        if not t.is_pattern
+    ]
+    listed += [
+        PublicationTable(found.id, None, found.entry.where)
+        for found in matched
+        if found.publication.name == entry.name
+    ]
     return PublicationState(
         name=entry.name,
-        tables=tuple(
-            sorted(PublicationTable(TableId(*t.parts), t.columns, t.where) for t in entry.tables)
-        ),
+        tables=tuple(sorted(listed)),
         schemas=tuple(sorted(set(entry.schemas))),
         all_tables=entry.all_tables,
         publish=frozenset(entry.publish),
         via_root=entry.publish_via_partition_root,
         publishes_generated=entry.publish_generated_columns == "stored",
         comment=str(Mark.of(pipeline, entry, slot)),
-        as_written=frozenset(TableId(*t.parts) for t in entry.tables),
+        as_written=frozenset(table.id for table in listed),
     )
 
 

@@ -13,6 +13,7 @@ from psycopg.rows import namedtuple_row
 from waldelta.config import PipelineFile
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
+from waldelta.postgres.table_patterns import MatchedTable, matched_tables
 from waldelta.row_filter.runtime_errors import Pattern
 from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
@@ -83,9 +84,11 @@ class Facts:
     tables: Mapping[TableId, TableFacts]
     scopes: Mapping[str, tuple[TableId, ...]] = field(default_factory=dict)
     unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # The schemas named by the publications that exist.
+    # The schemas that exist of those that publications and patterns name.
     schemas: frozenset[str] = frozenset()
     refused_patterns: frozenset[Pattern] = frozenset()
+    # The tables for which the pipeline file's patterns stand.
+    matched: tuple[MatchedTable, ...] = ()
 
 
 def read_facts(
@@ -108,7 +111,9 @@ def read_facts(
         name: tuple(str(table) for table, is_publishable in found if not is_publishable)
         for name, found in covered.items()
     }
-    tables = _read_tables(conn, _named(pipeline, actual).union(*scopes.values()))
+    matched = matched_tables(conn, pipeline.source)
+    named = _named(pipeline, actual).union(found.id for found in matched)
+    tables = _read_tables(conn, named.union(*scopes.values()))
     schemas = _read_schemas(conn, pipeline, actual)
     server = read_server(conn)
     return Facts(
@@ -120,7 +125,19 @@ def read_facts(
         scopes=scopes,
         unpublishable=unpublishable,
         schemas=schemas,
+        matched=tuple(matched),
     )
+
+
+def read_table_facts(
+    conn: Connection, actual: Mapping[str, PublicationState], tables: Iterable[TableId]
+) -> Facts:
+    """Query the server about itself and these tables only, of publications that exist.
+
+    Sizes aren't read, so this waits for no session that locks a table.
+    """
+    server = _read_server(conn)
+    return Facts(server, server, None, actual, _read_tables(conn, tables, sizes=False))
 
 
 def _read_covered(
@@ -146,7 +163,7 @@ def _named(pipeline: PipelineFile, actual: Mapping[str, PublicationState]) -> se
     """Returns the tables that the pipeline file's entries or their existing publications name."""
     named: set[TableId] = set()
     for entry in pipeline.source.publications:
-        named |= {TableId(*table.parts) for table in entry.tables}
+        named |= {TableId(*table.parts) for table in entry.tables if not table.is_pattern}
         if not entry.manage and entry.name in actual:
             named |= {table.id for table in actual[entry.name].tables}
     return named
@@ -156,8 +173,10 @@ def _read_schemas(
     conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState]
 ) -> frozenset[str]:
     """Returns the schemas that exist of those that publications name."""
-    of_file = {schema for entry in pipeline.source.publications for schema in entry.schemas}
-    named = sorted(of_file.union(*(state.schemas for state in actual.values())))
+    publications = pipeline.source.publications
+    of_file = {schema for entry in publications for schema in entry.schemas}
+    of_patterns = {pattern.parts[0] for entry in publications for pattern in entry.patterns}
+    named = sorted(of_file.union(of_patterns, *(state.schemas for state in actual.values())))
     rows = conn.execute(
         "select nspname from pg_namespace where nspname = any(%s::name[])", (named,)
     ).fetchall()
@@ -194,10 +213,12 @@ def read_server(conn: Connection) -> ServerFacts:
     )
 
 
-def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, TableFacts]:
+def _read_tables(
+    conn: Connection, wanted: Iterable[TableId], *, sizes: bool = True
+) -> dict[TableId, TableFacts]:
     oids = read_table_oids(conn, wanted)
     relations = read_relations(conn, list(oids.values()))
-    leaves = read_leaves(conn, [r.oid for r in relations])
+    leaves = read_leaves(conn, [r.oid for r in relations], sizes=sizes)
     access = {
         row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})
     }

@@ -68,13 +68,21 @@ def judge(
         findings += _ownership(pipeline, entry, facts)
         if state is not None:
             findings += _scope(entry, state, facts)
-            for table in members(state, facts):
-                findings += judge_table(state, table, facts)
-                findings += judge_columns(state, table, facts, pipeline.target)
-                if pipeline.source.options.binary:
-                    findings += judge_binary(state, table, facts)
+            findings += _patterns(entry, facts)
+            findings += judge_members(pipeline, state, facts)
     findings += _column_lists(wanted.values(), facts)
     return list(dict.fromkeys(findings))
+
+
+def judge_members(
+    pipeline: PipelineFile, state: PublicationState, facts: Facts
+) -> Iterator[Finding]:
+    """Yields findings about each table that a publication names or covers."""
+    for table in members(state, facts):
+        yield from judge_table(state, table, facts)
+        yield from judge_columns(state, table, facts, pipeline.target)
+        if pipeline.source.options.binary:
+            yield from judge_binary(state, table, facts)
 
 
 def judge_filters(entry: Publication) -> list[Finding]:
@@ -390,6 +398,23 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
             f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"
             f" published (unlogged, temporary, foreign tables): {first_of(left_out)}"
         )
+
+
+def _patterns(entry: Publication, facts: Facts) -> Iterator[Finding]:
+    matched = [found for found in facts.matched if found.publication.name == entry.name]
+    yield from (problem(found.problem) for found in matched if found.problem is not None)
+    for pattern in entry.patterns:
+        # A renamed schema would take all its tables out of the publication.
+        if pattern.parts[0] not in facts.schemas:
+            yield problem(
+                f"publication {entry.name!r}: schema {pattern.parts[0]} of pattern {pattern.name}"
+                " does not exist: check its spelling"
+            )
+        elif not any(pattern in found.entries for found in matched):
+            yield warning(
+                f"publication {entry.name!r}: pattern {pattern.name} stands for no table: check its"
+                " spelling, or leave it for tables created later"
+            )
 
 
 def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:

@@ -1,0 +1,180 @@
+"""Adoption: adds a new table to its publication during a run, as setup would.
+
+Preflight judges each table, so that no adopted table refuses its own UPDATEs and DELETEs. Each
+table has its own transaction: what speaks against one doesn't delay the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from waldelta.config import PipelineFile, Publication
+from waldelta.config.pipeline_file import TargetTable
+from waldelta.errors import SourceError
+from waldelta.findings import Finding, merged, problem
+from waldelta.grants import sql_name
+from waldelta.pipeline import Job
+from waldelta.pipeline.targets.target_sources import sources
+from waldelta.postgres import Connection
+from waldelta.postgres.lock_waits import limited, read_locked_tables
+from waldelta.postgres.published_tables import read_published_tables
+from waldelta.postgres.table_patterns import MatchedTable
+from waldelta.stages.setup.facts import Facts, PublicationState
+from waldelta.stages.setup.facts.publications import (
+    Mark,
+    PublicationTable,
+    Statement,
+    plan_publications,
+    read_marked,
+    trial_timeout_ms,
+    try_publications,
+)
+from waldelta.stages.setup.facts.source_facts import read_table_facts
+from waldelta.stages.setup.preflight.source import judge_filters, judge_members, privileges_needed
+from waldelta.stages.setup.preflight.target_filters import judge_wheres
+from waldelta.stages.setup.preflight.targets import plan_targets
+
+log = logging.getLogger(__name__)
+
+# Other tables' changes wait in the slot during adoptions; later runs continue after this time.
+ADOPTION_BUDGET_S = 30.0
+
+_TO_SET_UP = "run setup, then the initial sync"
+# A DBA may have removed it because its changes filled the slot.
+_REMOVED = (
+    "it was published before, and was removed from the publication or detached from a published"
+    f" table: {_TO_SET_UP}, or exclude it"
+)
+
+
+def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[MatchedTable, str]:
+    """Add these tables to their publications; returns why others weren't added, and the remedy."""
+    deadline = time.monotonic() + ADOPTION_BUDGET_S
+    actual = read_marked(conn)
+    facts = read_table_facts(conn, actual, [table.id for table in tables])
+    copied = {oid for state in job.read_all_states() for oid in state.relation_ids}
+    refused: dict[MatchedTable, str] = {}
+    for table in tables:
+        state, found = actual.get(table.publication.name), facts.tables.get(table.id)
+        why: str | None
+        if state is None or not _is_set_up(job, table.publication, state):
+            why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
+        elif found is not None and found.relation.oid in copied:
+            why = _REMOVED
+        elif time.monotonic() > deadline:
+            why = f"{ADOPTION_BUDGET_S:g} s were spent on other new tables: the next run continues"
+        else:
+            why = _Adoption(conn, job, table, state, facts).carry_out()
+        if why is not None:
+            refused[table] = why
+    return refused
+
+
+def _is_set_up(job: Job, entry: Publication, state: PublicationState) -> bool:
+    """Returns whether setup has run since the publication's entry was written.
+
+    A pattern that was just written may match a whole schema, which is for setup to publish.
+    """
+    mark = Mark.parse(state.comment)
+    return mark is not None and replace(mark, slot="") == Mark.of(job.pipeline.pipeline, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Adoption:
+    """A new table and the publication that it enters; ``facts`` has the table."""
+
+    conn: Connection
+    job: Job
+    table: MatchedTable
+    publication: PublicationState
+    facts: Facts
+
+    def carry_out(self) -> str | None:
+        """Add the table to the publication, or return why not, and what to do."""
+        if self.table.problem is not None:
+            return self.table.problem
+        try:
+            with limited(self.conn, "lock_timeout", trial_timeout_ms(self.conn) / 1000):
+                why = self._refusal()
+                if why is None:
+                    self._run()
+            return why
+        except psycopg.errors.LockNotAvailable:
+            return "another session locks it: the next run tries again"
+        except psycopg.errors.DuplicateObject:  # Another session has just added it.
+            return None
+        except psycopg.Error as err:
+            if self.conn.broken:
+                raise
+            return f"PostgreSQL refused: {err.diag.message_primary}: {_TO_SET_UP}"
+        except SourceError as err:
+            return f"it isn't adopted: {err}"
+
+    def _refusal(self) -> str | None:
+        """Returns why setup would refuse the table, or what the role lacks; None if nothing."""
+        problems = [found for found in self._judge() if found.severity == "problem"]
+        texts = [f.text for f in merged(problems, sql_name(self.facts.server.role), for_dba=True)]
+        owners = "; ".join(found.text for found in problems if found.lacks == "ownership")
+        # A DBA could run the statement although the application's own statements would then fail.
+        if owners and all(found.lacks is not None for found in problems):
+            sql = self._statement().text()
+            texts.append(f"{owners}: let a role that owns table and publication run: {sql};")
+        return f"it isn't adopted: {'; '.join(texts)}" if texts else None
+
+    def _judge(self) -> Iterator[Finding]:
+        wanted = self._wanted()
+        yield from privileges_needed(wanted, self.publication, self.facts, changes=True)
+        unreadable = judge_filters(self.table.publication)
+        yield from unreadable
+        if not unreadable:  # Only filters that were parsed are sent to the server.
+            wanted, objections = try_publications(self.conn, wanted)
+            yield from map(problem, objections)
+        yield from judge_members(self.job.pipeline, wanted, self.facts)
+        yield from self._judge_targets(wanted)
+
+    def _judge_targets(self, wanted: PublicationState) -> Iterator[Finding]:
+        """Yields what preflight finds about the targets of the table, or of its partitions."""
+        entries, in_force = self.job.pipeline.target.tables, {wanted.name: wanted}
+        without = self._with_targets({})
+        names = plan_targets(self.conn, without, in_force, self.facts).published.keys()
+        if taken := sorted(names & sources(entries).keys()):
+            yield problem(
+                f"target.tables.{taken[0]}.from: target {taken[0]} has rows of another table: give"
+                f" it another name, or exclude {self.table.id}"
+            )
+            return
+        own = {n: entries[n] for n in entries if n in names or n == str(self.table.id)}
+        if own:
+            pipeline = self._with_targets(own)
+            planned = plan_targets(self.conn, pipeline, in_force, self.facts)
+            yield from planned.findings
+            yield from judge_wheres(self.conn, pipeline, planned)
+
+    def _with_targets(self, entries: Mapping[str, TargetTable]) -> PipelineFile:
+        target = self.job.pipeline.target.model_copy(update={"tables": entries})
+        return self.job.pipeline.model_copy(update={"target": target})
+
+    def _run(self) -> None:
+        statement = self._statement()
+        with self.conn.transaction():
+            self.conn.execute(statement.sql)
+            # Another publication may have the table with other columns, which would stop the slot:
+            # then nothing is committed.
+            if len(names := self.job.pipeline.source.publication_names) > 1:
+                locked = read_locked_tables(self.conn).relations
+                read_published_tables(self.conn, names, sizes=False, locked=locked)
+        log.info("%s", statement.reason)
+
+    def _wanted(self) -> PublicationState:
+        wanted = PublicationTable(self.table.id, None, self.table.entry.where)
+        return replace(self.publication, tables=(wanted,))
+
+    def _statement(self) -> Statement:
+        before = {self.publication.name: self.publication}
+        (statement,) = plan_publications([self._wanted()], before)
+        return statement

@@ -1,0 +1,70 @@
+"""Tables that were created after setup and match a pattern: a run adds them to their publication,
+or reports them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from waldelta.pipeline import Job
+from waldelta.postgres import Connection
+from waldelta.postgres.table_patterns import MatchedTable, new_tables
+from waldelta.quantities import first_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTables:
+    """New tables that a run ``adopted``, and those that it only ``reported``, with warnings."""
+
+    adopted: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def adopt_or_report(conn: Connection, job: Job) -> NewTables:
+    """Add new tables to their publications where ``new_tables: adopt`` asks for it; report others.
+
+    The caller holds the slot's lock, so that no setup runs at the same time. This is one query
+    without new tables, and none without patterns.
+    """
+    found = new_tables(conn, job.pipeline.source)
+    wanted = [table for table in found if table.publication.new_tables == "adopt"]
+    refused: dict[MatchedTable, str] = {}
+    if wanted:
+        # An idle check without new tables doesn't load preflight.
+        from waldelta.stages.setup._adoption import adopt
+
+        refused = adopt(conn, job, wanted)
+    to_report = [table for table in found if table.publication.new_tables == "report"]
+    adopted = sorted({str(table.id) for table in wanted if table not in refused})
+    warnings = [
+        *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
+        *([_unpublished(to_report)] if to_report else []),
+        *_by_reason(refused),
+    ]
+    for text in warnings:
+        log.warning("%s", text)
+    reported = sorted({str(table.id) for table in [*to_report, *refused]})
+    return NewTables(tuple(adopted), tuple(reported), tuple(warnings))
+
+
+def _by_reason(refused: Mapping[MatchedTable, str]) -> Iterator[str]:
+    """Yields one warning about the tables that stay out for the same reason."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for table, why in refused.items():
+        grouped.setdefault((table.patterns, why), []).append(str(table.id))
+    for (patterns, why), names in grouped.items():
+        verb = "matches" if len(names) == 1 else "match"
+        yield f"{first_of(names)} {verb} {patterns}: {why}"
+
+
+def _unpublished(tables: Iterable[MatchedTable]) -> str:
+    listed = [f"{table.id} ({table.patterns})" for table in tables]
+    return (
+        f"tables match a pattern of the pipeline file, but aren't published: {first_of(listed)};"
+        " PostgreSQL sends none of their changes: run setup, then the initial sync, or exclude them"
+    )
