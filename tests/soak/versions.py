@@ -80,7 +80,7 @@ COMBINATIONS: Final = (
 )
 
 # What Airflow's constraints file of a version pins, because newer ones break Airflow itself.
-_CONSTRAINTS: Final = MappingProxyType({"3.2.2": ("fastapi==0.136.3", "cadwyn==7.0.0")})
+_CONSTRAINTS: Final = MappingProxyType({"3.2.2": ("fastapi==0.136.3", "cadwyn==6.2.2")})
 
 
 class Failed(Exception):

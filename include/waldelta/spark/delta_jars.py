@@ -71,7 +71,7 @@ def delta_artifact() -> str:
     if (delta := DELTA_OF_SPARK.get(spark)) is None:
         raise ConfigError(
             f"PySpark {installed} is installed, for which no version of Delta is known: install"
-            f" PySpark {' or '.join(DELTA_OF_SPARK)}"
+            f" PySpark {', '.join(DELTA_OF_SPARK)}"
         )
     return f"io.delta:delta-spark_{spark}_2.13:{delta}"
 

@@ -136,7 +136,7 @@ def read_table_facts(
 
     Sizes aren't read, so this waits for no session that locks a table.
     """
-    server = _read_server(conn)
+    server = read_server(conn)
     return Facts(server, server, None, actual, _read_tables(conn, tables, sizes=False))
 
 
