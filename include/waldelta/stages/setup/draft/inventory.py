@@ -156,13 +156,15 @@ def _found(
 ) -> FoundTable:
     oids = {relation.oid, *(leaf.oid for leaf in leaves)}
     rows = None if facts.rows < 0 else facts.rows
+    main = sum(leaf.size_bytes for leaf in leaves)
     # The planner would wait for a table's lock, and may query the server of a foreign partition.
     is_local = all(leaf.relkind == "r" for leaf in leaves)
-    if facts.readable and is_local and locked.isdisjoint(oids):
+    if is_local and not main and locked.isdisjoint(oids):
+        rows = 0  # Of an empty table the planner assumes that rows are being added.
+    elif facts.readable and is_local and locked.isdisjoint(oids):
         rows = planned_rows(conn, sql.SQL("only {}" if relation.relkind == "r" else "{}").format(
             relation.id.identifier))  # fmt: skip
     wide = facts.wide if facts.is_analyzed else ()
-    main = sum(leaf.size_bytes for leaf in leaves)
     if not wide and facts.toast_bytes > _TOASTED_SHARE * (main + facts.toast_bytes):
         wide = facts.toastable
     return FoundTable(
