@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -90,11 +90,7 @@ def _of_extra(extra: str, requirements: list[Requirement]) -> Iterator[CheckResu
     source = f"{_NAME}[{extra}]" if extra else _NAME
     remedy = f"run `pip install '{source}'`"
     found = {one: _version_of(one.name) for one in requirements}
-    wrong = [
-        f"{one.name} {installed} (needs {one.specifier})"
-        for one, installed in found.items()
-        if installed is not None and not one.specifier.contains(installed, prereleases=True)
-    ]
+    wrong = _out_of_range(found)
     missing = [one.name for one, installed in found.items() if installed is None]
     if wrong:
         yield CheckResult(
@@ -106,6 +102,51 @@ def _of_extra(extra: str, requirements: list[Requirement]) -> Iterator[CheckResu
         yield CheckResult("packages", status, f"{source} lacks {', '.join(missing)}", remedy)
     if not (wrong or missing):
         yield CheckResult("packages", "ok", f"{source}: {counted(len(found), 'package')} in range")
+
+
+def _out_of_range(found: Mapping[Requirement, str | None]) -> list[str]:
+    return [
+        f"{one.name} {installed} (needs {one.specifier})"
+        for one, installed in found.items()
+        if installed is not None and not one.specifier.contains(installed, prereleases=True)
+    ]
+
+
+def check_workers() -> Iterator[CheckResult]:
+    """Ask Spark's workers for the packages that tasks need; opens a session."""
+    from waldelta.spark.session import borrowed_session
+    from waldelta.spark.worker_packages import read_workers
+
+    requirements = _required_by_tasks()
+    with borrowed_session(None) as spark:
+        answers = read_workers(spark, [one.name for one in requirements])
+    for worker in answers:
+        found = {one: worker.versions[one.name] for one in requirements}
+        lacking = [
+            *([] if worker.has_waldelta else [_NAME]),
+            *(one.name for one, installed in found.items() if installed is None),
+        ]
+        wrong = _out_of_range(found)
+        text = f"host {worker.host}, Python {worker.python}"
+        if lacking or wrong:
+            parts = [*([f"lacks {', '.join(lacking)}"] if lacking else []), *wrong]
+            remedy = f"install `{_NAME}` into the Python of Spark's workers on {worker.host}"
+            yield CheckResult("workers", "problem", f"{text}: {'; '.join(parts)}", remedy)
+        else:
+            packages = counted(len(found), "package")
+            yield CheckResult("workers", "ok", f"{text}: {packages} in range")
+
+
+def _required_by_tasks() -> list[Requirement]:
+    """Returns what the package itself requires, without extras.
+
+    Raises ConfigError where the metadata of the package aren't installed.
+    """
+    from packaging.requirements import Requirement
+
+    if (own := _own_distribution()) is None:
+        raise ConfigError("waldelta isn't installed but only on the path: run `pip install`")
+    return [one for one in map(Requirement, own.requires or ()) if _is_of(one, "")]
 
 
 def _java() -> Iterator[CheckResult]:

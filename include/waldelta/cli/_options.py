@@ -305,6 +305,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             "check this installation, and a pipeline, and say what to do",
             {
                 "pipeline": _PLACE | {"metavar": "FILE", "help": "the pipeline file"},
+                "--workers": _FLAG | {"help": "ask Spark's workers what they lack"},
                 **OUTPUT_OPTIONS,
             },
         ),

@@ -155,7 +155,7 @@ def _list(options: argparse.Namespace, output: Output) -> None:
 def _doctor(options: argparse.Namespace, output: Output) -> None:
     from waldelta.cli.doctor import examine
 
-    if examine(options.pipeline, output):
+    if examine(options.pipeline, output, workers=options.workers):
         output.close()
         raise SystemExit(1)
 

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waldelta.cli._check_result import Check, CheckResult, CheckStatus, problem_of, run_check
-from waldelta.cli._installation_checks import check_packages, installation_checks
+from waldelta.cli._installation_checks import (
+    check_packages,
+    check_workers,
+    installation_checks,
+)
 from waldelta.cli._output import styled
 from waldelta.errors import WaldeltaError
 from waldelta.quantities import counted
@@ -17,6 +21,8 @@ from waldelta.quantities import counted
 if TYPE_CHECKING:
     from waldelta.cli._output import Output
 
+# A cluster may first have to start executors.
+_SESSION_TIMEOUT_S = 300.0
 # By status: the mark, the mark where the terminal can't print it, and the colour.
 _MARKS: Mapping[CheckStatus, tuple[str, str, str]] = {
     "ok": ("✓", "ok", "green"),
@@ -25,9 +31,13 @@ _MARKS: Mapping[CheckStatus, tuple[str, str, str]] = {
 }
 
 
-def examine(path: Path | None, output: Output) -> bool:
-    """Run the checks of the installation, and of a pipeline; returns whether one is a problem."""
+def examine(path: Path | None, output: Output, *, workers: bool) -> bool:
+    """Run the checks of the installation, a pipeline, and Spark's ``workers``; returns whether one
+    is a problem.
+    """
     found = _results(installation_checks())
+    if workers:
+        found += run_check("workers", check_workers, _SESSION_TIMEOUT_S)
     if path is not None:
         found += _of_pipeline(path)
     count = Counter(one.status for one in found)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import platform
+from importlib.metadata import version
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.support.pipelines import pipeline_file
 from tests.support.servers.s3_server import READER
+from waldelta.cli._check_result import run_check
+from waldelta.cli._installation_checks import check_workers
 from waldelta.cli.command_line import main
 
 pytestmark = pytest.mark.pg
@@ -151,3 +156,17 @@ def test_doctor_probes_an_object_store(path, answer, bucket, monkeypatch, identi
         assert "check the credentials" in last["text"]
         assert identity.secret_key not in json.dumps(answered)
     assert bucket.keys() == []
+
+
+@pytest.mark.spark
+def test_doctor_asks_sparks_workers(spark, monkeypatch):
+    (fine,) = run_check("workers", check_workers, 120)
+    assert fine.status == "ok"
+    assert f"Python {platform.python_version()}" in fine.text
+    wanted = [Requirement("numpy<1"), Requirement("absent-one>=1")]
+    monkeypatch.setattr("waldelta.cli._installation_checks._required_by_tasks", lambda: wanted)
+    (lacking,) = run_check("workers", check_workers, 120)
+    assert lacking.status == "problem"
+    assert "lacks absent-one" in lacking.text
+    assert f"numpy {version('numpy')} (needs <1)" in lacking.text
+    assert "into the Python of Spark's workers" in lacking.remedy
