@@ -32,6 +32,7 @@ from tests.support.servers.downloaded_postgres import RELEASES, DownloadedPostgr
 from tests.support.waiting import wait_until
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/versions.md"
+NOT_TRIED: Final = "not tried yet"
 _HEADINGS: Final = "| Python | Airflow | Spark | PostgreSQL | result |"
 _DAG_FILE: Final = "from waldelta_airflow import pipelines; globals().update(pipelines())  # DAGs\n"
 _PIPELINE: Final = """\
@@ -81,6 +82,10 @@ COMBINATIONS: Final = (
 
 # What Airflow's constraints file of a version pins, because newer ones break Airflow itself.
 _CONSTRAINTS: Final = MappingProxyType({"3.2.2": ("fastapi==0.136.3", "cadwyn==6.2.2")})
+
+# What `airflow dags test` of 3.2 says then: it waits for no start of the server in its process.
+_NOT_STARTED: Final = "svcs_registry"
+_MOST_TIMES: Final = 5
 
 
 class Failed(Exception):
@@ -159,6 +164,14 @@ class _Team:
         return _run(command, self.folder, self.environment)
 
     def run_dag(self, kind: str) -> None:
+        """Run a DAG, again where Airflow asked its own server before that had started."""
+        for _ in range(_MOST_TIMES - 1):
+            try:
+                self.run("airflow", "dags", "test", f"shop_{kind}")
+                return
+            except Failed as err:
+                if _NOT_STARTED not in str(err):
+                    raise
         self.run("airflow", "dags", "test", f"shop_{kind}")
 
     def page(self, path: str) -> str:
