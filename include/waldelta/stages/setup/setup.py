@@ -47,7 +47,6 @@ from waldelta.stages.setup._slot_setup import (
     slot_life,
     slot_that_stays,
 )
-from waldelta.stages.setup.estimate import plan_copies
 from waldelta.stages.setup.facts import Facts, PublicationState, read_facts
 from waldelta.stages.setup.facts.publications import (
     DDL_LOCK_TIMEOUT_MS,
@@ -70,7 +69,7 @@ from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolva
 from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_replaced, plan_targets
 
 if TYPE_CHECKING:
-    from waldelta.stages.setup.estimate import CopyEstimate, PlannedCopy
+    from waldelta.stages.setup.estimate import CopyEstimate
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +100,8 @@ class SetupPlan:
     # The requesting role, as SQL writes it.
     role: str = ""
     lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
-    # The copies that a sync will make, the server they are read from, and what they will cost.
-    copies: tuple[PlannedCopy, ...] = field(default=(), repr=False)
+    # The targets, the slot's server, and what the copies of new targets will cost.
+    targets: PlannedTargets | None = field(default=None, repr=False)
     server: ServerFacts | None = field(default=None, repr=False)
     estimate: CopyEstimate | None = None
 
@@ -209,12 +208,12 @@ class SetupPlan:
         """Returns the plan with an estimate of the initial copy, for which tables are sampled."""
         from waldelta.stages.setup.estimate import estimate_copies
 
-        if self.server is None:
+        if self.targets is None or self.server is None:
             return self
         if any(f.severity == "problem" and f.lacks is None for f in self.findings):
             estimate = None  # A filter that PostgreSQL refuses can't be sampled either.
         else:
-            estimate = estimate_copies(job, self.copies, self.server)
+            estimate = estimate_copies(job, self.targets, self.server)
         found = () if estimate is None else estimate.findings
         return replace(self, estimate=estimate, findings=(*self.findings, *found))
 
@@ -291,7 +290,7 @@ def _plan_setup(
         scripted=scripted,
         sources=tuple(targets.describe()),
         role=sql_name(facts.server.role),
-        copies=plan_copies(conn, job, targets),
+        targets=targets,
         server=facts.slot_server,
     )
 

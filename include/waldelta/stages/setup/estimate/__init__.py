@@ -6,9 +6,6 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.stages.setup.estimate.estimate import CopyEstimate, estimate_copies
-    from waldelta.stages.setup.estimate.planned_copies import PlannedCopy, plan_copies
 
-__all__ = ["CopyEstimate", "PlannedCopy", "estimate_copies", "plan_copies"]
-__getattr__ = lazy_exports(
-    __name__, estimate="CopyEstimate estimate_copies", planned_copies="PlannedCopy plan_copies"
-)
+__all__ = ["CopyEstimate", "estimate_copies"]
+__getattr__ = lazy_exports(__name__, estimate="CopyEstimate estimate_copies")

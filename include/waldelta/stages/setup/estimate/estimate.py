@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import psycopg
 from psycopg import sql
@@ -18,7 +19,7 @@ from waldelta.findings import Finding, warning
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import Connection
-from waldelta.postgres.lock_waits import limited, read_locked_tables
+from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
 from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.postgres.type_catalog import fetch
 from waldelta.quantities import counted, first_of, size
@@ -26,8 +27,9 @@ from waldelta.snapshot import SnapshotHolder, plan_copy
 from waldelta.snapshot.chunks import bytes_per_task
 from waldelta.snapshot.read_table import filter_conditions
 from waldelta.stages.setup.estimate._sample import Sample, readers, sample_copy
-from waldelta.stages.setup.estimate.planned_copies import PlannedCopy
+from waldelta.stages.setup.estimate.planned_copies import PlannedCopy, plan_copies
 from waldelta.stages.setup.facts.source_facts import ServerFacts
+from waldelta.stages.setup.preflight.targets import PlannedTargets
 
 log = logging.getLogger(__name__)
 
@@ -150,18 +152,18 @@ def duration(seconds: float) -> str:
     return counted(round(seconds / 3600, 1), "hour")
 
 
-def estimate_copies(
-    job: Job, copies: Sequence[PlannedCopy], server: ServerFacts
-) -> CopyEstimate | None:
-    """Estimate these copies, reading for some seconds; None without copies, and never an error."""
-    if not copies:
-        return None
+def estimate_copies(job: Job, targets: PlannedTargets, server: ServerFacts) -> CopyEstimate | None:
+    """Estimate the copies of new targets, reading for some seconds; None without such targets, and
+    never an error.
+    """
     try:
         with job.source.connect("estimate") as connection:
-            return _estimate(connection, job, copies, server)
+            plan = partial(plan_copies, connection, job, targets)
+            copies, _ = read_around(connection, _LOCK_TIMEOUT_S, plan)
+            return _estimate(connection, job, copies, server) if copies else None
     except (WaldeltaError, psycopg.Error) as err:
         log.debug("no estimate", exc_info=err)
-        return CopyEstimate(len(copies), unknown=first_line(err))
+        return CopyEstimate(0, unknown=first_line(err))
 
 
 def _estimate(

@@ -41,8 +41,12 @@ class PlannedCopy:
         return sum(leaf.blocks for leaf in self.table.stored_leaves)
 
 
-def plan_copies(conn: Connection, job: Job, planned: PlannedTargets) -> tuple[PlannedCopy, ...]:
-    """Returns the copies of all targets without a complete one."""
+def plan_copies(
+    conn: Connection, job: Job, planned: PlannedTargets, locked: frozenset[int]
+) -> tuple[PlannedCopy, ...]:
+    """Returns the copies of all targets without a complete one; leaves that are ``locked`` (by oid)
+    count as empty.
+    """
     states: Mapping[str, TableState] = {}
     with suppress(SlotMissing):  # Before the first setup no target has a copy.
         states = job.read_states()
@@ -55,7 +59,8 @@ def plan_copies(conn: Connection, job: Job, planned: PlannedTargets) -> tuple[Pl
     if not wanted:
         return ()
     oids = [part.relation.oid for name in wanted for part in planned.relations_of(name)]
-    return tuple(_copies(planned, wanted, read_leaves(conn, list(dict.fromkeys(oids)))))
+    leaves = read_leaves(conn, list(dict.fromkeys(oids)), locked=locked)
+    return tuple(_copies(planned, wanted, leaves))
 
 
 def _copies(
