@@ -117,8 +117,6 @@ def _published(
     relation: CatalogRelation, member: _Taken, leaves: tuple[Leaf, ...]
 ) -> PublishedTable:
     columns = tuple(c for c in relation.columns if c.name in member.column_names)
-    filters = sorted({f for f in member.filters if f is not None})
-    unfiltered = None in member.filters
     return PublishedTable(
         id=relation.id,
         oid=relation.oid,
@@ -128,13 +126,7 @@ def _published(
         key_columns=_key_columns(relation, member.column_names),
         primary_key=relation.primary_key,
         identity_columns=relation.identity_columns,
-        row_filter=(
-            None
-            if unfiltered
-            else " OR ".join(f"({f})" for f in filters)
-            if len(filters) > 1
-            else filters[0]
-        ),
+        row_filter=combined_filter(member.filters),
         leaves=leaves,
         relation_ids=(relation.oid,),
         publishes=frozenset(member.publishes),
@@ -143,6 +135,22 @@ def _published(
         entries=frozenset(member.entries),
         unread=member.unread,
     )
+
+
+def combined_filter(filters: Collection[str | None]) -> str | None:
+    """Returns the filter of a table that several publications have: its rows pass any of theirs.
+
+    None is a publication's entry without a filter.
+
+    >>> combined_filter(["b", "a", "b"]), combined_filter(["a"]), combined_filter(["a", None])
+    ('(a) OR (b)', 'a', None)
+    """
+    return None if None in filters else any_filter(sorted(set(filter(None, filters))))
+
+
+def any_filter(filters: Sequence[str]) -> str:
+    """Returns a filter that is true where one of these is, of which there is at least one."""
+    return filters[0] if len(filters) == 1 else " OR ".join(f"({text})" for text in filters)
 
 
 def _key_columns(relation: CatalogRelation, published: frozenset[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.postgres.published_tables import any_filter
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_constraint import of_column
 from waldelta.row_filter.spark import spark_condition
@@ -135,7 +136,7 @@ def _filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     # Rows that an earlier filter admitted stay, so each row passes one of the filters.
     filters = [facts.state.row_filter or EVERYTHING, *facts.state.later_filters]
     if EVERYTHING not in filters:
-        text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
+        text = any_filter(filters)
         condition = _translated(facts, "row filter", partial(published_filter, text))
         if condition is not None:
             meaning = f"publication's row filter holds: {text}"

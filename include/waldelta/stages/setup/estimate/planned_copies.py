@@ -16,6 +16,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import Connection, Leaf, PublishedTable
 from waldelta.postgres.catalog import read_leaves
+from waldelta.postgres.published_tables import combined_filter
 from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets
 
 
@@ -80,7 +81,6 @@ def _copies(
 
 def _published(part: PlannedRelation, leaves: Sequence[Leaf]) -> PublishedTable:
     relation = part.relation
-    filters = sorted(text for text in part.filters if text is not None)
     return PublishedTable(
         id=relation.id,
         oid=relation.oid,
@@ -90,9 +90,7 @@ def _published(part: PlannedRelation, leaves: Sequence[Leaf]) -> PublishedTable:
         key_columns=tuple(sorted(part.key)) if part.key <= part.columns else (),
         primary_key=relation.primary_key,
         identity_columns=relation.identity_columns,
-        row_filter=(
-            None if None in part.filters else " OR ".join(f"({text})" for text in filters) or None
-        ),
+        row_filter=combined_filter(part.filters),
         leaves=tuple(leaves),
         relation_ids=(relation.oid,),
         publishes=frozenset(part.publishes),
