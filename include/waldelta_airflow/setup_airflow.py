@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file
-from waldelta.config.pipeline_folder import existing_folder, read_pipeline_files, refusal
+from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.errors import ConfigError
 from waldelta_airflow.airflow_entries import (
     POOL_SLOTS,
@@ -60,15 +60,8 @@ def _read(place: Path | None) -> tuple[list[PipelineFile], list[dict[str, str]]]
     """Returns the pipelines of a file or a folder, and the refused files with their errors."""
     if place is not None and not place.is_dir():
         return [load_pipeline_file(place)], []
-    files = list(read_pipeline_files(existing_folder(place)))
-    return (
-        [found for _, found in files if isinstance(found, PipelineFile)],
-        [
-            {"file": str(path), "error": refusal(found)}
-            for path, found in files
-            if isinstance(found, Exception)
-        ],
-    )
+    found = PipelineFolder.read(existing_folder(place))
+    return list(found.pipelines.values()), found.refusals()
 
 
 @contextmanager

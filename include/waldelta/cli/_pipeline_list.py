@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.cli._output import Output, table
 from waldelta.config import PipelineFile
-from waldelta.config.pipeline_folder import existing_folder, read_pipeline_files, refusal
+from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.lake.write_errors import named_write_errors
 from waldelta.pipeline.job import ledger_of
 from waldelta.pipeline.task_errors import describe_error
@@ -30,15 +30,10 @@ def list_pipelines(folder: Path | None, output: Output) -> bool:
     A lake that doesn't answer is part of its own line only.
     """
     folder = existing_folder(folder)
-    files = list(read_pipeline_files(folder))
-    pipelines = {path: found for path, found in files if isinstance(found, PipelineFile)}
-    runs = _last_runs(pipelines)
-    listed = [_entry(path, pipeline) | runs[path] for path, pipeline in pipelines.items()]
-    refused = [
-        {"file": str(path), "error": refusal(found)}
-        for path, found in files
-        if isinstance(found, Exception)
-    ]
+    found = PipelineFolder.read(folder)
+    runs = _last_runs(found.pipelines)
+    listed = [_entry(path, pipeline) | runs[path] for path, pipeline in found.pipelines.items()]
+    refused = found.refusals()
     document = {"folder": str(folder), "pipelines": listed, "refused": refused}
     output.show(document, _text(folder, listed, refused))
     return bool(refused)

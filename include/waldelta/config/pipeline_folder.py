@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
@@ -37,13 +38,43 @@ def refusal(error: Exception) -> str:
     return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
 
 
+def pipeline_paths(folder: Path) -> list[Path]:
+    """Returns the pipeline files (``*.yml``, ``*.yaml``) of a folder by name."""
+    return sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFolder:
+    """The pipelines of a folder, and its refused files with their errors, each by its path."""
+
+    pipelines: dict[Path, PipelineFile] = field(default_factory=dict)
+    refused: dict[Path, Exception] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> PipelineFolder:
+        """Returns the files of a folder as read_pipeline_files() has them."""
+        found = cls()
+        for path, pipeline in read_pipeline_files(folder):
+            if isinstance(pipeline, PipelineFile):
+                found.pipelines[path] = pipeline
+            else:
+                found.refused[path] = pipeline
+        return found
+
+    def refusals(self) -> list[dict[str, str]]:
+        """Returns the refused files as JSON has them."""
+        return [
+            {"file": str(path), "error": refusal(error)} for path, error in self.refused.items()
+        ]
+
+
 def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:
-    """Yields every file (``*.yml``, ``*.yaml``) of a folder by name, with its pipeline or error.
+    """Yields every pipeline file of a folder by name, with its pipeline or error.
 
     Of several files that exclude each other, the first is valid.
     """
     taken: dict[str, Path] = {}
-    for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
+    for path in pipeline_paths(folder):
         try:
             pipeline = load_pipeline_file(path)
             _refuse_doubles(path, pipeline, taken)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile
-from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files
+from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError
 from waldelta.monitoring import Glance, read_glance
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
@@ -54,14 +54,13 @@ def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation
     ``task`` is the running task instance. Runs that failed after ``since`` are included, although
     a later run succeeded.
     """
-    refused, pipelines = [], []
-    for path, found in read_pipeline_files(pipelines_folder()):
-        if isinstance(found, PipelineFile):
-            pipelines.append(found)
-        else:
-            text = f"{path.name}: {shortened(str(found))}"
-            refused.append(Attention("failed", "pipeline_file", text, objects=(path.name,)))
+    folder = PipelineFolder.read(pipelines_folder())
+    refused = []
+    for path, error in folder.refused.items():
+        text = f"{path.name}: {shortened(str(error))}"
+        refused.append(Attention("failed", "pipeline_file", text, objects=(path.name,)))
     files = Evaluation(FILES, tuple(refused), frozenset({"pipeline_file"}))
+    pipelines = folder.pipelines.values()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return [files, *pool.map(lambda pipeline: _evaluate(task, pipeline, at, since), pipelines)]
 
