@@ -7,11 +7,11 @@ missing or broken.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from waldelta.error_catalog import ERROR_CATALOG
+from waldelta.error_catalog import REMEDIES
 from waldelta.errors import WaldeltaError
 
 CHECK_TIMEOUT_S = 10.0
@@ -58,7 +58,7 @@ def run_check(name: str, check: Check, timeout_s: float = CHECK_TIMEOUT_S) -> li
 
 def _collect(name: str, check: Check, found: list[CheckResult]) -> None:
     try:
-        found.extend(_each(check))
+        found.extend(check())
     except WaldeltaError as err:
         found.append(problem_of(name, err))
     except Exception as err:
@@ -68,12 +68,7 @@ def _collect(name: str, check: Check, found: list[CheckResult]) -> None:
         found.append(CheckResult(name, "problem", text))
 
 
-def _each(check: Check) -> Iterator[CheckResult]:
-    yield from check()
-
-
 def problem_of(name: str, err: WaldeltaError) -> CheckResult:
     """Returns a named error as a problem, with its remedy of errors.md."""
     kind = type(err).__name__
-    entry = ERROR_CATALOG.get(kind)
-    return CheckResult(name, "problem", f"{kind}: {err}", "" if entry is None else entry.remedy)
+    return CheckResult(name, "problem", f"{kind}: {err}", REMEDIES.get(kind, ""))

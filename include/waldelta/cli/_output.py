@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from waldelta.error_catalog import ERROR_CATALOG
+from waldelta.error_catalog import REMEDIES
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,6 +27,7 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self._document: Any = None
+        self._error: Mapping[str, Any] | None = None
 
     def show(self, document: Any, text: RenderableType) -> None:
         """Print the text, or keep the document for close(); a string is printed as it is."""
@@ -38,26 +39,24 @@ class Output:
     def show_run(self, result: RunResult, stage: str | None) -> None:
         """Print a run's summary, of its one ``stage`` if it ran only that."""
         if self.as_json:
-            self._document = json.loads(result.to_json())
+            self._document = result.document()
         else:
             result.print_summary(terminal(), stage)
 
-    def close(self, error: Mapping[str, Any] | None = None) -> None:
+    def fail(self, error: Mapping[str, Any]) -> None:
+        """Keep an error, as describe_error() has it, for close()."""
+        self._error = {**error, "remedy": REMEDIES.get(str(error["class"]), "")}
+
+    def close(self) -> None:
         """Print the JSON document; an error becomes its key ``error``, or the whole document."""
         if not self.as_json:
             return
         document = self._document
-        if error is not None:
+        if self._error is not None:
             before = document if isinstance(document, Mapping) else {}
-            document = {**before, "error": {**error, "remedy": remedy_of(str(error["class"]))}}
+            document = {**before, "error": self._error}
         if document is not None:
             sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-
-
-def remedy_of(error_class: str) -> str:
-    """Returns what to do about an error; empty for a class that errors.md doesn't describe."""
-    entry = ERROR_CATALOG.get(error_class)
-    return "" if entry is None else entry.remedy
 
 
 def terminal(width: int | None = None) -> Console:

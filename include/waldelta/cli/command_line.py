@@ -23,6 +23,7 @@ from waldelta.cli._options import check_decision, parse
 from waldelta.cli._output import Output
 from waldelta.cli._results import plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
+from waldelta.config.pipeline_folder import pipeline_paths
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
@@ -104,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:
         if leaving.code != 1:
             raise
+        output.close()
         return 1
     except Exception as err:
         if (named := last_error(err)) is None:
@@ -115,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _end_with(err: WaldeltaError, options: argparse.Namespace, output: Output) -> None:
     _log_last(err)
-    output.close(describe_error(err))
+    output.fail(describe_error(err))
+    output.close()
     _write_failure(options, err)
 
 
@@ -148,7 +151,6 @@ def _list(options: argparse.Namespace, output: Output) -> None:
 
     _check_rich()
     if list_pipelines(options.folder, output):
-        output.close()
         raise SystemExit(1)
 
 
@@ -156,7 +158,6 @@ def _doctor(options: argparse.Namespace, output: Output) -> None:
     from waldelta.cli.doctor import examine
 
     if examine(options.pipeline, output, workers=options.workers):
-        output.close()
         raise SystemExit(1)
 
 
@@ -183,7 +184,6 @@ def _airflow(options: argparse.Namespace, output: Output) -> None:
     output.show(document, text)
     entries = (*document["pools"], *document["connections"])
     if document["refused"] or any(one["state"] == "missing" for one in entries):
-        output.close()
         raise SystemExit(1)
 
 
@@ -215,7 +215,7 @@ def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> N
     except PreflightFailed as err:
         # The plan has just listed the problems.
         log.error("PreflightFailed: %s, listed above", counted(len(err.problems), "problem"))
-        output.close(describe_error(err))
+        output.fail(describe_error(err))
         _write_failure(options, err)
         raise SystemExit(1) from None
 
@@ -238,9 +238,7 @@ def _show_plan(pipeline: Pipeline, options: argparse.Namespace, output: Output) 
         for finding in plan.reported(for_dba=True):
             log.warning("%s", finding)
     text = plan.as_sql() if options.sql else plan.describe()
-    output.show(
-        plan_document(pipeline.file, plan), plan.as_sql() if options.sql else plan_text(plan)
-    )
+    output.show(plan_document(pipeline.file, plan), text if options.sql else plan_text(plan))
     _write_simple(options, options.verb, text)
     return plan
 
@@ -277,11 +275,7 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output)
 def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     if options.orphans or options.drop:
         # A file that can't be read may name any slot, so it is an error.
-        files = sorted(
-            path
-            for path in options.file.absolute().parent.iterdir()
-            if path.suffix in (".yml", ".yaml")
-        )
+        files = pipeline_paths(options.file.absolute().parent)
         named = [load_pipeline_file(path).source.slot for path in files]
         lines, nothing = (
             pipeline.slots_without_pipeline(named, options.drop or ()),
@@ -321,7 +315,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
         result.write(options.result)
     if cause is not None:
         _log_last(cause)
-        output.close(describe_error(cause))
+        output.fail(describe_error(cause))
         raise SystemExit(1)
 
 

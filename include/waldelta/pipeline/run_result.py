@@ -237,13 +237,17 @@ class RunResult:
             document[name] = {key: kind(**values) for key, values in document[name].items()}
         return row_of(cls, document | dict.fromkeys(_PARTS, document))
 
-    def to_json(self) -> str:
-        """Return the result as JSON, in the shape that Airflow's operator reads."""
+    def document(self) -> dict[str, Any]:
+        """Return what the result's JSON has, in the shape that Airflow's operator reads."""
         document = asdict(self)
         del document["attempt"]
         for name in _PARTS:
             document |= document.pop(name)
-        return json.dumps(document)
+        return document
+
+    def to_json(self) -> str:
+        """Return the document as JSON."""
+        return json.dumps(self.document())
 
     def write(self, path: Path) -> None:
         """Write the JSON atomically, readable by this user only."""

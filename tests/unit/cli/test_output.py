@@ -29,7 +29,9 @@ def test_json_is_one_document(document, error, printed, capsys):
     output = Output(as_json=True)
     if document is not None:
         output.show(document, "for people")
-    output.close(ERROR if error else None)
+    if error:
+        output.fail(ERROR)
+    output.close()
     shown = json.loads(capsys.readouterr().out)
     if error:
         assert shown["error"].pop("remedy").startswith("run resync")
