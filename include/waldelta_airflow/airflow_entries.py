@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from waldelta.config import PipelineFile
+from waldelta.lake.store_connection import store_of
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -53,12 +54,15 @@ class ConnectionEntry:
         return f"{shlex.join(words)} {_FIELDS[self.conn_type]}"
 
 
+# The usual type of a connection to a store.
+_TYPES = {"azure": "wasb", "google": "google_cloud_platform"}
 # What the command's user fills in.
 _FIELDS = {
     "postgres": "--conn-host HOST --conn-port 5432 --conn-schema DATABASE --conn-login ROLE",
     "spark_connect": "--conn-host HOST --conn-port 15002",
     "aws": "--conn-login ACCESS_KEY_ID",
     "wasb": "--conn-login ACCOUNT",
+    "google_cloud_platform": """--conn-extra '{"key_path": "PATH"}'""",
 }
 
 
@@ -105,8 +109,7 @@ def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
         yield conn_id, "source", "postgres"
     yield pipeline.spark_conn_id, "Spark", "spark_connect"
     if (store := pipeline.target.conn_id) is not None:
-        is_azure = pipeline.target.root.startswith(("abfs", "az", "wasb"))
-        yield store, "lake", "wasb" if is_azure else "aws"
+        yield store, "lake", _TYPES.get(store_of(pipeline.target.root) or "", "aws")
 
 
 def _elsewhere(conn_id: str) -> State:

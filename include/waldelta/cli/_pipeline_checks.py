@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from waldelta.cli._check_result import CHECK_TIMEOUT_S, Check, CheckResult
 from waldelta.quantities import size
@@ -19,10 +18,8 @@ from waldelta.quantities import size
 if TYPE_CHECKING:
     from waldelta.jobs import Pipeline
 
-# The folder of a store's jars, by the scheme of target.root.
-_STORE_JARS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure"}
-
-
+# The stores whose jars `waldelta jars` fetches, each into a folder of this name.
+_WITH_JARS: Final = ("s3", "azure")
 # These would only repeat that the source can't be reached.
 NEEDS_SOURCE: Final = frozenset({"preflight", "slot"})
 
@@ -97,10 +94,11 @@ def _lake(pipeline: Pipeline) -> Iterator[CheckResult]:
 
 
 def _store_jars(root: str) -> Iterator[CheckResult]:
+    from waldelta.lake.store_connection import store_of
     from waldelta.spark.settings import jars_folder
 
-    name = _STORE_JARS.get(urlsplit(root).scheme)
-    if name is not None and "SPARK_REMOTE" not in os.environ:
+    name = store_of(root)
+    if name in _WITH_JARS and "SPARK_REMOTE" not in os.environ:
         folder = jars_folder() / name
         if not folder.is_dir():
             text = f"{folder} is missing: a local Spark can't reach {root}"

@@ -17,6 +17,7 @@ from waldelta.errors import ConfigError
 
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 _S3, _AZURE, _GOOGLE = ("s3", "s3a"), ("abfs", "abfss", "az", "adl"), ("gs", "gcs")
+_STORES = {"s3": _S3, "azure": _AZURE, "google": _GOOGLE}
 _S3A = "spark.hadoop.fs.s3a"
 _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
@@ -34,6 +35,14 @@ _EXAMPLES = {
     _AZURE: "wasb://ACCOUNT:KEY@",
     _GOOGLE: "google-cloud-platform://?key_path=/path/to/key.json",
 }
+
+
+def store_of(root: str) -> str | None:
+    """Return which store a lake's root is in: ``s3``, ``azure`` or ``google``; None for another
+    place.
+    """
+    scheme = urlsplit(root).scheme
+    return next((name for name, schemes in _STORES.items() if scheme in schemes), None)
 
 
 def read_store_options(

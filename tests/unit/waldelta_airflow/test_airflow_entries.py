@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from airflow.models import import_all_models
 from airflow.models.connection import Connection
 from airflow.models.pool import Pool
-from sqlalchemy import create_engine, insert
+from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from waldelta.config import load_pipeline_file
@@ -23,15 +22,11 @@ pytestmark = pytest.mark.airflow
 
 
 @pytest.fixture
-def session(monkeypatch):
+def session(monkeypatch, airflow_tables):
     """Airflow's tables of pools and connections, empty; no variable of a test has a connection."""
     for name in ("SHOP_SOURCE", "WALDELTA_SPARK"):
         monkeypatch.delenv(f"AIRFLOW_CONN_{name}", raising=False)
-    engine = create_engine("sqlite://")
-    import_all_models()
-    for model in (Pool, Connection):
-        model.__table__.create(engine)
-    with Session(engine) as session:
+    with Session(airflow_tables(Pool, Connection)) as session:
         yield session
 
 
@@ -86,7 +81,12 @@ def test_what_is_there_is_not_reported(session, shop, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "root, conn_type", [("s3a://bucket/x", "aws"), ("abfss://c@a.dfs.core.windows.net/x", "wasb")]
+    "root, conn_type",
+    [
+        ("s3a://bucket/x", "aws"),
+        ("abfss://c@a.dfs.core.windows.net/x", "wasb"),
+        ("gs://bucket/x", "google_cloud_platform"),
+    ],
 )
 def test_the_lakes_connection_is_needed_too(session, write_pipeline, root, conn_type):
     path = write_pipeline("shop")
