@@ -73,7 +73,9 @@ def served(folder: Path) -> Iterator[str]:
         patch.object(
             pages,
             "read_schedules",
-            lambda files: {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known},
+            lambda files, **_: {
+                f.pipeline: known[f.pipeline] for f in files if f.pipeline in known
+            },
         ),
         patch.object(
             pages,

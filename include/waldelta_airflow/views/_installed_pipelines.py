@@ -78,9 +78,12 @@ class Schedule(DagsOfPipeline):
         return tuple(state for state in self.dags if state.is_under_way)
 
 
-def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
-    """Returns what Airflow knows, by pipeline; without pipelines whose DAGs it doesn't know
-    (yet).
+def read_schedules(
+    pipelines: Collection[PipelineFile], *, finds_lacks: bool = True
+) -> dict[str, Schedule]:
+    """Returns what Airflow knows, by pipeline; without pipelines whose DAGs it doesn't know (yet).
+
+    Without ``finds_lacks`` no pools and connections are searched.
     """
     from airflow.models.dag import DagModel
     from airflow.utils.session import create_session
@@ -103,7 +106,7 @@ def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
                 for name in names
                 if cdc_dag(name) in known
             }
-            lacks = _lacks(session, pipelines, schedules)
+            lacks = _lacks(session, pipelines, schedules) if finds_lacks else {}
             return {
                 name: replace(schedule, lacks=tuple(lacks.get(name, ())))
                 for name, schedule in schedules.items()

@@ -248,7 +248,7 @@ def runs_page(
 
 
 def _is_under_way(pipeline: PipelineFile) -> bool:
-    schedule = read_schedules([pipeline]).get(pipeline.pipeline)
+    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline)
     return schedule is not None and bool(schedule.under_way)
 
 

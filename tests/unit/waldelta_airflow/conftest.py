@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tests.support.plugin_app import plugin_app
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
+    from sqlalchemy import Engine
 
 PASSWORD = "s3cr3t/of the+source"
 TOKEN = "t0ken-of-spark"
@@ -37,6 +39,35 @@ def _connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", "postgres://x:unrelated@y/z")
     monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(spark))
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "")
+
+
+@pytest.fixture
+def airflow_tables(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """Creates empty tables of Airflow's database, which Airflow's own sessions then have."""
+
+    def create(*models: Any) -> Engine:
+        from airflow.models import import_all_models
+        from sqlalchemy import create_engine
+        from sqlalchemy.orm import Session
+        from sqlalchemy.pool import StaticPool
+
+        engine = create_engine(
+            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+        )
+        import_all_models()  # which foreign keys name
+        for model in models:
+            model.__table__.create(engine)
+
+        @contextmanager
+        def create_session() -> Iterator[Session]:
+            with Session(engine) as session:
+                yield session
+                session.commit()
+
+        monkeypatch.setattr("airflow.utils.session.create_session", create_session)
+        return engine
+
+    return create
 
 
 @dataclass

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
-from airflow.models import import_all_models
 from airflow.models.connection import Connection
 from airflow.models.pool import Pool
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
 
 from waldelta.errors import ConfigError
 from waldelta_airflow.setup_airflow import set_up_airflow
@@ -18,19 +13,8 @@ pytestmark = pytest.mark.airflow
 
 
 @pytest.fixture(autouse=True)
-def _database(monkeypatch):
-    engine = create_engine("sqlite://")
-    import_all_models()
-    for model in (Pool, Connection):
-        model.__table__.create(engine)
-
-    @contextmanager
-    def create_session():
-        with Session(engine) as session:
-            yield session
-            session.commit()
-
-    monkeypatch.setattr("airflow.utils.session.create_session", create_session)
+def _database(airflow_tables):
+    airflow_tables(Pool, Connection)
 
 
 def run(place, **options):

@@ -69,7 +69,7 @@ def schedules(monkeypatch):
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
         "waldelta_airflow.views._pages.read_schedules",
-        lambda files: {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known},
+        lambda files, **_: {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known},
     )
     return known
 

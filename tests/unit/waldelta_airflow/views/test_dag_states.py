@@ -5,20 +5,17 @@ unpause from there.
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from airflow.models import import_all_models
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.log import Log
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.types import DagRunType
 from fastapi import HTTPException
-from sqlalchemy import create_engine, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import StaticPool
 
 from tests.support.bookkeeping import NOON, run
 from waldelta.config import load_pipeline_file
@@ -44,22 +41,9 @@ REFRESH = '<meta http-equiv="refresh"'
 
 
 @pytest.fixture
-def airflow_db(monkeypatch):
+def airflow_db(airflow_tables):
     """Airflow's tables of DAGs and runs, empty."""
-    engine = create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-    )
-    import_all_models()  # which foreign keys name
-    for model in (DagModel, DagRun, TaskInstance, Log):
-        model.__table__.create(engine)
-
-    @contextmanager
-    def create_session():
-        with Session(engine) as session:
-            yield session
-            session.commit()
-
-    monkeypatch.setattr("airflow.utils.session.create_session", create_session)
+    engine = airflow_tables(DagModel, DagRun, TaskInstance, Log)
     with Session(engine) as session:
         yield session
 
@@ -195,7 +179,9 @@ def shop(write_pipeline, monkeypatch):
         DagState("resync", "shop_resync", False),
     )
     pages, app = "waldelta_airflow.views._pages", "waldelta_airflow.views._app"
-    monkeypatch.setattr(f"{pages}.read_schedules", lambda names: {"shop": Schedule(dags=states)})
+    monkeypatch.setattr(
+        f"{pages}.read_schedules", lambda names, **_: {"shop": Schedule(dags=states)}
+    )
     monkeypatch.setattr(
         f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"}))
     )
@@ -262,7 +248,7 @@ def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatc
         assert "script-src" not in answer.headers["content-security-policy"]
     assert "reconcile running" in client.get("/").text
     monkeypatch.setattr(
-        "waldelta_airflow.views._pages.read_schedules", lambda names: {"shop": Schedule()}
+        "waldelta_airflow.views._pages.read_schedules", lambda names, **_: {"shop": Schedule()}
     )
     assert REFRESH not in client.get("/p/shop").text
 

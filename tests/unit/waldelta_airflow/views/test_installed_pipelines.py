@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
-from airflow.models import import_all_models
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
@@ -85,14 +84,11 @@ def test_what_runs_say(runs, failed, looked):
     assert found.idle_checked_at == (None if looked is None else NOON + timedelta(hours=looked))
 
 
-def test_what_airflow_lacks(write_pipeline, monkeypatch):
+def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
     """The slot's pool, always; connections until a run has succeeded, which needed them."""
     monkeypatch.delenv("AIRFLOW_CONN_SHOP_SOURCE", raising=False)
     monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", "spark-connect://spark")
-    engine = create_engine("sqlite://")
-    import_all_models()
-    for model in (DagModel, DagRun, XComModel, Pool, Connection):
-        model.__table__.create(engine)
+    engine = airflow_tables(DagModel, DagRun, XComModel, Pool, Connection)
     shop = load_pipeline_file(write_pipeline("shop"))
     with Session(engine) as session:
         monkeypatch.setattr("airflow.utils.session.create_session", lambda: nullcontext(session))
