@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.other_python import build_distributions, install_wheel
+from tests.support.other_python import build_distributions, install_wheel, make_team
 from waldelta.spark.settings import JARS_VARIABLE, jars_folder
 from waldelta_airflow.launchers.job_result import JobResult
 
@@ -24,7 +23,6 @@ source:
   publications: [{{name: wheel_pub, tables: [{{name: public.orders}}]}}]
 target: {{root: {root}}}
 """
-DAG_FILE = "from waldelta_airflow import pipelines; globals().update(pipelines())  # DAGs\n"
 # Prints what Airflow shows: plugins, their import errors, DAGs, their import errors.
 AIRFLOW = """
 import json, sys
@@ -54,21 +52,9 @@ def python(tmp_path_factory) -> Path:
 @pytest.fixture
 def team(tmp_path, database, lake) -> tuple[Path, dict[str, str]]:
     """A team's folder with its DAG file and its pipeline, and the environment of its processes."""
-    for name, file, text in (
-        ("dags", "shop.py", DAG_FILE),
-        ("pipelines", "shop.yml", PIPELINE.format(root=lake)),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_text(text)
-    kept = ("PYTHON", "AIRFLOW_CONN", "WALDELTA", "VIRTUAL_ENV")
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(kept)}
-    return tmp_path, environment | {
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    return tmp_path, make_team(tmp_path, PIPELINE.format(root=lake)) | {
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(tmp_path / "plugins"),
         "AIRFLOW_CONN_SHOP_SOURCE": database.uri,
-        "WALDELTA_PIPELINES": str(tmp_path / "pipelines"),
-        "WALDELTA_DRIVER_MEMORY": "1g",
         JARS_VARIABLE: str(jars_folder()),
     }
 

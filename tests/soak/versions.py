@@ -27,14 +27,13 @@ import psycopg
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres, free_port
-from tests.support.other_python import build_distributions
-from tests.support.servers.downloaded_postgres import RELEASES, DownloadedPostgres
+from tests.support.fixtures.postgres import new_postgres
+from tests.support.other_python import build_distributions, make_team
 from tests.support.waiting import wait_until
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/versions.md"
 NOT_TRIED: Final = "not tried yet"
 _HEADINGS: Final = "| Python | Airflow | Spark | PostgreSQL | result |"
-_DAG_FILE: Final = "from waldelta_airflow import pipelines; globals().update(pipelines())  # DAGs\n"
 _PIPELINE: Final = """\
 pipeline: shop
 source:
@@ -91,7 +90,7 @@ class Failed(Exception):
 def try_versions(versions: Versions, wheel: Path, folder: Path) -> None:
     """Try one combination in an empty folder; raises Failed when it doesn't work."""
     python = _install(versions, wheel, folder / "venv")
-    server = _server(versions.postgres)
+    server = new_postgres(versions.postgres, {"fsync": "off"})
     try:
         team = _Team(folder, python.parent, server.start())
         team.run("airflow", "db", "migrate")
@@ -133,24 +132,12 @@ class _Team:
     def __init__(self, folder: Path, programs: Path, server: EmbeddedPostgres) -> None:
         self.folder, self.programs = folder, programs
         self.lake = folder / "lake"
-        for name, file, text in (
-            ("dags", "shop.py", _DAG_FILE),
-            ("pipelines", "shop.yml", _PIPELINE % self.lake.as_uri()),
-        ):
-            (folder / name).mkdir()
-            (folder / name / file).write_text(text)
-        kept = ("PYTHON", "AIRFLOW", "WALDELTA", "VIRTUAL_ENV", "SPARK")
-        own = {name: text for name, text in os.environ.items() if not name.startswith(kept)}
-        self.environment = own | {
+        self.environment = make_team(folder, _PIPELINE % self.lake.as_uri()) | {
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "AIRFLOW_HOME": str(folder / "airflow"),
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW_CONN_SHOP_SOURCE": server.uri(),
             "AIRFLOW_CONN_WALDELTA_SPARK": '{"conn_type": "spark", "host": "local[2]"}',
-            "WALDELTA_PIPELINES": str(folder / "pipelines"),
             "WALDELTA_JARS": str(folder / "jars"),
-            "WALDELTA_DRIVER_MEMORY": "1g",
             "WALDELTA_RETRY_DELAY": "1",
         }
 
@@ -241,13 +228,6 @@ def _install(versions: Versions, wheel: Path, folder: Path) -> Path:
     else:
         _run([*install, own, *pins], folder.parent, environment)
     return python
-
-
-def _server(version: int) -> EmbeddedPostgres:
-    kind = DownloadedPostgres if version in RELEASES else EmbeddedPostgres
-    # Not in a folder that is closed to the user that PostgreSQL runs as.
-    folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-    return kind(folder, version=version, settings={"fsync": "off"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

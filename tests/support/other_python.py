@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OURS = ("waldelta",)
+DAG_FILE = "from waldelta_airflow import pipelines; globals().update(pipelines())  # DAGs\n"
 _KNOWN = (
     "import importlib.util as i, sys; print(*(name for name in sys.argv[1:] if i.find_spec(name)))"
 )
@@ -59,3 +61,23 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
         [*pip, "--no-index", str(wheel)], capture_output=True, env={}, check=True, cwd=folder
     )
     return python
+
+
+def make_team(folder: Path, pipeline: str) -> dict[str, str]:
+    """Write a team's DAG file and its pipeline file ``shop.yml``; returns the environment of its
+    processes, without what points to this checkout.
+    """
+    for name, file, text in (
+        ("dags", "shop.py", DAG_FILE),
+        ("pipelines", "shop.yml", pipeline),
+    ):
+        (folder / name).mkdir()
+        (folder / name / file).write_text(text)
+    ours = ("PYTHON", "AIRFLOW", "WALDELTA", "VIRTUAL_ENV", "SPARK")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    return kept | {
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "WALDELTA_PIPELINES": str(folder / "pipelines"),
+        "WALDELTA_DRIVER_MEMORY": "1g",
+    }

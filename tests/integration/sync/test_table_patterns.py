@@ -59,6 +59,12 @@ def shop_job(database, lake, *tables, new="report", conninfo=None, name="p", **p
     return job_for(conninfo or database.conninfo, lake, entry, slot=slot)
 
 
+def with_publications(job, *publications):
+    """The job of a pipeline file with these publications."""
+    source = job.pipeline.source.model_copy(update={"publications": publications})
+    return replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
+
+
 @pytest.mark.parametrize("via_root", [False, True])
 def test_setup_writes_out_what_a_pattern_stands_for(any_database, lake, via_root):
     """Ordinary tables and partition roots, by name; a second setup changes nothing."""
@@ -196,8 +202,7 @@ def test_nothing_is_adopted_before_setup(database, shop):
     database.execute("create table sales.x1 (id int primary key)")
     (entry,) = job.pipeline.source.publications
     wider = entry.model_copy(update={"tables": Publication(name="p", tables=[EVERY]).tables})
-    source = job.pipeline.source.model_copy(update={"publications": (wider,)})
-    changed = replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
+    changed = with_publications(job, wider)
     found = adopt_or_report(conn, changed)
     assert (found.adopted, found.reported) == ((), ("sales.x1",))
     assert "run setup" in found.warnings[0]
@@ -211,9 +216,7 @@ def test_an_adopted_table_never_stops_the_slot(database, lake):
     database.execute("create publication theirs for table s.a")
     job = shop_job(database, lake, {"name": "s.*"}, new="adopt")
     theirs = Publication(name="theirs", manage=False)
-    both = (*job.pipeline.source.publications, theirs)
-    source = job.pipeline.source.model_copy(update={"publications": both})
-    job = replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
+    job = with_publications(job, *job.pipeline.source.publications, theirs)
     with connect(database.conninfo, "test") as conn:
         apply_setup(conn, job)
         database.execute(
