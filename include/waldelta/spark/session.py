@@ -171,13 +171,25 @@ def borrowed_session(spark: SparkSession | None) -> Iterator[SparkSession]:
 
 
 def _active_session() -> SparkSession | None:
-    if "SPARK_REMOTE" in os.environ:
-        from pyspark.sql.connect.session import SparkSession as ConnectSession
+    """Return the session of this thread or else of this process, and None where there is none.
 
-        return cast("SparkSession | None", ConnectSession.getActiveSession())
-    from pyspark.sql import SparkSession
+    Spark keeps the active session by thread. A job that opens "its own" in another thread would get
+    the process's session, and stop it at the end.
+    """
+    from pyspark.errors import PySparkRuntimeError
 
-    return SparkSession.getActiveSession()
+    try:
+        if "SPARK_REMOTE" in os.environ:
+            from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+            return cast("SparkSession", ConnectSession.active())
+        from pyspark.sql import SparkSession
+
+        return SparkSession.active()
+    except PySparkRuntimeError as err:
+        if err.getCondition() != "NO_ACTIVE_OR_DEFAULT_SESSION":
+            raise
+        return None
 
 
 def _stop(spark: SparkSession) -> None:

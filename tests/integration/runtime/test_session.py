@@ -1,11 +1,14 @@
-"""The Python that Spark's tasks run in, which is started ahead."""
+"""The session that a check borrows, and the Python that Spark's tasks run in."""
 
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
+
+from waldelta.spark.session import borrowed_session
 
 pytestmark = pytest.mark.spark
 
@@ -21,3 +24,19 @@ def test_workers_that_are_started_ahead_are_those_of_every_task(spark):
     ahead = spark.sparkContext.parallelize([0], 1).mapPartitions(lambda _: [os.getppid()]).collect()
     ((daemon,),) = spark.range(0, 1, 1, 1).mapInArrow(told, "id bigint").collect()
     assert ahead == [daemon]
+
+
+def test_a_check_in_another_thread_leaves_the_session_running(spark):
+    """Spark keeps the active session by thread; a thread without one has the default session.
+
+    ``doctor`` runs its checks in threads, to give up on them after a while.
+    """
+
+    def borrow() -> str:
+        spark._jvm.SparkSession.clearActiveSession()
+        with borrowed_session(None) as borrowed:
+            return borrowed.sparkContext.applicationId
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(borrow).result() == spark.sparkContext.applicationId
+    assert spark.range(3).count() == 3
