@@ -86,7 +86,7 @@ ifeq ($(ARGS),)
 	@mkdir -p .waldelta; failed=0; log=.waldelta/tests-without-spark.log; \
 	  ( $(PYTEST) -m "not soak and (e2e or not spark)" tests/integration tests/e2e ) > $$log 2>&1 & beside=$$!; \
 	  trap 'kill $$beside 2>/dev/null || true' EXIT; echo "tests/e2e and what needs no Spark session run beside the others; their output comes at the end ($$log)"; \
-	  ( $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and (unit or spark)" tests/integration tests/unit ) || failed=1; \
+	  ( $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40 -m "not soak and (unit or spark)" tests/integration tests/unit ) || failed=1; \
 	  wait $$beside || failed=1; cat $$log; exit $$failed
 else
 	@$(PYTEST) $(ARGS)
