@@ -20,6 +20,30 @@ _UNIT = Path(__file__).with_name("unit")
 _SOAK_TIMEOUT_S = 7200
 
 
+class _Failures:
+    """Prints the cause of a failure when it happens: a run that CI ends early has named it."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = str(report.longrepr) if crash is None else crash.message
+            first = message.strip().partition("\n")[0]
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"{report.nodeid} ({report.when}): {first}", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Report failures at once where there is a terminal: not in the processes of pytest-xdist."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(terminal))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark unit tests as such, and give tests of a soak more time until they count as hanging."""
     for item in items:
