@@ -1,10 +1,11 @@
-"""Formats quantities for messages and pages: a number and what it counts, bytes, a few of many
-names.
+"""Formats quantities for messages and pages: a number and what it counts, bytes, a time, a
+few of many names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 # A message with more names is hard to read.
 MOST_NAMED = 5
@@ -17,6 +18,23 @@ def counted(number: float, one: str, more: str | None = None) -> str:
     ('1 row', '2,500 rows', '0 batches')
     """
     return f"{number:,} {one if number == 1 else more or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time for a message, in its largest unit.
+
+    >>> duration(4.2), duration(150), duration(900), duration(12_960), duration(360_000)
+    ('5 seconds', '2.5 minutes', '15 minutes', '3.6 hours', '4.2 days')
+    """
+    if seconds < 60:
+        return counted(max(1, ceil(seconds)), "second")
+    unit, number = "day", seconds / 86_400
+    if seconds < 3600:
+        unit, number = "minute", seconds / 60
+    elif seconds < 48 * 3600:
+        unit, number = "hour", seconds / 3600
+    rounded = round(number, 1)
+    return counted(int(rounded) if rounded.is_integer() else rounded, unit)
 
 
 def size(size_bytes: int) -> str:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from waldelta.config import PipelineFile
 from waldelta.monitoring import Glance
 from waldelta.monitoring.attention import Attention
-from waldelta.slot.health import duration
+from waldelta.quantities import duration
 
 # DAGs other than the CDC DAG that run by a schedule.
 WATCHED = ("maintenance", "reconcile")
@@ -44,7 +44,7 @@ def of_dags(
             "failed", "paused", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
         )
     elif dags.next_run_at is not None and at - dags.next_run_at > _LATE:
-        late = duration((at - dags.next_run_at).total_seconds() / 3600)
+        late = duration((at - dags.next_run_at).total_seconds())
         yield Attention(
             "warning",
             "overdue",

@@ -21,11 +21,14 @@ _QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto")
 
 
 def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
-    """Returns setup's plan as JSON has it: findings, what setup makes, and its SQL."""
+    """Returns setup's plan as JSON has it: findings, what setup makes, its SQL, and the estimate
+    of the copy if there is one.
+    """
     return {
         "pipeline": pipeline.pipeline,
         "findings": [{"severity": found.severity, "text": found.text} for found in plan.reported()],
         "targets": list(plan.sources),
+        "estimate": None if plan.estimate is None else plan.estimate.as_json(),
         "slot": {"name": plan.slot, "create": plan.create_slot},
         "statements": [
             {"sql": statement.text(), "reason": statement.reason} for statement in plan.statements

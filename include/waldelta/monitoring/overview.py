@@ -41,9 +41,8 @@ from waldelta.monitoring.table_list import (
     total,
 )
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
-from waldelta.quantities import counted, size
+from waldelta.quantities import counted, duration, size
 from waldelta.slot.gaps import open_gaps
-from waldelta.slot.health import duration
 
 # Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)
@@ -228,11 +227,11 @@ def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
 def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
     """Yields attention for a run without recent events: a run that was killed records no end."""
     if latest.status == "running" and now - latest.at >= _SILENT:
-        hours = duration((now - latest.at) / timedelta(hours=1))
+        silent = duration((now - latest.at).total_seconds())
         told = "it was killed, or a stage takes long"
         page = ("run", latest.verb, latest.run_id)
         yield Attention(
-            "warning", "silent_run", f"no update from the latest run for {hours}: {told}", page
+            "warning", "silent_run", f"no update from the latest run for {silent}: {told}", page
         )
 
 

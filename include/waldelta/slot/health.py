@@ -14,7 +14,7 @@ from typing import Literal
 
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.lake.ledger.records import SlotMove, SlotReading
-from waldelta.quantities import counted, size
+from waldelta.quantities import duration, size
 from waldelta.slot.slot import SlotState
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def _running_out(
     end = "is lost" if prediction.limit == "max_slot_wal_keep_size" else "exceeds its budget"
     return SlotWarning(
         "critical" if prediction.hours < limits.critical_hours else "warning",
-        f"slot {slot.name!r} {end} in {duration(prediction.hours)} unless it moves:"
+        f"slot {slot.name!r} {end} in {duration(prediction.hours * 3600)} unless it moves:"
         f" {size(prediction.left_bytes)} are left of {prediction.limit}, and the server writes"
         f" {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline more often,"
         " or raise the limit",
@@ -171,14 +171,3 @@ def log_warnings(found: Iterable[SlotWarning]) -> list[str]:
 def critical(found: Iterable[SlotWarning]) -> list[str]:
     """Return the texts of critical warnings, which must be reported however the run ends."""
     return [warning.text for warning in found if warning.severity == "critical"]
-
-
-def duration(hours: float) -> str:
-    """Return hours as text for a message.
-
-    >>> duration(0.25), duration(3.6), duration(100)
-    ('15 minutes', '3.6 hours', '4.2 days')
-    """
-    if hours < 1:
-        return counted(round(hours * 60), "minute")
-    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

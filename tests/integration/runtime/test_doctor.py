@@ -109,6 +109,7 @@ def test_check_as_json(path, answer, database):
     assert "create publication" in plan["sql"].lower()
     assert len(plan["statements"]) > 0
     assert "error" not in plan
+    assert (plan["estimate"]["tables"], plan["estimate"]["unknown"]) == (1, None)
     database.execute("drop table t")
     code, plan = answer("check", path)
     assert code == 1

@@ -465,7 +465,7 @@ def test_a_run_that_was_killed_is_told_by_its_silence(book):
     book.append(run("r", minutes(2), "running"))
     assert read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention == ()
     (silent,) = read_glance(pipeline(book.lake.root), book, minutes(302), 24).attention
-    assert "no update from the latest run for 5.0 hours" in silent.text
+    assert "no update from the latest run for 5 hours" in silent.text
     assert silent.page == ("run", "consume", "r")
 
 

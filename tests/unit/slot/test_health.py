@@ -68,7 +68,7 @@ WARNINGS = {
     "enough time": (replace(SLOT, safe_wal_size=5 * GB), []),
     "little time": (
         replace(SLOT, safe_wal_size=2 * GB),
-        [("warning", "is lost in 2.0 hours unless it moves: 2 GB are left")],
+        [("warning", "is lost in 2 hours unless it moves: 2 GB are left")],
     ),
     "very little time": (
         replace(SLOT, safe_wal_size=GB // 4),

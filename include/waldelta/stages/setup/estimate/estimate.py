@@ -7,8 +7,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -22,7 +23,7 @@ from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
 from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.postgres.type_catalog import fetch
-from waldelta.quantities import counted, first_of, size
+from waldelta.quantities import counted, duration, first_of, size
 from waldelta.snapshot import SnapshotHolder, plan_copy
 from waldelta.snapshot.chunks import bytes_per_task
 from waldelta.snapshot.read_table import filter_conditions
@@ -90,6 +91,12 @@ class CopyEstimate:
             ),
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the fields and ``wal_bytes`` by their names: bytes, seconds, and megabytes of
+        max_slot_wal_keep_size.
+        """
+        return {**asdict(self), "wal_bytes": self.wal_bytes}
+
     def describe(self) -> list[str]:
         """Returns the lines for a plan."""
         if self.unknown is not None:
@@ -137,19 +144,6 @@ class CopyEstimate:
             f" {connections} connections, and snapshots that hold vacuum back for up to"
             f" {duration(self.longest_seconds)}"
         )
-
-
-def duration(seconds: float) -> str:
-    """Returns a time for a message.
-
-    >>> duration(4.2), duration(150), duration(9000)
-    ('5 seconds', '2.5 minutes', '2.5 hours')
-    """
-    if seconds < 60:
-        return counted(max(1, -int(-seconds // 1)), "second")
-    if seconds < 3600:
-        return counted(round(seconds / 60, 1), "minute")
-    return counted(round(seconds / 3600, 1), "hour")
 
 
 def estimate_copies(job: Job, targets: PlannedTargets, server: ServerFacts) -> CopyEstimate | None:

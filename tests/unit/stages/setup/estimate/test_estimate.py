@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from waldelta.quantities import duration
 from waldelta.stages.setup.estimate import CopyEstimate
-from waldelta.stages.setup.estimate.estimate import duration
 
 MB = 1 << 20
 PER_MINUTE = CopyEstimate(
@@ -32,14 +32,14 @@ def test_the_lines_name_rows_bytes_minutes_wal_and_cost():
         "5 tables, about 1,230,000 rows: reads 800 MB on the source, writes about 200 MB to the"
         " lake"
     )
-    assert time.startswith("about 10.0 minutes with ")
+    assert time.startswith("about 10 minutes with ")
     assert "(sample: public.a for 2.0 s, public.b for 1.0 s)" in time
     assert wal == (
         "WAL: the server writes about 10 MB a minute now, so the slot keeps about 100 MB until the"
         " copy ends (max_slot_wal_keep_size: 1 GB)"
     )
     assert "sequential scans of 800 MB" in cost
-    assert cost.endswith("snapshots that hold vacuum back for up to 5.0 minutes")
+    assert cost.endswith("snapshots that hold vacuum back for up to 5 minutes")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,13 @@ def test_what_is_unknown_is_said():
 
 @pytest.mark.parametrize(
     "seconds, text",
-    [(0, "1 second"), (1.1, "2 seconds"), (59, "59 seconds"), (61, "1.0 minute")],
+    [
+        (0, "1 second"),
+        (1.1, "2 seconds"),
+        (59, "59 seconds"),
+        (61, "1 minute"),
+        (359_940, "4.2 days"),
+    ],
 )
 def test_a_duration_has_one_unit(seconds, text):
     assert duration(seconds) == text
