@@ -112,6 +112,13 @@ class AirflowClient:
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self.request("POST", path, json=body)
 
+    def page(self, path: str) -> str:
+        """Return the HTML of a page outside the API, such as a plugin's."""
+        self.login()
+        answer = self._http.get(path)
+        answer.raise_for_status()
+        return answer.text
+
     def health(self) -> dict[str, Any]:
         """Return state and last heartbeat of metadata database, scheduler and DAG processor.
 
