@@ -21,7 +21,7 @@ from demo.airflow_client import DagRun
 from demo.stack import Stack
 from demo.stack.databases import AIRFLOW
 from tests.e2e.shop import CDC, NO_COPY, Shop, change, clear, make_shop
-from tests.soak.landed_twice import landed_twice
+from tests.soak.lakes import SoakLake
 from tests.soak.listener import Listener
 from tests.support.waiting import wait_until
 
@@ -87,7 +87,7 @@ def write(desk: Shop) -> None:
 def assert_nothing_lost_or_doubled(desk: Shop) -> None:
     assert desk.is_equal()
     assert desk.target("visits", "place", "what") == desk.wanted("select place, what from visits")
-    assert landed_twice(desk.root) == []
+    assert SoakLake(desk.root).landed_twice() == []
 
 
 def announced(desk: Shop, run: DagRun) -> set[str]:

@@ -87,22 +87,25 @@ def _older(run: Sequence[dict[str, Any]], current: str) -> str:
 
 
 def _kills(kills: Sequence[dict[str, Any]]) -> str:
-    """One line for each version of PostgreSQL, and one for all of them."""
+    """One line for each version of PostgreSQL and place of the lake."""
     if not kills:
         return "Not run yet."
     lines = [
-        "| PostgreSQL | transactions | runs killed | server stops | problems |",
-        "| --- | --- | --- | --- | --- |",
+        "| PostgreSQL | lake | transactions | runs killed | server stops | problems |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for version_of in sorted({one.get("postgres", 18) for one in kills}):
-        of = [one for one in kills if one.get("postgres", 18) == version_of]
+    by_kind: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for one in kills:
+        kind = one.get("postgres", 18), one.get("lake", "folder")
+        by_kind.setdefault(kind, []).append(one)
+    for (version_of, lake), of in sorted(by_kind.items()):
         counts = (
             sum(one["transactions"] for one in of),
             sum(one["runs"] for one in of),
-            sum(one["kills"].get("server", 0) for one in of),
+            sum(one["kills"].get("server", 0) + one["kills"].get("store", 0) for one in of),
             sum(len(one["problems"]) for one in of),
         )
-        lines.append(f"| {version_of} | {' | '.join(f'{count:,}' for count in counts)} |")
+        lines.append(f"| {version_of} | {lake} | {' | '.join(f'{count:,}' for count in counts)} |")
     return "\n".join(lines)
 
 

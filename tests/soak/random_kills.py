@@ -1,8 +1,8 @@
 """Random kills under load: runs are killed at random moments, over and over, and at the end nothing
 is lost or doubled.
 
-    python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect] [--minutes 30]
-        [--seed N]
+    python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect | --s3]
+        [--minutes 30] [--seed N]
 
 A writer commits until the round has 200 transactions a pipeline. Each run is killed (kill -9 of its
 Python, of its JVM, of both; or of a Connect client, whose server goes on with what it was told) at
@@ -11,7 +11,9 @@ ordinary run follows, and the targets are compared. Local runs are several at on
 each on a pipeline of its own (tests.soak.driver), and die with it. Of pipelines that stream, a
 transaction is open most of the time, with a savepoint rolled back. Transactions larger than
 logical_decoding_work_mem (64 kB) release savepoints, roll others back, and are rolled back as a
-whole more often than not. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
+whole more often than not. With ``--s3`` the lake is in an S3 server behind a proxy, which delays
+each request and refuses some; a PUT may arrive after its client was killed, and the server may be
+killed, too. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.oracles.random_workload import KINDS
 from tests.soak.driver import Driver, said
+from tests.soak.lakes import Store, new_store
 from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import (
     PLAIN,
@@ -138,8 +141,8 @@ class Soak:
     far.
     """
 
-    def __init__(self, scenes: Sequence[Scene]) -> None:
-        self.scenes, self.loads = scenes, [Load(scene) for scene in scenes]
+    def __init__(self, scenes: Sequence[Scene], store: Store | None = None) -> None:
+        self.store, self.scenes, self.loads = store, scenes, [Load(scene) for scene in scenes]
         self.random = scenes[0].random
         self.kills: Counter[str] = Counter()
         self.where: Counter[str] = Counter()
@@ -148,6 +151,7 @@ class Soak:
             "at": f"{now():%Y-%m-%d}",
             "code": code(),
             "postgres": chosen_version(),
+            "lake": "folder" if store is None else "S3",
             "problems": [],
             "comparisons": 0,
             "runs": 0,
@@ -203,11 +207,22 @@ class Soak:
         driver = self._ready or self._start()
         self._ready = None if last else self._start()
         how = self.random.choice(list(KILLS))
-        if killed := kill_all(self.scenes, driver, how, self._longest_s):
+        with self._disturbed():
+            killed = kill_all(self.scenes, driver, how, self._longest_s)
+        if killed:
             self.kills[how] += 1
             self.said["runs"] += killed
             reached = self.scenes[0].listener.reached
             self.where[reached[-1] if reached else "start"] += 1
+
+    @contextmanager
+    def _disturbed(self) -> Iterator[None]:
+        if self.store is None:
+            yield
+            return
+        with self.store.disturbed(self.random, self._longest_s) as fault:
+            yield
+        self.kills[fault] += 1
 
     def _start(self) -> Driver:
         scene = self.scenes[0]
@@ -243,8 +258,18 @@ class Soak:
 
 
 @contextmanager
-def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
-    if connect:
+def _soak(seed: int, where: str) -> Iterator[Soak]:
+    with ExitStack() as ending:
+        store = ending.enter_context(new_store(seed)) if where == "s3" else None
+        scenes = ending.enter_context(_scenes(seed, where, store))
+        soak = Soak(scenes, store)
+        ending.callback(soak.close)
+        yield soak
+
+
+@contextmanager
+def _scenes(seed: int, where: str, store: Store | None) -> Iterator[list[Scene]]:
+    if where == "connect":
         with new_scene(seed, connect=True, max_changes=SMALL[seed % len(SMALL)]) as scene:
             yield [scene]
     else:
@@ -253,7 +278,7 @@ def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
             if chosen_version() >= 16
             else [kind.replace("parallel", "on") for kind in STREAMING]
         )
-        with new_scenes(seed, LANES, streaming, SMALL) as scenes:
+        with new_scenes(seed, LANES, streaming, SMALL, store) as scenes:
             yield scenes
 
 
@@ -262,27 +287,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument(
-        "--connect", action="store_true", help="clients of a Spark Connect server that lives on"
-    )
+    where = parser.add_mutually_exclusive_group()
+    for option, text in (
+        ("connect", "clients of a Spark Connect server that lives on"),
+        ("s3", "runs whose lake is in an S3 server"),
+    ):
+        where.add_argument(
+            f"--{option}",
+            dest="where",
+            action="store_const",
+            const=option,
+            default="local",
+            help=text,
+        )
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     deadline = time.monotonic() + 60 * options.minutes
-    with _scenes(options.seed, connect=options.connect) as scenes:
-        soak = Soak(scenes)
-        try:
-            while (
-                soak.said["runs"] < options.kills
-                and time.monotonic() < deadline
-                and not soak.said["problems"]
-            ):
-                soak.round()
-                write(kills_file(options.results, options.seed, connect=options.connect), soak.said)
-                print(soak.said, flush=True)
-        finally:
-            soak.close()
+    with _soak(options.seed, options.where) as soak:
+        while (
+            soak.said["runs"] < options.kills
+            and time.monotonic() < deadline
+            and not soak.said["problems"]
+        ):
+            soak.round()
+            write(kills_file(options.results, options.seed, options.where), soak.said)
+            print(soak.said, flush=True)
     if soak.said["problems"]:
         raise SystemExit(f"seed {options.seed}: {soak.said['problems']}")
 

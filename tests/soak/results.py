@@ -20,9 +20,9 @@ def code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
-def kills_file(folder: Path, seed: int, *, connect: bool) -> Path:
-    """Where the random kills of a seed are told."""
-    return folder / f"kills_{'connect' if connect else 'local'}_{seed}.json"
+def kills_file(folder: Path, seed: int, where: str) -> Path:
+    """Where the random kills of a seed are told; ``where`` is local, connect or s3."""
+    return folder / f"kills_{where}_{seed}.json"
 
 
 def all_kills(folder: Path) -> list[dict[str, Any]]:
@@ -48,4 +48,4 @@ def write(path: Path, told: dict[str, Any]) -> None:
 
 
 def _local_first(path: Path) -> tuple[bool, str]:
-    return "_connect_" in path.name, path.name
+    return "_local_" not in path.name, path.name

@@ -21,21 +21,20 @@ from typing import Any
 import psutil
 import psycopg
 import yaml
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaProtocolError
 
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.oracles.random_workload import Workload
-from tests.soak.landed_twice import landed_twice
+from tests.soak.lakes import SoakLake, Store
 from tests.soak.listener import Listener
 from tests.soak.network import Network
 from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
 from waldelta.jobs import Pipeline
 from waldelta.lake import bookkeeping_uri
-from waldelta.lake.storage import MESSAGES, local_path
+from waldelta.lake.storage import MESSAGES
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"
@@ -74,8 +73,10 @@ class Scene:
         number: int = 0,
         streaming: str = "off",
         max_changes: int | None = None,
+        store: Store | None = None,
     ) -> None:
-        """``number`` tells several scenes of one server apart, which share a ``listener``.
+        """``number`` tells several scenes of one server apart, which share a ``listener``. The
+        lake is in ``store``, or in the scene's folder.
 
         Of few ``max_changes`` a run has many steps, of which the first are applied while the others
         land.
@@ -108,10 +109,15 @@ class Scene:
         self.connection.execute(f"create table {COPIES} (n int, t text)".encode())
         self.connection.execute(f"alter table {COPIES} replica identity full".encode())
         uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
+        lake = (folder / "lake").as_uri()
+        self.lake = SoakLake(lake) if store is None else store.lake(self.name)
+        self.root = self.lake.root
         self.environment = (
-            {f"AIRFLOW_CONN_{self.name.upper()}": uri} | self.listener.environment | quick(folder)
+            {f"AIRFLOW_CONN_{self.name.upper()}": uri}
+            | self.listener.environment
+            | quick(folder)
+            | self.lake.environment
         )
-        self.root = (folder / "lake").as_uri()
         self.files = {
             PLAIN: self._write_pipeline(PLAIN, max_changes=max_changes),
             CHECKED: self._write_pipeline(CHECKED, checked=True, max_changes=max_changes),
@@ -355,7 +361,7 @@ class Scene:
                 found.append(f"{table}: {lost} rows lost")
             if doubled := (in_target - in_source).total():
                 found.append(f"{table}: {doubled} rows too many")
-        return found + landed_twice(self.root) + self._messages()
+        return found + self.lake.landed_twice() + self._messages()
 
     def stale_cut(self) -> list[str]:
         """Whether the cut that readers take as the newest is an older one."""
@@ -366,20 +372,17 @@ class Scene:
         )
 
     def _held(self, table: str, names: list[str]) -> list[dict[str, Any]]:
-        path = local_path(f"{self.root}/public/{table}")
+        uri = f"{self.root}/public/{table}"
         try:
-            return DeltaTable(str(path)).to_pyarrow_table(columns=names).to_pylist()
+            return self.lake.table(uri).to_pyarrow_table(columns=names).to_pylist()
         except DeltaProtocolError:  # it has had deletion vectors
-            return (
-                self.spark.read.format("delta").load(str(path)).select(names).toArrow().to_pylist()
-            )
+            return self.spark.read.format("delta").load(uri).select(names).toArrow().to_pylist()
 
     def _messages(self) -> list[str]:
         if not self.emitted.total():
             return []
-        contents = DeltaTable(
-            str(local_path(bookkeeping_uri(self.root, MESSAGES)))
-        ).to_pyarrow_table(columns=["prefix", "content"])
+        messages = self.lake.table(bookkeeping_uri(self.root, MESSAGES))
+        contents = messages.to_pyarrow_table(columns=["prefix", "content"])
         held = Counter(
             row["content"].decode()
             for row in contents.to_pylist()
@@ -444,6 +447,7 @@ def new_scenes(
     count: int,
     streaming: Sequence[str] = ("off",),
     max_changes: Sequence[int | None] = (None,),
+    store: Store | None = None,
 ) -> Iterator[list[Scene]]:
     """A server of its own, and pipelines set up on databases of it; they share a session, a
     listener and their faults.
@@ -462,6 +466,7 @@ def new_scenes(
                 number=number,
                 streaming=streaming[number % len(streaming)],
                 max_changes=max_changes[number % len(max_changes)],
+                store=store,
             )
             ending.callback(scene.close)
             if scenes:

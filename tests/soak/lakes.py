@@ -1,0 +1,97 @@
+"""Where the lake of a soak is: in a folder, or in a bucket behind a proxy that delays and refuses
+requests.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from tests.support.servers.s3_server import Bucket, SeaweedFS
+from tests.support.servers.store_proxy import StoreProxy
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.storage import CHANGES, local_path
+
+DELAY_S = 0.03
+FAIL_SHARE = 0.05
+# How long a request can arrive after the client that sent it was killed.
+_LATEST_S = 3.0
+
+
+@dataclass(frozen=True)
+class SoakLake:
+    """A lake: the pipelines' ``environment`` leads to it by the proxy, ``options`` past that."""
+
+    root: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def table(self, uri: str) -> DeltaTable:
+        """A table of the lake as delta-rs reads it."""
+        folder = local_path(uri)
+        return DeltaTable(
+            uri if folder is None else str(folder), storage_options=dict(self.options) or None
+        )
+
+    def landed_twice(self) -> list[str]:
+        """What is wrong with the change log; nothing when each commit stands there once."""
+        log = self.table(bookkeeping_uri(self.root, CHANGES))
+        commits = log.to_pyarrow_dataset().to_table(
+            columns=["end_lsn", "batch"], filter=pc.field("kind") == "C"
+        )
+        twice = len(commits) - pc.count_distinct(commits["end_lsn"]).as_py()
+        return [f"change log: {twice} transactions landed twice"] if twice else []
+
+
+class Store:
+    """An S3 server, and the proxy by which pipelines reach it."""
+
+    def __init__(self, server: SeaweedFS, proxy: StoreProxy, bucket: Bucket) -> None:
+        self.server, self.proxy, self._bucket = server, proxy, bucket
+
+    def lake(self, name: str) -> SoakLake:
+        """An empty lake of that name."""
+        by_proxy = self._bucket.at(self.proxy.endpoint)
+        return SoakLake(
+            self._bucket.uri(name), by_proxy.storage_options, self._bucket.storage_options
+        )
+
+    @contextmanager
+    def disturbed(self, chosen: random.Random, longest_s: float) -> Iterator[str]:
+        """A block in which a fault of the store comes, and perhaps its end after it; gives the
+        fault's name.
+
+        Either one PUT arrives late, perhaps after its client was killed; or the server is killed
+        and started again; or nothing but what the proxy always does.
+        """
+        fault = chosen.choice(("late PUT", "store", "nothing"))
+        with ExitStack() as late:
+            if fault == "late PUT":
+                late.enter_context(self.proxy.hold(" PUT ", 1))
+            restart = threading.Timer(chosen.uniform(0, longest_s), self.server.restart)
+            if fault == "store":
+                restart.start()
+            yield fault
+            if fault == "store":
+                restart.join()
+            threading.Timer(chosen.uniform(0, _LATEST_S), late.pop_all().close).start()
+
+
+@contextmanager
+def new_store(seed: int) -> Iterator[Store]:
+    """A running store, whose proxy delays each request and refuses some of them."""
+    with (
+        tempfile.TemporaryDirectory(prefix="waldelta-soak-store-") as folder,
+        SeaweedFS(Path(folder)) as server,
+        StoreProxy(server.port, seed) as proxy,
+    ):
+        proxy.delay_s, proxy.fail_share = DELAY_S, FAIL_SHARE
+        yield Store(server, proxy, server.new_bucket())
