@@ -36,7 +36,6 @@ from tests.support.other_python import build_distributions, make_team
 from tests.support.waiting import wait_until
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/versions.md"
-NOT_TRIED: Final = "not tried yet"
 _HEADINGS: Final = "| Python | Airflow | Spark | PostgreSQL | result |"
 _KINDS: Final = ("setup", "initial_sync", "cdc", "reconcile")
 # Without a schedule: the run that is triggered is the only one.
