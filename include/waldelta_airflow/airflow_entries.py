@@ -11,6 +11,7 @@ from waldelta.config import PipelineFile
 from waldelta.lake.store_connection import store_of
 
 if TYPE_CHECKING:
+    from airflow.models.connection import Connection
     from sqlalchemy.orm import Session
 
 # A slot has one reader.
@@ -96,7 +97,7 @@ def read_connections(
     stored = session.scalars(select(Connection.conn_id).where(Connection.conn_id.in_(ids)))
     found: dict[str, State] = {str(conn_id): "exists" for conn_id in stored}
     for conn_id in ids - found.keys():
-        found[conn_id] = _elsewhere(conn_id)
+        found[conn_id] = _elsewhere(conn_id)[1]
     return [
         ConnectionEntry(name, conn_id, use, conn_type, found[conn_id])
         for name, conn_id, use, conn_type in needed
@@ -112,8 +113,16 @@ def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
         yield store, "lake", _TYPES.get(store_of(pipeline.target.root) or "", "aws")
 
 
-def _elsewhere(conn_id: str) -> State:
-    """Returns where Airflow finds a connection that isn't in its database."""
+def find_connection(session: Session, conn_id: str) -> Connection | None:
+    """Returns a connection of Airflow's database, or of its secrets backends."""
+    from airflow.models.connection import Connection
+
+    stored = session.query(Connection).filter_by(conn_id=conn_id).first()
+    return stored or _elsewhere(conn_id)[0]
+
+
+def _elsewhere(conn_id: str) -> tuple[Connection | None, State]:
+    """Returns a connection that isn't in Airflow's database, and where Airflow finds it."""
     from airflow.configuration import ensure_secrets_loaded
     from airflow.secrets.environment_variables import EnvironmentVariablesBackend
     from airflow.secrets.metastore import MetastoreBackend
@@ -127,8 +136,8 @@ def _elsewhere(conn_id: str) -> State:
             continue
         if found is not None:
             is_variable = isinstance(backend, EnvironmentVariablesBackend)
-            return "in the environment" if is_variable else "in a secrets backend"
-    return "missing"
+            return found, "in the environment" if is_variable else "in a secrets backend"
+    return None, "missing"
 
 
 def describe_missing(

@@ -128,6 +128,11 @@ def _text(
     missing = dict.fromkeys(one.command for one in entries if one.state == "missing")
     if missing:
         lines += ["", "To create what is missing:", *(f"    {command}" for command in missing)]
+    if any(one.state == "missing" and one.use == "Spark" for one in connections):
+        lines.append(
+            "Without a Spark Connect server, `--conn-type spark --conn-host 'local[*,4]'` runs"
+            " Spark where the task runs."
+        )
     if any(one.state == "missing" for one in connections):
         lines.append("Then set each password in Airflow's UI: Admin → Connections.")
     return "\n".join(lines)

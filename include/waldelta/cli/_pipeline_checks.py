@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from waldelta.cli._airflow_connections import is_airflow_configured
 from waldelta.cli._check_result import CHECK_TIMEOUT_S, Check, CheckResult
 from waldelta.quantities import size
 
@@ -134,7 +134,7 @@ def _of_slot(slot: dict[str, Any]) -> Iterator[CheckResult]:
 
 
 def _airflow(path: Path) -> Iterator[CheckResult]:
-    if importlib.util.find_spec("airflow") is None or not _is_configured():
+    if not is_airflow_configured():
         yield CheckResult("airflow", "ok", "not checked: this environment has no Airflow")
         return
     # Airflow takes seconds to load, and its settings change the whole process.
@@ -171,9 +171,3 @@ def entries_of(answer: dict[str, Any]) -> Iterator[CheckResult]:
             yield CheckResult("airflow", "problem", text, f"run `{entry['command']}`")
         else:
             yield CheckResult("airflow", "ok", text)
-
-
-def _is_configured() -> bool:
-    """Returns whether an Airflow has been set up here; loading it elsewhere would write files."""
-    home = os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")
-    return Path(home).is_dir() or "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN" in os.environ

@@ -19,6 +19,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
+from waldelta.cli._airflow_connections import take_from_airflow
 from waldelta.cli._options import check_decision, parse
 from waldelta.cli._output import Output
 from waldelta.cli._results import plan_document, plan_text, quarantine_table
@@ -94,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verb(options, output)
         else:
             _check_rich()
-            _verb(options)(Pipeline.load(options.file), options, output)
+            pipeline = Pipeline.load(options.file)
+            take_from_airflow(pipeline.file.conn_ids)
+            _verb(options)(pipeline, options, output)
         output.close()
     except WaldeltaError as err:
         _end_with(err, options, output)
@@ -134,6 +137,7 @@ def _check_rich() -> None:
 def _init(options: argparse.Namespace, output: Output) -> None:
     from waldelta.cli.init import run_init
 
+    take_from_airflow([options.conn])
     run_init(options, output)
 
 

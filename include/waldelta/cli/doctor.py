@@ -56,10 +56,12 @@ def _results(checks: Mapping[str, Check]) -> list[CheckResult]:
 
 def _of_pipeline(path: Path) -> list[CheckResult]:
     try:
+        from waldelta.cli._airflow_connections import take_from_airflow
         from waldelta.cli._pipeline_checks import NEEDS_SOURCE, pipeline_checks
         from waldelta.jobs import Pipeline
 
         pipeline = Pipeline.load(path)
+        take_from_airflow(pipeline.file.conn_ids)
     except WaldeltaError as err:
         return [problem_of("file", err)]
     loaded = CheckResult("file", "ok", f"pipeline {pipeline.file.pipeline} in {path}")

@@ -30,6 +30,11 @@ class AirflowConnection:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+def variable_of(conn_id: str) -> str:
+    """Return the environment variable that holds a connection, by Airflow's rule."""
+    return f"AIRFLOW_CONN_{conn_id.upper()}"
+
+
 def read_connection(
     conn_id: str, example: str, environment: Mapping[str, str] = os.environ
 ) -> AirflowConnection:
@@ -38,7 +43,7 @@ def read_connection(
     Raises ConfigError, with the ``example`` of a URI, when the variable is missing or can't be
     read. The error never contains the variable's value.
     """
-    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    variable = variable_of(conn_id)
     text = environment.get(variable)
     if not text:
         raise ConfigError(f"connection {conn_id!r} is not known here: set {variable} to {example}")

@@ -414,6 +414,14 @@ class PipelineFile(StrictModel):
         """Returns the Airflow pool in which this slot's runs are scheduled."""
         return f"waldelta_{self.source.slot}"
 
+    @property
+    def conn_ids(self) -> list[str]:
+        """Returns the ids of the connections to the source and the store, of which a job reads the
+        environment variables.
+        """
+        store = self.target.conn_id
+        return self.source.conn_ids + ([] if store is None else [store])
+
 
 def load_pipeline_file(path: str | Path) -> PipelineFile:
     """Read and validate a pipeline file; raises ConfigError with every problem and its place.

@@ -97,3 +97,26 @@ def test_pools_and_connections(airflow, write_pipeline, pipelines, tmp_path):
     ((login, is_encrypted, stored),) = select(home, query)
     assert (login, is_encrypted) == ("cdc", 1)
     assert PASSWORD not in stored
+
+
+def test_commands_know_airflows_connections(airflow, write_pipeline):
+    """``init`` and the verbs take them from the database; the environment goes first."""
+    path = write_pipeline("shop")
+    program = str(Path(sys.executable).with_name("airflow"))
+    assert airflow(program, "db", "migrate").returncode == 0
+    init = (sys.executable, "-m", "waldelta", "init", "shop_source", "--yes", "--json")
+    unknown = json.loads(airflow(*init).stdout)
+    assert "is not known here" in unknown["error"]["message"]
+
+    nowhere = f"postgresql://app:{PASSWORD}@127.0.0.1:1/airflows"
+    added = airflow(program, "connections", "add", "shop_source", "--conn-uri", nowhere)
+    assert added.returncode == 0, added.stderr
+    for command in (init, (sys.executable, "-m", "waldelta", "check", str(path), "--json")):
+        done = airflow(*command)
+        error = json.loads(done.stdout)["error"]
+        assert error["class"] == "SourceUnreachable"
+        assert "127.0.0.1:1/airflows" in error["message"]
+        assert PASSWORD not in done.stdout + done.stderr
+    own = nowhere.replace("airflows", "own")
+    error = json.loads(airflow(*init, AIRFLOW_CONN_SHOP_SOURCE=own).stdout)["error"]
+    assert "127.0.0.1:1/own" in error["message"]

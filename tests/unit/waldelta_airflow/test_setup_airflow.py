@@ -43,6 +43,12 @@ def test_people_see_the_commands_of_what_is_missing(write_pipeline):
     assert "airflow pools set" not in run(None)[1]
 
 
+def test_spark_needs_no_server(write_pipeline, monkeypatch):
+    monkeypatch.delenv("AIRFLOW_CONN_WALDELTA_SPARK", raising=False)
+    text = run(write_pipeline("shop"), dry_run=True)[1]
+    assert "--conn-host 'local[*,4]'` runs Spark where the task runs" in text
+
+
 def test_a_refused_file_alone_is_an_error(write_pipeline):
     with pytest.raises(ConfigError, match="shcedule"):
         run(write_pipeline("wrong", more="shcedule: null"))
