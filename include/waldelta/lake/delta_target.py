@@ -27,6 +27,7 @@ from waldelta.lake.storage import (
     NO_HOOKS,
     SPARKS_TIMESTAMPS,
     entry_path,
+    is_local,
     sync_commit,
     write_checkpoint,
 )
@@ -89,7 +90,15 @@ class DeltaTarget:
         log = self.known_log
         if log is not None and log.is_seen:
             return True
-        return DeltaTable.is_deltatable(self.uri, self.lake.storage_options)
+        if is_local(self.uri):
+            return DeltaTable.is_deltatable(self.uri)
+        # is_deltatable() holds Python's lock until the store has answered, for a minute where it
+        # doesn't: no other thread could run meanwhile.
+        try:
+            self.open()
+        except TableNotFoundError:
+            return False
+        return True
 
     @property
     def files(self) -> FileSystem:

@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.servers.store_proxy import StoreProxy
+from waldelta.lake import Lake
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -40,6 +41,19 @@ def test_requests_pass_and_are_counted(through, proxy):
     )
     assert proxy.counts() == expected
     assert proxy.statuses("PUT .*/a/b") == [200]
+
+
+@pytest.mark.timeout(50)
+def test_other_threads_run_while_the_store_is_asked_for_a_table(through):
+    """The proxy is a thread of this process: it could not answer, and delta-rs would wait for a
+    minute.
+    """
+    lake = Lake(through.uri("lake"), through.storage_options)
+    assert not lake.target("public.t").exists
+    write_deltalake(
+        lake.target("public.t").uri, pa.table({"id": [1]}), storage_options=lake.storage_options
+    )
+    assert Lake(lake.root, lake.storage_options).target("public.t").exists
 
 
 def test_delta_rs_commits_put_if_absent(through, proxy):
