@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -52,10 +53,13 @@ class SoakLake:
 
 
 class Store:
-    """An S3 server, and the proxy by which pipelines reach it."""
+    """An S3 server, and the proxy by which pipelines reach it; ``faults`` counts those that came
+    so far.
+    """
 
     def __init__(self, server: SeaweedFS, proxy: StoreProxy, bucket: Bucket) -> None:
         self.server, self.proxy, self._bucket = server, proxy, bucket
+        self.faults: Counter[str] = Counter()
 
     def lake(self, name: str) -> SoakLake:
         """An empty lake of that name."""
@@ -65,24 +69,28 @@ class Store:
         )
 
     @contextmanager
-    def disturbed(self, chosen: random.Random, longest_s: float) -> Iterator[str]:
-        """A block in which a fault of the store comes, and perhaps its end after it; gives the
-        fault's name.
+    def disturbed(self, chosen: random.Random, longest_s: float) -> Iterator[None]:
+        """A block, at the end of which a client is killed, and in which a fault of the store comes.
 
-        Either one PUT arrives late, perhaps after its client was killed; or the server is killed
-        and started again; or nothing but what the proxy always does.
+        Either one PUT arrives only after the block; or the server is killed and started again; or
+        nothing but what the proxy always does.
         """
-        fault = chosen.choice(("late PUT", "store", "nothing"))
-        with ExitStack() as late:
-            if fault == "late PUT":
-                late.enter_context(self.proxy.hold(" PUT ", 1))
-            restart = threading.Timer(chosen.uniform(0, longest_s), self.server.restart)
-            if fault == "store":
+        restart = threading.Timer(chosen.uniform(0, longest_s), self.server.restart)
+        match chosen.choice(("late PUT", "restart", "none")):
+            case "late PUT":
+                with ExitStack() as late:
+                    held = late.enter_context(self.proxy.hold(" PUT ", 1))
+                    yield
+                    self.faults["late PUT"] += held.has_held
+                    end = late.pop_all().close
+                threading.Timer(chosen.uniform(0, _LATEST_S), end).start()
+            case "restart":
                 restart.start()
-            yield fault
-            if fault == "store":
+                yield
                 restart.join()
-            threading.Timer(chosen.uniform(0, _LATEST_S), late.pop_all().close).start()
+                self.faults["restart"] += 1
+            case _:
+                yield
 
 
 @contextmanager

@@ -102,7 +102,9 @@ def _kills(kills: Sequence[dict[str, Any]]) -> str:
         counts = (
             sum(one["transactions"] for one in of),
             sum(one["runs"] for one in of),
-            sum(one["kills"].get("server", 0) + one["kills"].get("store", 0) for one in of),
+            sum(
+                one["kills"].get("server", 0) + one.get("store", {}).get("restart", 0) for one in of
+            ),
             sum(len(one["problems"]) for one in of),
         )
         lines.append(f"| {version_of} | {lake} | {' | '.join(f'{count:,}' for count in counts)} |")

@@ -223,9 +223,9 @@ class Soak:
         if self.store is None:
             yield
             return
-        with self.store.disturbed(self.random, self._longest_s) as fault:
+        with self.store.disturbed(self.random, self._longest_s):
             yield
-        self.kills[fault] += 1
+        self.said["store"] = dict(self.store.faults)
 
     def _start(self) -> Driver:
         scene = self.scenes[0]

@@ -28,6 +28,7 @@ import httpx
 import psutil
 import psycopg
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from demo.airflow_client import AirflowClient, AirflowError
 from demo.embedded_postgres import EmbeddedPostgres, free_port
@@ -164,6 +165,7 @@ class _Team:
         passwords, log = self.folder / "passwords.json", self.folder / "standalone.log"
         passwords.write_text(json.dumps({"admin": "admin"}))
         settings = {
+            "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": url.rpartition(":")[2],
             "AIRFLOW__API__BASE_URL": url,
             "AIRFLOW__API__WORKERS": "1",
@@ -183,7 +185,7 @@ class _Team:
             try:
                 wait_until(lambda: _is_healthy(client), timeout_s=180)
                 yield client
-            except (AirflowError, AssertionError) as err:
+            except (AirflowError, AssertionError, DeltaError, httpx.HTTPError) as err:
                 raise Failed(f"{err}\n{log.read_text()[-20_000:]}") from err
             finally:
                 for process in [*standalone.children(recursive=True), standalone]:
@@ -275,16 +277,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shutil.rmtree(folder)
             seconds = time.monotonic() - began
             print(f"{number}. {versions}: {results[versions]} ({seconds:.0f} s)", flush=True)
-    _write_page(results)
+            _write_page(results)
     return int("fails" in results.values())
 
 
 def _write_page(results: dict[Versions, str]) -> None:
     """The table is the page's last part; what wasn't tried this time keeps its result."""
     before, _, rows = PAGE.read_text().partition(_HEADINGS)
+    known: dict[Versions, str] = {}
     for one, row in zip(COMBINATIONS, rows.splitlines()[2:], strict=True):
-        results.setdefault(one, row.split("|")[-2].strip())
-    PAGE.write_text(before + table({one: results[one] for one in COMBINATIONS}))
+        known[one] = row.split("|")[-2].strip()
+    PAGE.write_text(before + table(known | results))
 
 
 def table(results: dict[Versions, str]) -> str:

@@ -95,6 +95,11 @@ class Hold(Rule):
             raise TimeoutError(f"no request matched {self._pattern.pattern!r} in {timeout_s:g} s")
         return self._held[0]
 
+    @property
+    def has_held(self) -> bool:
+        """Whether a request has arrived."""
+        return self._arrived.is_set()
+
     def release(self) -> None:
         """Let the held requests reach the store, and hold no more."""
         self._released.set()
