@@ -26,15 +26,14 @@ def duration(seconds: float) -> str:
     >>> duration(4.2), duration(150), duration(900), duration(12_960), duration(360_000)
     ('5 seconds', '2.5 minutes', '15 minutes', '3.6 hours', '4.2 days')
     """
-    if seconds < 60:
-        return counted(max(1, ceil(seconds)), "second")
-    unit, number = "day", seconds / 86_400
-    if seconds < 3600:
-        unit, number = "minute", seconds / 60
-    elif seconds < 48 * 3600:
-        unit, number = "hour", seconds / 3600
-    rounded = round(number, 1)
-    return counted(int(rounded) if rounded.is_integer() else rounded, unit)
+    if (whole := max(1, ceil(seconds))) < 60:
+        return counted(whole, "second")
+    number, unit = round(seconds / 60, 1), "minute"
+    if number >= 60:
+        number, unit = round(seconds / 3600, 1), "hour"
+    if unit == "hour" and number >= 48:
+        number, unit = round(seconds / 86_400, 1), "day"
+    return counted(int(number) if number.is_integer() else number, unit)
 
 
 def size(size_bytes: int) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
+from waldelta.config.airflow_connection import variable_of
 from waldelta.errors import ConfigError
 from waldelta_airflow._airflow_versions import AirflowNotFoundException
 
@@ -53,7 +54,7 @@ def _source_variable(conn_id: str) -> dict[str, str]:
         connection.login, connection.password, connection.port = hook.get_iam_token(connection)
     _mask(connection.password)
     # The JSON form, because a URI's host loses upper case, which a socket folder may have.
-    return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+    return {variable_of(conn_id): connection.as_json()}
 
 
 def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
@@ -74,7 +75,7 @@ def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
             " target.conn_id"
         ) from None
     _mask(connection.password)
-    given = {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
+    given = {variable_of(conn_id): connection.as_json()}
     options = read_store_options(root, conn_id, given)
     for name, value in options.items():
         if name.endswith(("_KEY", "_SECRET", "_TOKEN")):

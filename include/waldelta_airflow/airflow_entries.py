@@ -114,11 +114,14 @@ def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
 
 
 def find_connection(session: Session, conn_id: str) -> Connection | None:
-    """Returns a connection of Airflow's database, or of its secrets backends."""
+    """Returns a connection from where Airflow looks for it: secrets backends, variables, and then
+    its database.
+    """
     from airflow.models.connection import Connection
 
-    stored = session.query(Connection).filter_by(conn_id=conn_id).first()
-    return stored or _elsewhere(conn_id)[0]
+    if (found := _elsewhere(conn_id)[0]) is not None:
+        return found
+    return session.query(Connection).filter_by(conn_id=conn_id).first()
 
 
 def _elsewhere(conn_id: str) -> tuple[Connection | None, State]:

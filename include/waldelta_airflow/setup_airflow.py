@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file
+from waldelta.config.airflow_connection import variable_of
 from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.errors import ConfigError
 from waldelta_airflow.airflow_entries import (
@@ -98,7 +99,7 @@ def _create_connection(session: Session, entry: ConnectionEntry) -> ConnectionEn
     """Store a connection of this process's environment in Airflow's database, encrypted."""
     from airflow.models.connection import Connection
 
-    value = os.environ.get(f"AIRFLOW_CONN_{entry.connection.upper()}")
+    value = os.environ.get(variable_of(entry.connection))
     if entry.state != "in the environment" or not value:
         return entry
     known = session.query(Connection).filter_by(conn_id=entry.connection).first()

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from waldelta.cli._airflow_connections import is_airflow_configured
 from waldelta.cli._check_result import CHECK_TIMEOUT_S, Check, CheckResult
+from waldelta.config.airflow_of_shell import is_airflow_configured
 from waldelta.quantities import size
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _airflow(path: Path) -> Iterator[CheckResult]:
         yield CheckResult("airflow", "ok", "not checked: this environment has no Airflow")
         return
     # Airflow takes seconds to load, and its settings change the whole process.
-    command = [sys.executable, "-m", "waldelta", "airflow", "setup", str(path)]
+    command = [sys.executable, "-P", "-m", "waldelta", "airflow", "setup", str(path)]
     remedy = f"run `waldelta airflow setup {path} --dry-run`"
     try:
         done = subprocess.run(

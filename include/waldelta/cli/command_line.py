@@ -19,11 +19,11 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-from waldelta.cli._airflow_connections import take_from_airflow
 from waldelta.cli._options import check_decision, parse
 from waldelta.cli._output import Output
 from waldelta.cli._results import plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
+from waldelta.config.airflow_of_shell import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError
 from waldelta.jobs import Pipeline
@@ -96,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             _check_rich()
             pipeline = Pipeline.load(options.file)
-            take_from_airflow(pipeline.file.conn_ids)
+            if getattr(options, "result", None) is None:  # Airflow's tasks give jobs theirs.
+                take_from_airflow(pipeline.file.conn_ids)
             _verb(options)(pipeline, options, output)
         output.close()
     except WaldeltaError as err:
@@ -137,7 +138,6 @@ def _check_rich() -> None:
 def _init(options: argparse.Namespace, output: Output) -> None:
     from waldelta.cli.init import run_init
 
-    take_from_airflow([options.conn])
     run_init(options, output)
 
 

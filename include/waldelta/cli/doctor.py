@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from waldelta.cli._check_result import Check, CheckResult, CheckStatus, problem_of, run_check
+from waldelta.cli._check_result import (
+    CHECK_TIMEOUT_S,
+    Check,
+    CheckResult,
+    CheckStatus,
+    problem_of,
+    run_check,
+)
 from waldelta.cli._installation_checks import (
     check_packages,
     check_workers,
@@ -56,12 +63,12 @@ def _results(checks: Mapping[str, Check]) -> list[CheckResult]:
 
 def _of_pipeline(path: Path) -> list[CheckResult]:
     try:
-        from waldelta.cli._airflow_connections import take_from_airflow
         from waldelta.cli._pipeline_checks import NEEDS_SOURCE, pipeline_checks
+        from waldelta.config.airflow_of_shell import take_from_airflow
         from waldelta.jobs import Pipeline
 
         pipeline = Pipeline.load(path)
-        take_from_airflow(pipeline.file.conn_ids)
+        take_from_airflow(pipeline.file.conn_ids, CHECK_TIMEOUT_S)
     except WaldeltaError as err:
         return [problem_of("file", err)]
     loaded = CheckResult("file", "ok", f"pipeline {pipeline.file.pipeline} in {path}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.cli.init._questions import ask
 from waldelta.cli.init._selection import choose_named, choose_schemas
+from waldelta.config.airflow_of_shell import take_from_airflow
 from waldelta.errors import ConfigError
 from waldelta.postgres import connect
 from waldelta.postgres.connection import conninfo_from_environment, named_loss
@@ -35,6 +36,7 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
     """Write the pipeline file and the SQL next to it; changes nothing in the database."""
     asks = not (options.tables or options.schema or options.yes)
     check_options(options, asks=asks)
+    take_from_airflow([options.conn])
     conninfo = conninfo_from_environment(options.conn)
     with named_loss(conninfo), connect(conninfo, "waldelta init") as connection:
         inventory = read_inventory(connection, conninfo)

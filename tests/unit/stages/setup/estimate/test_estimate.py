@@ -72,6 +72,8 @@ def test_what_is_unknown_is_said():
         (0, "1 second"),
         (1.1, "2 seconds"),
         (59, "59 seconds"),
+        (59.1, "1 minute"),
+        (3599, "1 hour"),
         (61, "1 minute"),
         (359_940, "4.2 days"),
     ],

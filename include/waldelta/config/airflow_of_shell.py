@@ -1,4 +1,4 @@
-"""Takes connections that the environment lacks from the Airflow of this shell."""
+"""The Airflow of this shell: whether there is one, and the connections that it knows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ log = logging.getLogger(__name__)
 
 # Loading Airflow takes seconds, on a busy machine many.
 _TIMEOUT_S = 60.0
+_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 
 
 def is_airflow_configured() -> bool:
     """Return whether an Airflow has been set up here; loading it elsewhere would write files."""
+    if importlib.util.find_spec("airflow") is None:
+        return False
     home = os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")
-    return importlib.util.find_spec("airflow") is not None and (
-        Path(home).is_dir() or "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN" in os.environ
-    )
+    variables = (_DATABASE, f"{_DATABASE}_CMD", f"{_DATABASE}_SECRET")
+    return (Path(home) / "airflow.cfg").exists() or any(name in os.environ for name in variables)
 
 
-def take_from_airflow(conn_ids: Collection[str]) -> None:
+def take_from_airflow(conn_ids: Collection[str], timeout_s: float = _TIMEOUT_S) -> None:
     """Set ``AIRFLOW_CONN_<ID>`` of connections that only Airflow's database or secrets backend has.
 
     A connection that isn't found stays unset: whoever needs it raises the named error.
@@ -36,17 +38,19 @@ def take_from_airflow(conn_ids: Collection[str]) -> None:
     if not missing or not is_airflow_configured():
         return
     try:
+        # -P: the folder that a command is run in holds no code of ours.
         asked = subprocess.run(
-            [sys.executable, "-m", "waldelta_airflow.known_connections", *missing],
+            [sys.executable, "-P", "-m", "waldelta_airflow.known_connections", *missing],
             capture_output=True,
             text=True,
             check=True,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
         )
-        found = json.loads(asked.stdout)
-    except (subprocess.SubprocessError, ValueError):
-        log.debug("Airflow's database can't be asked for %s", ", ".join(missing), exc_info=True)
-        return
+        found, refused = json.loads(asked.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as err:
+        found, refused = {}, dict.fromkeys(missing, type(err).__name__)
+    for conn_id, why in refused.items():
+        log.warning("connection=%s can't be taken from Airflow: %s", conn_id, why)
     for conn_id, text in found.items():
         log.info("connection=%s is Airflow's", conn_id)
         os.environ[variable_of(conn_id)] = text
