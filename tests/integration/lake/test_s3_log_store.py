@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.fixtures.stores import ON_EACH_SERVER
-from tests.support.seeds import is_long
+from tests.support.seeds import chosen_seed, is_long
 from tests.support.servers.s3_server import READER, Bucket
 from waldelta.spark.settings import S3_LOG_STORE, log_store_settings
 
@@ -300,13 +302,25 @@ def test_no_write_shows_in_part(store):
 @pytest.mark.soak
 @ON_EACH_SERVER
 def test_one_of_two_writers_wins_each_version(store, bucket):
-    """Each of 1,000 versions is committed to by both at the same moment."""
+    """Each of 1,000 versions is committed to by both at about the same moment: the other client,
+    which is faster, begins at any moment of Spark's write.
+    """
     won: Counter[str] = Counter()
+    chosen = random.Random(chosen_seed())
+    store.write("first.json", "spark")
+    began = time.monotonic()
+    store.write("second.json", "spark")
+    longest_s = time.monotonic() - began
+
+    def create(name: str) -> bool:
+        time.sleep(chosen.uniform(0, longest_s))
+        return bucket.create(f"t/_delta_log/{name}", b"other\n")
+
     with ThreadPoolExecutor(2) as pool:
         for version in range(RACE_ROUNDS):
             name = f"{version}.json"
             by_spark = pool.submit(store.write, name, "spark")
-            by_other = pool.submit(bucket.create, f"t/_delta_log/{name}", b"other\n")
+            by_other = pool.submit(create, name)
             refused = by_spark.exception()
             assert refused is None or "FileAlreadyExistsException" in str(refused)
             assert by_other.result() == (refused is not None)
