@@ -18,7 +18,7 @@ from waldelta_airflow.airflow_entries import find_connection
 def known_connections(conn_ids: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the known connections in their JSON form, and by id why others can't be taken.
 
-    An error is told by its class, because its text may repeat what couldn't be read.
+    An error is named by its class, because its text may repeat what couldn't be read.
     """
     from airflow.utils.session import create_session
 
@@ -28,14 +28,14 @@ def known_connections(conn_ids: Sequence[str]) -> tuple[dict[str, str], dict[str
         try:
             with create_session() as session:
                 connection = find_connection(session, conn_id)
-                text = None if connection is None else connection.as_json()
+                if connection is None:
+                    continue
+                if connection.extra_dejson.get("iam"):
+                    refused[conn_id] = "its extra has iam, and only tasks get IAM tokens"
+                else:
+                    found[conn_id] = connection.as_json()
         except Exception as err:  # a key that doesn't decrypt it, a database without tables
             refused[conn_id] = type(err).__name__
-            continue
-        if connection is not None and connection.extra_dejson.get("iam"):
-            refused[conn_id] = "its extra has iam, and only tasks get IAM tokens"
-        elif text is not None:
-            found[conn_id] = text
     return found, refused
 
 

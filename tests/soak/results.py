@@ -21,7 +21,7 @@ def code() -> str:
 
 
 def kills_file(folder: Path, seed: int, where: str) -> Path:
-    """Where the random kills of a seed are told; ``where`` is local, connect or s3."""
+    """Where the random kills of a seed are recorded; ``where`` is local, connect or s3."""
     return folder / f"kills_{where}_{seed}.json"
 
 

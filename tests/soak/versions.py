@@ -284,9 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write_page(results: dict[Versions, str]) -> None:
     """The table is the page's last part; what wasn't tried this time keeps its result."""
     before, _, rows = PAGE.read_text().partition(_HEADINGS)
-    known: dict[Versions, str] = {}
-    for one, row in zip(COMBINATIONS, rows.splitlines()[2:], strict=True):
-        known[one] = row.split("|")[-2].strip()
+    known = {
+        one: row.split("|")[-2].strip()
+        for one, row in zip(COMBINATIONS, rows.splitlines()[2:], strict=True)
+    }
     PAGE.write_text(before + table(known | results))
 
 

@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from demo.jars import STORES_VARIABLE
 from demo.s3_server import REGION, Identity, SeaweedFS, s3_client
 from demo.stack.processes import Part, StackError
+from waldelta.config.airflow_connection import variable_of
 from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
 from waldelta.spark.settings import S3_JARS, jars
 
@@ -59,7 +60,7 @@ class DemoStore:
     @property
     def variables(self) -> dict[str, str]:
         """The connection as the variable that a job started by hand reads."""
-        return {f"AIRFLOW_CONN_{self.conn_id.upper()}": json.dumps(self.connection)}
+        return {variable_of(self.conn_id): json.dumps(self.connection)}
 
     @property
     def spark_environment(self) -> dict[str, str]:

@@ -39,6 +39,7 @@ from demo.stack.processes import (
 from demo.stack.secret_file import StackSecrets
 from demo.stack.spark_connect_server import HOST, SparkConnectServer
 from demo.stack.state import StackState
+from waldelta.config.airflow_connection import variable_of
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:
@@ -192,9 +193,7 @@ class Stack:
 
         They contain secrets.
         """
-        sources = {
-            f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources
-        }
+        sources = {variable_of(conn_id): self.source_uri(conn_id) for conn_id in self.sources}
         store = self.object_store
         opened = {} if store is None else store.variables
         return sources | opened | {"SPARK_REMOTE": self.spark.remote} | self.places()

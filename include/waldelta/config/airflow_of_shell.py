@@ -32,7 +32,7 @@ def is_airflow_configured() -> bool:
 def take_from_airflow(conn_ids: Collection[str], timeout_s: float = _TIMEOUT_S) -> None:
     """Set ``AIRFLOW_CONN_<ID>`` of connections that only Airflow's database or secrets backend has.
 
-    A connection that isn't found stays unset: whoever needs it raises the named error.
+    A connection that isn't found stays unset: read_connection() then raises the named error.
     """
     missing = [conn_id for conn_id in conn_ids if not os.environ.get(variable_of(conn_id))]
     if not missing or not is_airflow_configured():
