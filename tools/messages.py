@@ -2,30 +2,66 @@
 
     python tools/messages.py [FOLDER …]
 
-A message is read here as its reader gets it, without the code around it. An argument appears by
-name, in angle brackets.
+A message is read here as its reader gets it, without the code around it. Its arguments are filled
+in with examples, which follow from their names in the code.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs")
 _FEWEST_WORDS = 3
+# What an argument of this name looks like; any other is its name, as words.
+_EXAMPLES = {
+    "table": "public.orders",
+    "table_name": "public.orders",
+    "names": "id, amount",
+    "name": "orders",
+    "slot": "shop_lake",
+    "pipeline": "shop",
+    "column": "amount",
+    "columns": "id, amount",
+    "path": "include/pipelines/shop.yml",
+    "folder": "/data/lake/public/orders",
+    "root": "/data/lake",
+    "uri": "/data/lake/public/orders",
+    "err": "connection refused",
+    "__name__": "OperationalError",
+    "message_primary": "permission denied for table orders",
+    "lsn": "0/1A2B3C8",
+    "version": "12",
+    "role": "lake_reader",
+    "by": "ada",
+    "dag_id": "shop_cdc",
+    "conn_id": "shop_db",
+    "timeout_s": "30",
+    "len": "3",
+    "size": "30 MB",
+    "duration": "4 minutes",
+    "describe": "db.example:5432/shop",
+    "describe_server": "db.example:5432/shop",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message and where it is."""
+    """A message and where it is.
+
+    ``text`` has its arguments by name, in angle brackets; ``example`` has them filled in.
+    """
 
     path: Path
     line: int
     text: str
+    example: str
 
 
 def messages(folders: Sequence[str] = FOLDERS) -> list[Message]:
@@ -47,13 +83,61 @@ def _of_module(path: Path) -> Iterator[Message]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
+    # What a logger's call fills in, by its format.
+    logged = {id(node.args[0]): node.args[1:] for node in ast.walk(tree) if _has_format(node)}
     inside: set[int] = set()
     for node in ast.walk(tree):
         if id(node) in docstrings or id(node) in inside:
             continue
         if isinstance(node, ast.JoinedStr | ast.Constant) and (text := _text(node)) is not None:
             inside.update(map(id, ast.walk(node)))
-            yield Message(path.relative_to(ROOT), node.lineno, text)
+            example = _filled(_example(node), logged.get(id(node), ()))
+            yield Message(path.relative_to(ROOT), node.lineno, text, example)
+
+
+def _has_format(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether it is a call with a text and arguments for it."""
+    return (
+        isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[0], ast.Constant)
+    )
+
+
+def _filled(text: str, arguments: Iterable[ast.expr]) -> str:
+    """A logger's text with its arguments."""
+    examples = map(_example, arguments)
+    return re.sub("%[sdr]", lambda found: next(examples, found[0]), text)
+
+
+def _example(node: ast.expr) -> str:
+    """What an expression may be in a message."""
+    found = "…"
+    match node:
+        case ast.JoinedStr(values=parts):
+            found = "".join(map(_example, parts))
+        case ast.Constant(value=value):
+            found = str(value)
+        case ast.FormattedValue(value=value, conversion=conversion):
+            found = f"'{_example(value)}'" if conversion == ord("r") else _example(value)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            found = _EXAMPLES.get(name, name.strip("_").replace("_", " ").lower())
+        case ast.Call():
+            found = _returned(node)
+        case ast.Subscript(value=value) | ast.NamedExpr(value=value) | ast.IfExp(body=value):
+            found = _example(value)
+        case ast.BoolOp(values=[value, *_]) | ast.BinOp(left=value):
+            found = _example(value)
+    return found
+
+
+def _returned(call: ast.Call) -> str:
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=between), attr="join")):
+            return f"first{between}second"
+        case ast.Call(func=ast.Name(id="counted"), args=[_, ast.Constant(value=what), *more]):
+            return f"3 {_example(more[0])}" if more else f"3 {what}s"
+        case ast.Call(func=ast.Name(id=name)) if name in _EXAMPLES:
+            return _EXAMPLES[name]
+    return _example(call.args[0] if call.args else call.func)
 
 
 def _text(node: ast.expr) -> str | None:
@@ -78,7 +162,7 @@ def _name(part: ast.expr) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Print them, each below its place."""
     for message in messages(arguments or FOLDERS):
-        print(f"{message.path}:{message.line}\n    {' '.join(message.text.split())}")
+        print(f"{message.path}:{message.line}\n    {' '.join(message.example.split())}")
     return 0
 
 

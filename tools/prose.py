@@ -3,7 +3,8 @@
     python tools/prose.py [PAGE.md …]
 
 The rules are those of CONTRIBUTING.md's "Writing": words that the glossary replaced, sentences and
-lines that are too long, table cells that are paragraphs, pages over their word budget. Code, links'
+lines that are too long, too many sentences that name no actor, table cells that are paragraphs,
+pages over their word budget. Code, links'
 addresses and pages that a tool writes from measurements are left out where a rule is about prose.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyphen
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MOST_COLUMNS = 100
 MOST_IN_A_CELL = 40
 MOST_IN_A_SENTENCE = 32
+# Share of sentences in the passive voice without an actor.
+MOST_PASSIVE = 0.055
 # Words of each page or folder.
 BUDGETS = {"README.md": 900, "docs": 20_000, "CHANGELOG.md": 600}
 # What says less than the field's own word, and that word.
@@ -48,6 +51,11 @@ _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _WORD = re.compile(r"\S*\w\S*")
+_PASSIVE = re.compile(
+    r"\b(?:is|are|was|were|be|been|being) (?:\w+ly |not |also |only |then |still |never )?"
+    r"(?:\w+ed|\w+en|read|made|kept|sent|found|held|lost|left|set)\b(?! by\b)",
+    re.IGNORECASE,
+)
 # A single link, or a word, that is too long by itself can't be broken.
 _UNBREAKABLE = re.compile(r"\s*(?:[-*] |\d+\. )?\S+")
 _SYLLABLES = pyphen.Pyphen(lang="en_US")
@@ -124,6 +132,12 @@ def over_budget() -> Iterator[str]:
             yield f"{name}: {count:,} words; at most {most:,}"
 
 
+def passive_share(texts: Iterable[str]) -> float:
+    """Return the share of sentences with a passive verb that no "by" follows."""
+    said = [sentence for text in texts for sentence in sentences(text)]
+    return sum(map(bool, map(_PASSIVE.search, said))) / max(1, len(said))
+
+
 def reading_ease(text: str) -> float:
     """Flesch's reading ease: 100 is very easy, 50 is fairly difficult, 30 is difficult.
 
@@ -146,6 +160,9 @@ def main(arguments: Sequence[str]) -> int:
     texts = {page: page.read_text() for page in chosen}
     count = sum(len(words(text)) for text in texts.values())
     ease = reading_ease("\n\n".join(texts.values()))
+    passive = passive_share(texts.values())
+    if passive > MOST_PASSIVE and not arguments:
+        found.append(f"{passive:.1%} of the sentences name no actor; at most {MOST_PASSIVE:.1%}")
     eases = {page: reading_ease(text) for page, text in texts.items()}
     hardest = min(eases, key=eases.__getitem__)
     for problem in found:
@@ -153,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     print(
         f"prose: {len(chosen)} pages, {count:,} words, {len(found)} problems; reading ease"
         f" {ease:.0f} (Flesch; hardest: {hardest.relative_to(ROOT)},"
-        f" {eases[hardest]:.0f})"
+        f" {eases[hardest]:.0f}); {passive:.1%} of the sentences name no actor"
     )
     return 1 if found else 0
 

@@ -81,7 +81,7 @@ def errors_page() -> str:
             for line in entry.example.split("\n")
         )
         retried = entry.retried or ("Retried." if ERRORS[name].retryable else "")
-        facts = {"Unchanged": entry.unchanged, "Do": entry.remedy}
+        facts = {"Afterwards": entry.afterwards, "Do": entry.remedy}
         sections.append(
             "\n".join(
                 [

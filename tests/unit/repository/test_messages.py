@@ -19,11 +19,25 @@ def messages():
 
 
 def test_the_catalog_has_the_messages(messages):
-    """Each with its arguments by name; python tools/messages.py prints them all."""
+    """Each once by the names of its arguments, once with them filled in."""
     texts = [" ".join(message.text.split()) for message in messages]
     assert len(texts) > 1_000
     assert "sync the table again" in " ".join(texts)
     assert any("<" in text for text in texts)
+
+
+def test_arguments_are_filled_in(tmp_path, monkeypatch):
+    """As a reader of the printed catalog sees them."""
+    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    (tmp_path / "code.py").write_text(
+        "raise ConfigError(f\"{table}: column {column!r} has {counted(n, 'value')} without\"\n"
+        "    f' {x or y} in {size(held)}: drop {\", \".join(names)}')\n"
+        "log.warning('%s: the version %d is gone', state.table_name, target.version)\n"
+    )
+    assert [message.example for message in catalog.messages((".",))] == [
+        "public.orders: column 'amount' has 3 values without x in 30 MB: drop first, second",
+        "public.orders: the version 12 is gone",
+    ]
 
 
 def test_no_message_has_a_replaced_word(messages):
