@@ -1,4 +1,4 @@
-"""Job quarantine: lists the rows that targets lack, or carries out an operator's decisions on
+"""Job quarantine: lists quarantined rows, or carries out an operator's decisions on
 them.
 
 A decision's stages, in order: retry or accept, check. They are in

@@ -1,4 +1,4 @@
-"""What each error means, what it left unchanged, what to do about it, and an example message.
+"""What each error means, what holds after it, what to do about it, and an example message.
 
 Notifiers send the remedies, and docs/reference/errors.md is written from all of it
 (``make reference``). Tests hold each example to a message that the code raises.
@@ -18,12 +18,12 @@ from waldelta.errors import WaldeltaError
 class ErrorEntry:
     """One error for its reader.
 
-    ``unchanged`` is empty where the error changed nothing: neither the slot nor the lake.
+    ``afterwards`` is empty where the error changed nothing: neither the slot nor the lake.
     ``retried`` says when Airflow retries, where the class alone doesn't decide it.
     """
 
     meaning: str
-    unchanged: str
+    afterwards: str
     remedy: str
     example: str
     retried: str | None = None
@@ -112,7 +112,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "SnapshotLost": ErrorEntry(
             "A table was rewritten or altered during its copy, or the copy's snapshot ended.",
-            "The target.",
+            "",
             "nothing: the copy of that table starts again",
             "public.orders was truncated, rewritten or detached …",
         ),
@@ -238,7 +238,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "SyncFailed": ErrorEntry(
             "Some tables could not be copied. The others are done.",
-            "The targets of failed tables.",
+            "Targets of failed tables stay.",
             "correct each table's error, then run the sync again",
             "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: public.orders can't be"
             " copied (permission denied for table orders): grant select on it",
@@ -330,7 +330,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "QualityFailed": ErrorEntry(
             "Critical expectations failed after the merge, or a gate stopped a table before it.",
-            "Nothing, the changes are applied; at a gate they wait.",
+            "The changes are applied; at a gate they wait.",
             "open the report that the log names; at a gate"
             " correct the expectation or release the changes (docs/how-to/release-a-gate.md)",
             "1 critical expectation failed (the changes are applied and safe):\n"

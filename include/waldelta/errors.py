@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 
 
 class WaldeltaError(Exception):
-    """Base of all named errors; ``retryable`` tells Airflow whether trying again can help.
+    """Base of all named errors. Airflow retries the task if ``retryable``.
 
-    ``causes`` are the errors that one which stands for several is made of.
+    ``causes`` are the errors of single tables or expectations that this error combines.
     """
 
     retryable = False

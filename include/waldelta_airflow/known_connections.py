@@ -2,7 +2,7 @@
 waldelta_airflow.known_connections ID …``.
 
 The command line asks in a process of its own, because loading Airflow takes seconds and changes the
-logging of its process. The answer goes through a pipe, which nobody else reads.
+logging of its process. The answer goes through a pipe, which only the calling command reads.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def check_packages() -> Iterator[CheckResult]:
     """Compare the installed packages with the ranges in the wheel's metadata."""
     own = _own_distribution()
     if own is None:
-        text = "waldelta isn't installed but only on the path, so that no ranges are known"
+        text = "waldelta is on Python's path but not installed: package versions can't be checked"
         yield CheckResult("packages", "warning", text, "run `pip install waldelta`")
         return
     yield CheckResult("packages", "ok", f"waldelta {own.version}")
@@ -145,7 +145,9 @@ def _required_by_tasks() -> list[Requirement]:
     from packaging.requirements import Requirement
 
     if (own := _own_distribution()) is None:
-        raise ConfigError("waldelta isn't installed but only on the path: run `pip install`")
+        raise ConfigError(
+            "waldelta is on Python's path but not installed: run `pip install waldelta`"
+        )
     return [one for one in map(Requirement, own.requires or ()) if _is_of(one, "")]
 
 
@@ -234,8 +236,8 @@ def _variables() -> Iterator[CheckResult]:
         if name not in _VARIABLES and (
             close := difflib.get_close_matches(name, _VARIABLES, 1, 0.9)
         ):
-            text = f"{name} is set, and only pipeline files could read it"
-            yield CheckResult("variables", "warning", text, f"set {close[0]}, if that is meant")
+            text = f"{name} is set, but waldelta has no such variable"
+            yield CheckResult("variables", "warning", text, f"set {close[0]} if you meant that")
 
 
 def _own_distribution() -> Distribution | None:

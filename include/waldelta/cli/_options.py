@@ -141,7 +141,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             },
         ),
         "consume": (
-            "land the changes that the slot holds, apply them to the targets and check these",
+            "land the changes that the slot holds, apply them and check the targets",
             _CDC_STAGES
             | {
                 "--hand-over": (
@@ -298,7 +298,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             },
         ),
         "list": (
-            "list the pipelines of a folder with their last runs; fails for a refused file",
+            "list a folder's pipelines with their last runs; fails for an invalid pipeline file",
             {"folder": _PLACE | {"metavar": "FOLDER"}, **OUTPUT_OPTIONS},
         ),
         "doctor": (

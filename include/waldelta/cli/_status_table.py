@@ -136,7 +136,7 @@ def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         "New tables that match a pattern, but not published": list(status["new_tables"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
         "Unreadable messages": list(map(_message, status["unread_messages"])),
-        "Commits of other programs": [
+        "External commits": [
             f"{name}: {commit}" for name, one in targets for commit in one["external_commits"]
         ],
         "Publication drift": [

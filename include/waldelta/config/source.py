@@ -234,8 +234,8 @@ class Options(StrictModel):
     acknowledge: Literal["get", "peek", "advance"] = Field(
         "get",
         description=(
-            "how landed changes are acknowledged: get compares what the slot returns, peek"
-            " compares before that and needs no spare slots, advance compares nothing"
+            "how the slot moves past landed changes: get compares what it returns and keeps a slot"
+            " copy until then, peek compares before the move, advance doesn't compare"
         ),
     )
 
@@ -260,7 +260,7 @@ class Source(StrictModel):
         None,
         min_length=1,
         description=(
-            "Airflow connection of a standby that has the slot (PostgreSQL 16+); excludes failover"
+            "Airflow connection of a standby that has the slot (PostgreSQL 16+); not with failover"
         ),
     )
     slot: str = Field(description=("name of the logical replication slot; one pipeline per slot"))

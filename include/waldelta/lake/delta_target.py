@@ -92,8 +92,8 @@ class DeltaTarget:
             return True
         if is_local(self.uri):
             return DeltaTable.is_deltatable(self.uri)
-        # is_deltatable() holds Python's lock until the store has answered, for a minute where it
-        # doesn't: no other thread could run meanwhile.
+        # is_deltatable() holds Python's lock until the store has answered, which takes up to a
+        # minute. No other thread could run in that time.
         try:
             self.open()
         except TableNotFoundError:

@@ -413,7 +413,7 @@ class KnownLogs:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, *_TORN) as err:
-            log_.info("what an earlier run knew of the lake's logs can't be read: %s", err)
+            log_.info("this run reads the Delta logs again; no copy can be read: %s", err)
             return
         self._packed = versions
         for path, version in versions.items():

@@ -86,7 +86,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """An object's content, and the tag by which the store tells it from another content."""
+    """An object's content and its ETag."""
 
     content: bytes
     tag: str | None

@@ -1,4 +1,4 @@
-"""The rows that targets lack: counts and lists quarantined rows without reading resolved ones."""
+"""Counts and lists quarantined rows without reading resolved ones."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
             if one.waiting is None
             else counted(one.waiting, "change waits", "changes wait")
         )
-        end = ", and pass with the next run" if one.released else ""
+        end = "; released for the next run" if one.released else ""
         yield Attention(
             "failed",
             "stopped",

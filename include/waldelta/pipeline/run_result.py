@@ -135,9 +135,10 @@ class TableResult:
 
 @dataclass
 class LandedChanges:
-    """What the run read from the slot, and the slot before that.
+    """What the run read from the slot, and the slot's state before it read.
 
-    ``slot_before`` is None for commands that don't read the slot, and in earlier versions' results.
+    ``slot_before`` is None for commands that don't read the slot, and in results of an earlier
+    waldelta.
     """
 
     changes: int = 0

@@ -59,8 +59,9 @@ _ACTIVE_TASKS = """
 
 
 def reader_name(holder_pid: int, task: int, table: object = "") -> str:
-    """Return the application_name of a task's session: its snapshot's holder, its number and
-    table.
+    """Return the application_name of a copy task's session.
+
+    It names the backend that holds the snapshot, the task's number and the table.
     """
     return f"waldelta copy {holder_pid}/{task} {table}".rstrip()
 

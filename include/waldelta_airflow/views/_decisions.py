@@ -67,11 +67,11 @@ def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     )
     reason = (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
     if action not in DECISIONS or not all(map(_ROW.fullmatch, rows)):
-        raise HTTPException(400, "This is nothing that can be decided on.")
+        raise HTTPException(400, "The form has an unknown action or row: reload the page.")
     if action in _OF_ROWS and not rows:
         raise HTTPException(400, f"Choose {_OF_ROWS[action]}.")
     if action == "release" and not tables:
-        raise HTTPException(400, "Choose the table whose changes are to pass.")
+        raise HTTPException(400, "Choose the table whose changes to release.")
     if action in _WHY and not reason:
         raise HTTPException(400, f"Say why: {_WHY[action]}.")
     return {

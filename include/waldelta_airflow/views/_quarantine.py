@@ -1,4 +1,4 @@
-"""The pages of the quarantine: the rows that targets lack, what happened to them, and decisions."""
+"""The pages of the quarantine: its rows, what happened to them, and decisions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def quarantine_page(
     *,
     shows_values: bool,
 ) -> str:
-    """Returns the page of the rows that targets lack and of stopped tables, with possible
+    """Returns the page of quarantined rows and of stopped tables, with possible
     decisions.
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
@@ -110,7 +110,7 @@ def quarantine_page(
 
 
 def _open_keys(ledger: Ledger) -> pa.Table:
-    """Returns the keys of the rows that targets lack, with their reasons.
+    """Returns the keys of the quarantined rows, with their reasons.
 
     Folders of this server are left out of the reasons, because an address contains them too.
     """

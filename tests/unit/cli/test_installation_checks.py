@@ -108,7 +108,7 @@ VARIABLES = {
     "misspelt": (
         {"WALDELTA_PIPELINE": "/x"},
         ["ok", "warning"],
-        "WALDELTA_PIPELINE is set, and only pipeline files could read it",
+        "WALDELTA_PIPELINE is set, but waldelta has no such variable",
     ),
     "a wrong level": ({"WALDELTA_LOG_LEVEL": "loud"}, ["problem"], "write one of"),
     "a wrong umask": ({"WALDELTA_UMASK": "9"}, ["problem"], "umask in octal"),

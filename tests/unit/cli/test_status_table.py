@@ -115,7 +115,7 @@ FINDINGS = {
     ),
     "another program's commit": (
         {"targets": {"public.orders": TARGET | {"external_commits": ["version 3: DELETE"]}}},
-        "Commits of other programs\n  public.orders: version 3: DELETE",
+        "External commits\n  public.orders: version 3: DELETE",
     ),
     "drift": (
         {"targets": {"public.orders": TARGET | {"drift": ["1 partition added"]}}},

@@ -24,9 +24,9 @@ def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[s
 
 
 def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
-    """Return those of these keys that have the names of the current key columns.
+    """Return those of these keys (JSON objects by column) whose columns are the current key's.
 
-    Other keys are from before a change of the key.
+    The others were recorded before the table's key columns changed.
     """
     names = {plan.names[i] for i in plan.shape.key}
     return {key for key in keys if json.loads(key).keys() == names}

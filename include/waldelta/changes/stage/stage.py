@@ -190,8 +190,8 @@ def _stage_in_tasks(
 class _Staging:
     """The folders in which tasks pass on events and write net changes.
 
-    Events are beside the net changes: those of bucket N in ``<folder>-events/N``. For a target with
-    a filter, ``<folder>-decoded`` has the columns that it reads, and ``<folder>-routed`` the
+    Events are next to the net changes: those of bucket N in ``<folder>-events/N``. For a target
+    with a filter, ``<folder>-decoded`` has the columns that it reads, and ``<folder>-routed`` the
     operation that each event is for the target.
     """
 

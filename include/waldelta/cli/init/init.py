@@ -142,7 +142,7 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     what = f"role {draft.reader}, grants" if draft.makes_role else "grants"
     lines += [f"{sql_path}: {what} and publications, for the owner or a superuser:", "", sql]
     lines.append(
-        f"Next; before, `waldelta check {path}` shows problems, the plan and the cost of the copy:"
+        f"Next steps; `waldelta check {path}` first shows problems, plan and cost of the copy:"
     )
     width = max(len(f"waldelta {verb} {path}") for verb, _ in _COMMANDS)
     lines += [f"  {f'waldelta {verb} {path}':<{width}}  # {does}" for verb, does in _COMMANDS]

@@ -28,7 +28,10 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "--output": {
             "type": Path,
             "metavar": "FILE",
-            "help": "file to write, <pipeline>.yml by default; the SQL gets the suffix .sql",
+            "help": (
+                "pipeline file to write, <pipeline>.yml by default; the file with the suffix .sql"
+                " gets the owner's SQL"
+            ),
         },
         "--schema": {
             "type": split_names,

@@ -104,18 +104,15 @@ class OpenMessage:
         )
 
     def _remedy(self) -> str:
-        acknowledged = f"or quarantine --discard --row {self.row.id} --reason … once that is done"
+        discard = f"quarantine --discard --row {self.row.id} --reason …"
         if self.is_of_any_table:
-            return f"any table may lack its change: reconcile all of them, {acknowledged}"
+            return f"any table may lack its change: reconcile all tables, then {discard}"
         if self.tables == (OF_MESSAGES,):
-            return (
-                "the table of messages lacks it permanently: quarantine --discard --row"
-                f" {self.row.id} --reason … acknowledges that"
-            )
+            return f"the table of messages lacks it permanently: {discard} acknowledges that"
         names = ",".join(self.tables)
         return (
-            f"{', '.join(self.tables)} lacks its change: reconcile --tables {names} --repair,"
-            f" {acknowledged}"
+            f"{', '.join(self.tables)} lacks its change: reconcile --tables {names} --repair, which"
+            f" also ends this warning, or {discard} if it was repaired otherwise"
         )
 
 

@@ -27,10 +27,10 @@ ORIGINS_SINCE = 160000  # The first version with the option, in the form of serv
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRange:
-    """What landed of WAL that was read by the same request, from position ``begins`` on.
+    """Landed batches that were read from the slot with the same options, from ``begins`` on.
 
-    ``batches`` are the first and the last batch. ``request`` is None when an earlier version read
-    it without recording the request. ``messages`` counts everything that landed.
+    ``batches`` are the first and the last batch, ``messages`` their messages in all. ``request``
+    holds the options; it is None for batches of an earlier waldelta, which didn't record them.
     """
 
     request: ReadRequest | None

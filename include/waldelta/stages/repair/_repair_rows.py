@@ -371,7 +371,7 @@ def rows_to_judge(
 
 
 def hold_back(spark: SparkSession, rows: RepairRows, staged: str, keys: Collection[str]) -> Staged:
-    """Write stage_net()'s output without rows that stay in quarantine, and count the rest."""
+    """Write and count stage_net()'s output, without the rows that stay in quarantine."""
     still = _read_keys(spark, rows, f"{staged}/still", keys=keys)
     rest = spark.read.parquet(f"{staged}/net").join(still, rows.shape.bases, "left_anti")
     return _written(spark, rest, f"{staged}/let")

@@ -5,8 +5,8 @@ copy.
    copy.
 2. Land until everything that the snapshot sees is in the change log. Each key that this changes
    after the target's position is read again, because such rows can't be judged by comparing
-   filters. Each key in quarantine is read again too, because the target lacks it whatever its
-   filter.
+   filters. Each key in quarantine is read again too, because the target lacks it even if its
+   filter admits it.
 3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and
    the rows of touched keys.
 4. Find the rows in the target that its filter no longer admits.

@@ -83,7 +83,7 @@ def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
             f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now"
             f" leads to system {found}; nothing was dropped: point the connection back; if that"
             " server is gone for good, run resync first, which moves the pipeline to this server,"
-            " or drop by hand what no program needs here"
+            " or drop slot and publications here by hand, if no program needs them"
         )
 
 

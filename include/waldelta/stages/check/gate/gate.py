@@ -521,12 +521,13 @@ def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Ve
 
 
 def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
-    """Returns the columns that an expectation may read by its arguments; None for any.
+    """Returns the columns that an expectation may read, by its arguments; None if it may read all.
 
-    A text equal to a column's name counts as that column, even where it is a value. Too many
-    columns leave a row unjudged whose value was judged when it came; too few treat an unsent value
-    as null. Only arguments that may be conditions are parsed, because nearly any text parses as
-    one, and one that doesn't would leave everything unjudged.
+    A text equal to a column's name counts as that column, even where it is a value. A column too
+    many only skips rows whose value was checked when PostgreSQL sent it; a column too few takes an
+    unchanged TOASTed value, which PostgreSQL doesn't send, for null. Only arguments that may be
+    conditions are parsed: nearly any text parses as a condition, and a text that doesn't parse
+    counts as all columns, which skips the row.
     """
     asked: set[str] = set()
     for argument, text in _texts(kwargs):

@@ -1,7 +1,7 @@
 """Differences: the net changes that bring a target from the rows that it has to those expected.
 
 The expected rows are those of a snapshot of the source, or states derived from the change log. Only
-rows that differ become changes, so that mending a correct target changes nothing.
+rows that differ become changes, so that repairing a correct target changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from waldelta.types import TargetType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Action of a key that the target has more than once, which a MERGE can't mend row by row.
+# Action of a key that the target has more than once, which a MERGE can't correct row by row.
 TWICE = "twice"
 
 

@@ -1,11 +1,11 @@
-"""Reconciles one table: compares a snapshot of the source with one version of its target, without
-what is in flight between them.
+"""Reconciles one table: compares a snapshot of the source with one version of its target, except
+keys that changed between the two.
 
 1. The target's version and its last applied batch are read; then the snapshot is taken.
 2. Everything that the snapshot sees is landed. So each key in which both sides may rightly differ
    is in the change log: after the target's batch, or before it, in a transaction that was decoded
-   before the snapshot sees it. Such keys are set aside on both sides, and so are the rows that the
-   target is known to lack.
+   before the snapshot sees it. The comparison skips such keys on both sides, and the rows that
+   are in quarantine.
 3. Both sides sum hashes by bucket: PostgreSQL its rows, this process those of a small target,
    Spark those of larger ones.
 4. The rows of differing buckets are compared by their hashes, then differing rows by their
@@ -139,7 +139,7 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
             " by design"
         )
     if sorted(state.key_columns) != sorted(table.key_columns):
-        return "its key on the source differs from its target's: let a CDC run apply that first"
+        return "its key columns on the source differ from its target's: run the CDC DAG first"
     if gone := set(state.key_columns) & set(_uncompared_columns(state, _copy(job, feeding, None))):
         return (
             f"its key column {min(gone)} differs between source and target: let a CDC run apply"
@@ -437,7 +437,7 @@ def _with_values(
 
 
 def _check_same(job: Job, state: TableState) -> None:
-    """Raise LateWriter if the table was synced again: another copy was compared."""
+    """Raise LateWriter if the table was synced again since, which replaced the compared target."""
     present = job.read_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(f"{state.table_name} was synced again while it was compared: run again")

@@ -117,7 +117,7 @@ def _unfit(relation: CatalogRelation) -> str | None:
     if relation.relkind not in ("r", "p"):
         return (
             f"it is {_RELKINDS.get(relation.relkind, 'no table')}, which can't be published: name"
-            " its tables"
+            " tables instead"
         )
     if relation.persistence == "u":
         return "it is unlogged, so its changes aren't in the WAL: alter table … set logged"
