@@ -205,7 +205,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     | {
                         "help": (
                             "read the rows of --row or --tables from the source again and write"
-                            " them, whatever their gates say"
+                            " them, even if they fail the gate"
                         )
                     }
                 ),

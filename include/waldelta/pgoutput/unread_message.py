@@ -39,7 +39,7 @@ class UnreadMessage:
 
     @property
     def kind(self) -> str:
-        """Its first byte as a letter; empty when it has none."""
+        """The message's first byte as a letter; empty for an empty message."""
         return self.raw[:1].decode("latin-1")
 
     def landed(self, batch: int, seq: int) -> Self:

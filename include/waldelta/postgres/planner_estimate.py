@@ -12,10 +12,10 @@ from waldelta.postgres.connection import Connection
 def planned_rows(
     conn: Connection, relation: sql.Composable, conditions: Sequence[sql.Composable] = ()
 ) -> int:
-    """Return how many rows of a relation, as written after FROM, meet all conditions.
+    """Return the planner's estimate of a relation's rows that meet all conditions.
 
-    The planner takes the table's present size, also where it was never analyzed. It needs SELECT
-    on the table.
+    The relation is written as after FROM. The planner takes the table's present size, even if the
+    table was never analyzed. It needs SELECT on the table.
     """
     where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
     query = sql.SQL("explain (format json) select 1 from {}{}").format(relation, where)

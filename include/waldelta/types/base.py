@@ -162,7 +162,7 @@ def printed(column: sql.Composable) -> sql.Composable:
 
 
 def as_text(column: sql.Composable) -> sql.Composable:
-    """Return SQL for the text of types whose cast prints what the output function does."""
+    """Return SQL for a value's text, for types whose cast to text equals the output function."""
     return sql.SQL("{}::pg_catalog.text").format(column)
 
 

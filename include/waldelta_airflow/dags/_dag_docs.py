@@ -68,8 +68,8 @@ The user who triggered the run is recorded.
 
 - **action**:
   `retry` reads quarantined rows from the source and evaluates their gates again;
-  `accept` writes them whatever their gates say;
-  `discard` leaves them out permanently;
+  `accept` writes them even if they fail the gate;
+  `discard` leaves them out until the table is copied again;
   `release` merges everything landed so far for the tables, with the next run of `{name}_cdc`;
   `skip` continues without unreadable messages.
 - **tables**: the tables; `release` needs them.

@@ -85,8 +85,8 @@ _ACTION = Param(
     enum=list(DECISIONS),
     description=(
         "retry: read the rows from the source and evaluate their gates again; accept: write them"
-        " whatever their gates say; discard: leave them out; release: apply the changes that a gate"
-        " stopped; skip: continue without unreadable messages"
+        " even if they fail the gate; discard: leave them out; release: apply the changes that a"
+        " gate stopped; skip: continue without unreadable messages"
     ),
 )
 _QUARANTINED = _listed(

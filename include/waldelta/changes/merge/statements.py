@@ -76,7 +76,7 @@ class CommitTag:
 
     @property
     def delta(self) -> Tag:
-        """The identity of a commit that Spark doesn't make."""
+        """The same tag for a commit that delta-rs makes."""
         return Tag(self.app_id, self.batch, self.metadata)
 
 

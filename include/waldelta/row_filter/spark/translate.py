@@ -222,7 +222,9 @@ class _Translation:
         """Translate ``= ANY (column)``."""
         array, compared, operand = typed.arguments
         if self.sql(operand).raises:
-            raise self.refused(typed, "a search in an array for an expression that may fail")
+            raise self.refused(
+                typed, "an array's elements compared with an expression that may fail"
+            )
         self.elements += 1
         name = f"e{self.elements}"
         outer, self.names = self.names, {**self.names, f"\0{array.value}": name}

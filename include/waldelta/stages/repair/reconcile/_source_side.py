@@ -71,9 +71,10 @@ from (
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """What is needed to read one table.
+    """What is needed to read one table of the source.
 
-    ``again`` are its rows regardless of chunks, ``key`` the key's columns and types.
+    ``chunks`` divide the table between sessions. ``again`` chooses all its rows at once, for rows
+    that are read a second time. ``key`` has the key's columns and types.
     """
 
     conninfo: str
