@@ -210,8 +210,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     }
                 ),
                 "--discard": (
-                    _FLAG
-                    | {"help": "leave the rows of --row or --tables out of their targets for good"}
+                    _FLAG | {"help": "leave the rows of --row or --tables out of their targets"}
                 ),
                 "--release": (
                     _FLAG
