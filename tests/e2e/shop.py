@@ -129,13 +129,19 @@ def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = ""
 
 
 def change(shop: Shop) -> None:
-    """Inserts, rows that move into and out of the filter, deletes; customers stay as they are."""
+    """An insert, a row that moves into the filter, one that moves out of it, a delete; customers
+    stay as they are. So orders gets two rows and loses two.
+    """
     with shop.source.transaction():
+        (chosen,) = shop.source.execute(
+            "select min(id) filter (where status = 'draft'), min(id) filter (where status = 'paid')"
+            " from orders"
+        ).fetchall()
         shop.source.execute(
             "insert into orders select coalesce(max(id), 0) + 1, 1, 'paid', 'new' from orders"
         )
-        shop.source.execute("update orders set status = 'paid' where id = 1")
-        shop.source.execute("update orders set status = 'draft' where id = 2")
+        shop.source.execute("update orders set status = 'paid' where id = %s", chosen[:1])
+        shop.source.execute("update orders set status = 'draft' where id = %s", chosen[1:])
         shop.source.execute(
             "delete from orders where id = (select max(id) from orders where status = 'paid' and id"
             " < 90)"

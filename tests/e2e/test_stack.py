@@ -37,15 +37,22 @@ finally:
 
 
 @pytest.fixture(scope="module")
-def own_stack():
-    """A stack that these tests may stop: started from the command line, as ``make up`` does."""
+def folder_of_own_stack():
     with own_folder() as folder:
-        done = command("up", folder)
+        yield folder
+        Stack(folder).stop()
+
+
+@pytest.fixture
+def own_stack(folder_of_own_stack):
+    """A stack that these tests may stop: started from the command line, as ``make up`` does."""
+    stack = Stack(folder_of_own_stack)
+    if not stack.is_running():
+        done = command("up", stack.folder)
         assert done.returncode == 0, done.stdout + done.stderr
-        stack = Stack(folder)
+        stack = Stack(stack.folder)
         assert stack.is_running()
-        yield stack
-        stack.stop()
+    return stack
 
 
 def command(verb: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -251,7 +258,7 @@ def test_a_signal_while_a_task_is_busy_ends_everything(own_stack):
     folder = own_stack.folder
     migration = (folder / "logs/airflow-db-migrate.log").read_bytes()
     started = folder / "dags/started"
-    started.parent.mkdir()
+    started.parent.mkdir(exist_ok=True)
     (started.parent / "busy.py").write_text(BUSY_DAG)
     demo = subprocess.Popen([sys.executable, "-c", BUSY, str(folder)])
     wait_until(
