@@ -259,16 +259,8 @@ class Killed(BaseException):
     """What a kill is to the process."""
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "apply.merging",
-        *(
-            pytest.param(f"apply.{step}", marks=pytest.mark.soak)
-            for step in ("staged", "merged", "applied")
-        ),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ["apply.staged", "apply.merging", "apply.merged", "apply.applied"])
 def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
     """Before the commit and behind it: the next run ends with each state and each change once."""
     for name in MODES:

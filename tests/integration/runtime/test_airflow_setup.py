@@ -117,27 +117,25 @@ def test_commands_know_airflows_connections(airflow, write_pipeline, tmp_path):
         assert error["class"] == "SourceUnreachable"
         assert "127.0.0.1:1/airflows" in error["message"]
         assert PASSWORD not in done.stdout + done.stderr
-    secrets = tmp_path / "secrets.json"
-    secrets.write_text(json.dumps({"shop_source": nowhere.replace("airflows", "secrets")}))
-    backend = {
-        "AIRFLOW__SECRETS__BACKEND": "airflow.secrets.local_filesystem.LocalFilesystemBackend",
-        "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps({"connections_file_path": str(secrets)}),
-    }
-    error = json.loads(airflow(*init, **backend).stdout)["error"]
+
+    def backend(uri):
+        secrets = tmp_path / "secrets.json"
+        secrets.write_text(json.dumps({"shop_source": uri}))
+        return {
+            "AIRFLOW__SECRETS__BACKEND": "airflow.secrets.local_filesystem.LocalFilesystemBackend",
+            "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps({"connections_file_path": str(secrets)}),
+        }
+
+    error = json.loads(airflow(*init, **backend(nowhere.replace("airflows", "secrets"))).stdout)[
+        "error"
+    ]
     assert "127.0.0.1:1/secrets" in error["message"]  # as Airflow, which asks it first
     own = nowhere.replace("airflows", "own")
     error = json.loads(airflow(*init, AIRFLOW_CONN_SHOP_SOURCE=own).stdout)["error"]
     assert "127.0.0.1:1/own" in error["message"]
 
-
-def test_a_connection_with_iam_is_not_taken(airflow):
-    """Only Airflow's tasks get a token for it."""
-    program = str(Path(sys.executable).with_name("airflow"))
-    assert airflow(program, "db", "migrate").returncode == 0
-    with_iam = "postgresql://app@127.0.0.1:1/shop?iam=true"
-    added = airflow(program, "connections", "add", "shop_source", "--conn-uri", with_iam)
-    assert added.returncode == 0, added.stderr
-    done = airflow(sys.executable, "-m", "waldelta", "init", "shop_source", "--yes")
+    # Only Airflow's tasks get a token of IAM.
+    done = airflow(*init[:-1], **backend("postgresql://app@127.0.0.1:1/shop?iam=true"))
     assert done.returncode == 1
     assert "connection=shop_source can't be taken from Airflow: its extra has iam" in done.stderr
     assert "set AIRFLOW_CONN_SHOP_SOURCE to" in done.stderr

@@ -164,8 +164,10 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
 
 @pytest.mark.parametrize(
     ("encoding", "character"),
-    [("WIN1252", b"\\x81"), ("EUC_JP", b"\\xfe\\xfe")],
-    ids=["one byte", "two bytes"],
+    [
+        pytest.param("WIN1252", b"\\x81", id="one byte"),
+        pytest.param("EUC_JP", b"\\xfe\\xfe", id="two bytes", marks=pytest.mark.soak),
+    ],
 )
 def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encoding, character):
     """Alone in its transaction the row is found with its table; a streamed transaction that is open

@@ -616,7 +616,13 @@ def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
     assert lake.rows("t") == [(1, "a"), (2, "b")]
 
 
-@pytest.mark.parametrize("traced", [True, False], ids=["staged", "no trace left"])
+@pytest.mark.parametrize(
+    "traced",
+    [
+        pytest.param(True, id="staged"),
+        pytest.param(False, id="no trace left", marks=pytest.mark.soak),
+    ],
+)
 def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp_path, traced):
     """Whoever was killed left its folder, or somebody removed that before."""
     lake = lake_of(
