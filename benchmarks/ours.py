@@ -84,11 +84,15 @@ class Waldelta:
         return found
 
     def share_of_estimate(self, estimated: CopyEstimate, notes: Notes) -> Notes:
-        """Return the estimate as shares of what the copy had, by the target and its stage's
+        """Return the estimate as shares of what the copy had, by the targets and its stage's
         seconds.
         """
-        (table,) = self.place.source.tables
-        files = pa.table(DeltaTable(self.target(table)).get_add_actions(flatten=True))
+        files = pa.concat_tables(
+            pa.table(DeltaTable(self.target(table)).get_add_actions(flatten=True)).select(
+                ["num_records", "size_bytes"]
+            )
+            for table in self.place.source.tables
+        )
         return {
             "estimated rows": estimated.rows / pc.sum(files["num_records"]).as_py(),
             "estimated bytes": estimated.lake_bytes / pc.sum(files["size_bytes"]).as_py(),

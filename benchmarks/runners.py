@@ -181,7 +181,7 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
 def _estimate(stack: Stack, workload: Estimate, plan: Plan) -> list[Measurement]:
     rows = scaled(workload.rows, plan.scale)
     found = _Rounds(workload.name)
-    with place(stack, ORDERS, workload.name, rows) as there:
+    with place(stack, workload.source, workload.name, rows) as there:
         ours = Waldelta(there, FRESH, Variant(document={"quality": {"enabled": False}}), 0)
         ours.job("setup")
         for number in plan.numbers():

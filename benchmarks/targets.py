@@ -104,7 +104,7 @@ TARGETS = (
     ),
     Target(
         "what check estimates for an initial sync, against it",
-        "estimate/fresh: *, estimated ÷ copied",
+        "estimate*/fresh: *, estimated ÷ copied",
         1.3,
         least=0.7,
     ),

@@ -91,9 +91,10 @@ class Sync(Workload):
 
 @dataclass(frozen=True)
 class Estimate(Workload):
-    """What check estimates for the initial copy of a table, and that copy."""
+    """What check estimates for the initial copy of its tables, and that copy."""
 
     rows: int
+    source: Source = sources.ORDERS
     contenders: tuple[str, ...] = (FRESH,)
 
 
@@ -267,6 +268,12 @@ WORKLOADS: tuple[Workload, ...] = (
         source=sources.many(200, large=10),
     ),
     Estimate("estimate", "what check estimates for a sync, against that sync", 10 * MILLION),
+    Estimate(
+        "estimate-tables",
+        "the same of 15 tables, three of 1,000,000 rows, the others of 1,000",
+        MILLION,
+        sources.many(15, large=3),
+    ),
     Idle("idle", "a run that finds nothing to do", default=True),
     Decode("decode", "decoding and casting in memory, one core", MILLION),
     Drift("drift", "another filter of the publication, beside a new copy", 4 * MILLION, 10_000),

@@ -383,7 +383,7 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     assert check.main([]) == 1
     left_out = (
         "backlog-1m-clustered, backlog-50m-clustered, sync, one-transaction, tables-20, tables-200,"
-        " estimate"
+        " estimate, estimate-tables"
     )
     assert f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {left_out}\n" in capsys.readouterr().err
     assert check.main(["--accept"]) == 0

@@ -44,7 +44,7 @@ _LEAST_WAL_SECONDS = 1.0
 # What a sync takes besides rows: once, until Spark's Python workers run; and for each table its
 # snapshot, plan, commit and ledger rows. Four tables are copied at once.
 _SECONDS_TO_START = 4.0
-_SECONDS_PER_TABLE = 0.5
+_SECONDS_PER_TABLE = 0.4
 _AT_ONCE = 4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
