@@ -32,6 +32,7 @@ from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, SlotReading
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.report_folder import docs_folder
+from waldelta.pipeline.run_result import ReportedLag
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports.index import add_entry
@@ -198,9 +199,8 @@ class _Lake:
         result.landed.slot_before = SlotReading(
             at.isoformat(), "reserved", wal - left, held + wal, _KEEP_SIZE - held - wal
         )
-        result.reported.slot_after = SlotReading(
-            at.isoformat(), "reserved", left, held, _KEEP_SIZE - held
-        )
+        slot = SlotReading(at.isoformat(), "reserved", left, held, _KEEP_SIZE - held)
+        result.reported = ReportedLag(left, slot)
         took = result.stages["land"].seconds
         bill = result.source
         bill.slot_calls, bill.wal_read_bytes, bill.decoded_bytes = 2, 2 * wal, round(wal * 0.8)
@@ -208,7 +208,7 @@ class _Lake:
         told = f"{changes:,} changes in 1 batch, landed in {took * 0.7:.1f} s, consumed in 0.1 s"
         result.stages["land"].detail = told
         result.stages["report"].detail = f"lag {left:,} bytes"
-        result.reported.lag_bytes, self.landed, self.batch = left, self.lsn, self.batch + 1
+        self.landed, self.batch = self.lsn, self.batch + 1
 
     def _apply(
         self, result: RunResult, cuts: list[TargetCut], at: datetime, trouble: Trouble | None
