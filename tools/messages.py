@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs")
 _FEWEST_WORDS = 3
+_PLACEHOLDER = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfx]|\{\d*\}")
 # What an argument of this name looks like; any other is its name, as words.
 _EXAMPLES = {
     "table": "public.orders",
@@ -40,6 +40,9 @@ _EXAMPLES = {
     "version": "12",
     "role": "lake_reader",
     "by": "ada",
+    "publication": "shop_pub",
+    "pid": "4711",
+    "active_pid": "4711",
     "dag_id": "shop_cdc",
     "conn_id": "shop_db",
     "timeout_s": "30",
@@ -83,8 +86,8 @@ def _of_module(path: Path) -> Iterator[Message]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    # What a logger's call fills in, by its format.
-    logged = {id(node.args[0]): node.args[1:] for node in ast.walk(tree) if _has_format(node)}
+    # What the calls of loggers and of str.format() fill in, by their text.
+    logged = dict(_formats(tree))
     inside: set[int] = set()
     for node in ast.walk(tree):
         if id(node) in docstrings or id(node) in inside:
@@ -95,17 +98,24 @@ def _of_module(path: Path) -> Iterator[Message]:
             yield Message(path.relative_to(ROOT), node.lineno, text, example)
 
 
-def _has_format(node: ast.AST) -> TypeGuard[ast.Call]:
-    """Whether it is a call with a text and arguments for it."""
-    return (
-        isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[0], ast.Constant)
-    )
+def _formats(tree: ast.Module) -> Iterator[tuple[int, list[ast.expr]]]:
+    """Texts with placeholders, by id, and the arguments for these."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Constant() as text, attr="format")):
+                yield id(text), node.args
+            case ast.Call(args=[ast.Constant() as text, _, *_]):
+                yield id(text), node.args[1:]
 
 
 def _filled(text: str, arguments: Iterable[ast.expr]) -> str:
-    """A logger's text with its arguments."""
+    """A text with its arguments; ``{}`` that is filled in elsewhere is mostly a table."""
     examples = map(_example, arguments)
-    return re.sub("%[sdr]", lambda found: next(examples, found[0]), text)
+
+    def example(found: re.Match[str]) -> str:
+        return next(examples, _EXAMPLES["table"] if found[0] == "{}" else found[0])
+
+    return _PLACEHOLDER.sub(example, text)
 
 
 def _example(node: ast.expr) -> str:
@@ -124,6 +134,8 @@ def _example(node: ast.expr) -> str:
             found = _returned(node)
         case ast.Subscript(value=value) | ast.NamedExpr(value=value) | ast.IfExp(body=value):
             found = _example(value)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            found = _example(left) + _example(right)
         case ast.BoolOp(values=[value, *_]) | ast.BinOp(left=value):
             found = _example(value)
     return found

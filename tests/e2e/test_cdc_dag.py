@@ -275,12 +275,13 @@ def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
 
 
 def damage(shop: Shop, newest: int) -> None:
-    """What somebody's own job may do to a target: to a row that every change touches, and to the
-    newest ones.
+    """What somebody's own job may do to a target: to the first row, which every change touches, and
+    to the newest ones.
     """
     orders = DeltaTable(f"{shop.root}/public/orders")
-    last = max(id_ for (id_,) in shop.target("orders", "id"))
-    orders.delete("id = 1")
+    ids = [id_ for (id_,) in shop.target("orders", "id")]
+    last = max(ids)
+    orders.delete(f"id = {min(ids)}")
     orders.update(updates={"note": "'damaged'"}, predicate=f"id > {last - newest}")
 
 
@@ -452,13 +453,14 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
 
 @pytest.mark.parametrize("fixture", ["shop", "submitted_shop"])
 def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
-    """Not in a task log, a rendered template, an XCom, the lake, or a file others can read, of all
-    runs up to here.
-
-    Processes' arguments were watched while the pipelines' first CDC runs were made.
+    """Not in a process's arguments, a task log, a rendered template, an XCom, the lake, or a file
+    others can read, of all runs up to this one.
     """
     shop = request.getfixturevalue(fixture)
     secrets = secrets_of(stack)
+    change(shop)
+    with none_in_arguments(secrets):
+        shop.run("cdc")
     for run in shop.runs:
         assert_none_shown(shop.client, run, secrets)
     # Data Docs, the ledger and the targets are below the lake.

@@ -52,6 +52,7 @@ def _run(root: Path, tests: Iterable[str]) -> tuple[int, str]:
     # Where it is set, each run would compile all modules again.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=line", "--color=no"]
+    command += ["-m", "not soak"]
     done = subprocess.run(
         [*command, *(f"tests/{test}" for test in tests)],
         cwd=root,

@@ -62,7 +62,7 @@ def check_packages() -> Iterator[CheckResult]:
     own = _own_distribution()
     if own is None:
         text = "waldelta is on Python's path but not installed: package versions can't be checked"
-        yield CheckResult("packages", "warning", text, "run `pip install waldelta`")
+        yield CheckResult("packages", "warning", text, "install waldelta's wheel")
         return
     yield CheckResult("packages", "ok", f"waldelta {own.version}")
     try:
@@ -145,9 +145,7 @@ def _required_by_tasks() -> list[Requirement]:
     from packaging.requirements import Requirement
 
     if (own := _own_distribution()) is None:
-        raise ConfigError(
-            "waldelta is on Python's path but not installed: run `pip install waldelta`"
-        )
+        raise ConfigError("waldelta is on Python's path but not installed: install its wheel")
     return [one for one in map(Requirement, own.requires or ()) if _is_of(one, "")]
 
 

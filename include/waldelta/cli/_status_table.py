@@ -117,8 +117,8 @@ def _message(message: Mapping[str, Any]) -> str:
     command = f"--row {message['id']} --reason TEXT"
     if message["status"] == SKIPPED:
         return (
-            f"{message['id']}: skipped. Reconcile its tables, then: quarantine FILE --discard"
-            f" {command}"
+            f"{message['id']}: skipped. Repair its tables (reconcile --repair), then: quarantine"
+            f" FILE --discard {command}"
         )
     return f"{message['id']}: to continue without it: quarantine FILE --skip {command}"
 

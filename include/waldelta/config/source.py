@@ -234,8 +234,8 @@ class Options(StrictModel):
     acknowledge: Literal["get", "peek", "advance"] = Field(
         "get",
         description=(
-            "how the slot moves past landed changes: get compares what it returns and keeps a slot"
-            " copy until then, peek compares before the move, advance doesn't compare"
+            "how the slot moves past landed changes: get compares what the slot returns, and needs"
+            " a free slot for a copy; peek compares first and needs none; advance doesn't compare"
         ),
     )
 

@@ -85,7 +85,7 @@ class TableCache:
         try:
             self._logs.save({path: file_paths(table) for path, table in tables.items()})
         except (DeltaError, OSError, ValueError) as err:
-            log.info("the next run reads the Delta logs again; no copy can be written: %s", err)
+            log.info("the next run reads more of the Delta logs: no copy can be written: %s", err)
 
     def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
         """Hand out a table as it was when it was given back, or None.

@@ -50,7 +50,7 @@ class Stopped:
     """A table that its gate stopped.
 
     ``waiting`` counts its changes in the change log, None if they are too many to count.
-    ``released``: all of them pass with the next run, by this decision.
+    ``released``: the next run merges those that had landed, by this decision.
     """
 
     table_name: str

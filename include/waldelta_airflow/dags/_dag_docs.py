@@ -69,8 +69,8 @@ The user who triggered the run is recorded.
 - **action**:
   `retry` reads quarantined rows from the source and evaluates their gates again;
   `accept` writes them even if they fail the gate;
-  `discard` leaves them out until the table is copied again;
-  `release` merges everything landed so far for the tables, with the next run of `{name}_cdc`;
+  `discard` leaves new rows out, and updated ones in their older version;
+  `release` lets the next run of `{name}_cdc` merge what has landed by now for the tables;
   `skip` continues without unreadable messages.
 - **tables**: the tables; `release` needs them.
 - **rows**: ids of single rows, for `accept`, `discard` and `skip`.

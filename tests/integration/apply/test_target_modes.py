@@ -259,8 +259,16 @@ class Killed(BaseException):
     """What a kill is to the process."""
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("step", ["apply.staged", "apply.merging", "apply.merged", "apply.applied"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "apply.merged",
+        *(
+            pytest.param(f"apply.{step}", marks=pytest.mark.soak)
+            for step in ("staged", "merging", "applied")
+        ),
+    ],
+)
 def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
     """Before the commit and behind it: the next run ends with each state and each change once."""
     for name in MODES:

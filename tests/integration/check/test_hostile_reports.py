@@ -305,6 +305,7 @@ def test_nor_of_the_lists_and_of_a_comparison(browser, report, pipeline):
         unquote(str(a.get_property("pathname"))) for a in browser.find_elements(By.TAG_NAME, "a")
     ]
     assert any("/reconciliations/" in link for link in links)
+    assert any("/validations/" in link for link in links)
     assert all(Path(link).is_file() for link in links)
 
 

@@ -72,7 +72,6 @@ def test_requests_of_runs(pipeline, database, spark, bucket, monkeypatch):
     assert {row["v"] for row in rows(pipeline, "public.t4")} == {"a", "a!!"}
 
 
-@pytest.mark.soak
 def test_they_dont_grow(pipeline, database, spark, monkeypatch):
     """Each run is a process of its own here, which begins with what the one before has left."""
     only_copies(monkeypatch)

@@ -241,7 +241,6 @@ def set_up(shop):
     assert shop.pipeline("lake_reader").setup().is_empty
 
 
-@pytest.mark.soak
 def test_the_page(spark, shop):
     """Setup and teardown by one role, everything else by the other; each grant that is taken away
     is named by check.

@@ -97,8 +97,8 @@ FINDINGS = {
     "a message that was skipped": (
         {"unread_messages": [{"id": "0123456789abcdef", "status": "skipped"}]},
         (
-            "0123456789abcdef: skipped. Reconcile its tables, then: quarantine FILE --discard"
-            " --row 0123456789abcdef --reason TEXT"
+            "0123456789abcdef: skipped. Repair its tables (reconcile --repair), then: quarantine"
+            " FILE --discard --row\n0123456789abcdef --reason TEXT"
         ),
     ),
     "a target without an initial copy": (

@@ -57,6 +57,13 @@ def error_sections() -> dict[str, str]:
     }
 
 
+def test_sentences_without_an_actor_are_found():
+    """What PostgreSQL, a run or an operator does is said as such."""
+    text = "A run reads the slot. The slot is read. It is read by a run. The slot is open. Done."
+    assert prose.passives(text) == ["The slot is read."]
+    assert prose.passive_share([text, "A run ends."]) == 1 / 6
+
+
 @each_page
 def test_links_resolve(page):
     """Every relative link leads to a file, and to a heading where it names one."""

@@ -8,7 +8,7 @@ The latest row per table, generation and key counts. Its status is one of these:
 - ``resolved``: it was quarantined or discarded. A later change has replaced, moved or deleted the
   row, or it was read from the source.
 - ``accepted``: it was quarantined or discarded. By an operator's decision, it was read from the
-  source and written whatever its gate says.
+  source and written although it fails its gate.
 - ``discarded``: it was quarantined, and an operator decided that the target must lack it. A repair
   carries the decision into the generation that it begins, and an update into the row's new key; a
   copy doesn't.

@@ -106,13 +106,14 @@ class OpenMessage:
     def _remedy(self) -> str:
         discard = f"quarantine --discard --row {self.row.id} --reason …"
         if self.is_of_any_table:
-            return f"any table may lack its change: reconcile all tables, then {discard}"
+            return f"any table may lack its change: reconcile --repair all tables, then {discard}"
         if self.tables == (OF_MESSAGES,):
             return f"the table of messages lacks it permanently: {discard} acknowledges that"
         names = ",".join(self.tables)
         return (
-            f"{', '.join(self.tables)} lacks its change: reconcile --tables {names} --repair, which"
-            f" also ends this warning, or {discard} if it was repaired otherwise"
+            f"{', '.join(self.tables)} lacks its change: reconcile --tables {names} --repair, or"
+            f" sync --tables {names} where reconcile can't compare all columns; once it is repaired"
+            f" otherwise, {discard}"
         )
 
 

@@ -329,7 +329,7 @@ def _decide(
         if waiting and left_out != held.discarded.keys():
             raise StateError(
                 f"{rows.drifted.state.table_name}: changes of discarded rows wait in the change"
-                " log, and this would write them: let a CDC run apply them first"
+                " log, and this would write them: run consume (the _cdc DAG) first"
             )
         if still := _judge(work, rows, waiting):
             net = hold_back(spark, rows, work.folder, still.keys())

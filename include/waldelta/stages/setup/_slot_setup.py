@@ -82,8 +82,8 @@ def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
         raise SourceChanged(
             f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now"
             f" leads to system {found}; nothing was dropped: point the connection back; if that"
-            " server is gone for good, run resync first, which moves the pipeline to this server,"
-            " or drop slot and publications here by hand, if no program needs them"
+            " server is gone for good, run resync first, which moves the pipeline to this server;"
+            " a slot of that name here belongs to another deployment"
         )
 
 

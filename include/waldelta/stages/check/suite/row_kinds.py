@@ -153,7 +153,7 @@ class RowsSatisfy(RowKind):
         """Returns whether the share of rows that meet the condition is large enough."""
         unexpected, rows = (metrics[name] for name in self.metrics)
         return is_met(unexpected, rows, kwargs["mostly"]), {
-            "observed_value": counted(unexpected, "row doesn't", "rows don't"),
+            "observed_value": counted(unexpected, "row fails", "rows fail"),
             "element_count": rows,
             "unexpected_count": unexpected,
         }

@@ -114,7 +114,7 @@ class CountedKind(TargetKind):
     }
     metrics: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
     # What one row does, and what several rows do, that don't meet the expectation.
-    one, more = "row doesn't", "rows don't"
+    one, more = "row fails", "rows fail"
 
     def start_counts(
         self,

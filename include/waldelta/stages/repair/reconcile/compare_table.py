@@ -139,11 +139,14 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
             " by design"
         )
     if sorted(state.key_columns) != sorted(table.key_columns):
-        return "its key columns on the source differ from its target's: run the CDC DAG first"
+        return (
+            "its key columns on the source differ from its target's: run consume (the _cdc DAG)"
+            " first"
+        )
     if gone := set(state.key_columns) & set(_uncompared_columns(state, _copy(job, feeding, None))):
         return (
-            f"its key column {min(gone)} differs between source and target: let a CDC run apply"
-            " that first"
+            f"its key column {min(gone)} differs between source and target: run consume (the"
+            " _cdc DAG) first"
         )
     return None
 

@@ -115,7 +115,7 @@ def test_a_new_kind_is_counted_with_the_others(monkeypatch):
         FewRows.type, {"columns": ["here"]}, "critical", "catalog", "few rows"
     )
     (outcome,) = rest_outcomes(SuitePlan("public.t", (planned,)), counts)
-    assert (outcome.success, outcome.observed) == (False, "3 rows don't")
+    assert (outcome.success, outcome.observed) == (False, "3 rows fail")
 
 
 def test_an_unknown_kind_is_great_expectations_own():
