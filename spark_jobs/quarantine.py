@@ -1,5 +1,4 @@
-"""Job quarantine: lists quarantined rows, or carries out an operator's decisions on
-them.
+"""Job quarantine: lists quarantined rows, or carries out an operator's decisions on them.
 
 A decision's stages, in order: retry or accept, check. They are in
 ``waldelta.jobs.retry_quarantined``.

@@ -87,14 +87,14 @@ def _of_module(path: Path) -> Iterator[Message]:
         and isinstance(node.body[0], ast.Expr)
     }
     # What the calls of loggers and of str.format() fill in, by their text.
-    logged = dict(_formats(tree))
+    arguments = dict(_formats(tree))
     inside: set[int] = set()
     for node in ast.walk(tree):
         if id(node) in docstrings or id(node) in inside:
             continue
         if isinstance(node, ast.JoinedStr | ast.Constant) and (text := _text(node)) is not None:
             inside.update(map(id, ast.walk(node)))
-            example = _filled(_example(node), logged.get(id(node), ()))
+            example = _filled(_example(node), arguments.get(id(node), ()))
             yield Message(path.relative_to(ROOT), node.lineno, text, example)
 
 

@@ -4,15 +4,15 @@
 
 The rules are those of CONTRIBUTING.md's "Writing": words that the glossary replaced, sentences and
 lines that are too long, too many sentences that name no actor, table cells that are paragraphs,
-pages over their word budget. Code, links'
-addresses and pages that a tool writes from measurements are left out where a rule is about prose.
+pages over their word budget. Code, links' addresses and pages that a tool writes from measurements
+are left out where a rule is about prose.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyphen
@@ -139,10 +139,10 @@ def passives(text: str) -> list[str]:
     return [sentence for sentence in sentences(text) if _PASSIVE.search(sentence)]
 
 
-def passive_share(texts: Collection[str]) -> float:
+def passive_share(texts: Iterable[str]) -> float:
     """Return the share of such sentences in all."""
-    count = sum(len(list(sentences(text))) for text in texts)
-    return sum(len(passives(text)) for text in texts) / max(1, count)
+    said = [sentence for text in texts for sentence in sentences(text)]
+    return sum(_PASSIVE.search(sentence) is not None for sentence in said) / max(1, len(said))
 
 
 def reading_ease(text: str) -> float:
@@ -174,7 +174,8 @@ def main(arguments: Sequence[str]) -> int:
             " `python tools/prose.py PAGE.md` lists them"
         )
     if arguments:
-        print("\n".join(f"no actor: {one}" for text in texts.values() for one in passives(text)))
+        for sentence in (one for text in texts.values() for one in passives(text)):
+            print(f"no actor: {sentence}")
     eases = {page: reading_ease(text) for page, text in texts.items()}
     hardest = min(eases, key=eases.__getitem__)
     for problem in found:

@@ -232,8 +232,8 @@ ERROR_CATALOG: Final = MappingProxyType(
         "DecodeError": ErrorEntry(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
             "Later changes wait.",
-            "report the message as a bug; to continue, skip it by the command in the"
-            " error (docs/how-to/release-a-gate.md), or sync its table",
+            "report the message as a bug; to continue, skip it by the command in the error"
+            " (docs/how-to/release-a-gate.md), or sync its table",
             "malformed Message message: prefix at byte 10: not UTF-8",
         ),
         "SyncFailed": ErrorEntry(

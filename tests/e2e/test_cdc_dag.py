@@ -275,7 +275,7 @@ def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
 
 
 def damage(shop: Shop, newest: int) -> None:
-    """What somebody's own job may do to a target: to the first row, which every change touches, and
+    """What an external writer may do to a target: to the first row, which every change touches, and
     to the newest ones.
     """
     orders = DeltaTable(f"{shop.root}/public/orders")

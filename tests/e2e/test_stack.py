@@ -50,7 +50,6 @@ def own_stack(folder_of_own_stack):
     if not stack.is_running():
         done = command("up", stack.folder)
         assert done.returncode == 0, done.stdout + done.stderr
-        stack = Stack(stack.folder)
         assert stack.is_running()
     return stack
 

@@ -51,8 +51,8 @@ def _run(root: Path, tests: Iterable[str]) -> tuple[int, str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     # Where it is set, each run would compile all modules again.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=line", "--color=no"]
-    command += ["-m", "not soak"]
+    command = [sys.executable, "-m", "pytest", "-m", "not soak"]
+    command += ["-x", "-q", "-rfE", "--tb=line", "--color=no"]
     done = subprocess.run(
         [*command, *(f"tests/{test}" for test in tests)],
         cwd=root,

@@ -71,8 +71,7 @@ def quarantine_page(
     *,
     shows_values: bool,
 ) -> str:
-    """Returns the page of quarantined rows and of stopped tables, with possible
-    decisions.
+    """Returns the page of quarantined rows and of stopped tables, with possible decisions.
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
