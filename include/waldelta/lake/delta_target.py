@@ -106,6 +106,11 @@ class DeltaTarget:
         return self.lake.files(self.uri)
 
     @property
+    def data_files(self) -> FileSystem:
+        """The same, to read the files that its log names."""
+        return self.lake.unchanging_files(self.uri)
+
+    @property
     def log(self) -> DeltaLog:
         """The table's log, commit by commit."""
         return DeltaLog(self)

@@ -197,6 +197,9 @@ class Lake:
         """Return a folder of the lake as a file system of its own."""
         return open_folder(uri, self.storage_options)
 
-    def table_files(self, uri: str) -> FileSystem:
-        """Return a table's folder, to read the files that its log names: they never change."""
-        return store_folder(uri, self.storage_options or {}, of_table=True) or self.files(uri)
+    def unchanging_files(self, uri: str) -> FileSystem:
+        """Return a folder whose files never change once they can be found, to read them.
+
+        These are a table's data files, and what tasks have staged.
+        """
+        return store_folder(uri, self.storage_options or {}, unchanging=True) or self.files(uri)

@@ -352,7 +352,7 @@ class CopiedTable(DeltaTable):
 
     def to_pyarrow_dataset(self, *given: Any, **named: Any) -> ds.Dataset:
         """Return the rows as a dataset that reads the store's files."""
-        named.setdefault("filesystem", store_folder(self.uri, self._options, of_table=True))
+        named.setdefault("filesystem", store_folder(self.uri, self._options, unchanging=True))
         return super().to_pyarrow_dataset(*given, **named)
 
     def stored(self) -> DeltaTable:

@@ -44,8 +44,11 @@ _OF_RETRIES = frozenset({"max_retries", "retry_timeout"})
 _OF_OTHERS = frozenset(
     {"AWS_CA_BUNDLE", "AWS_EXECUTION_ENV", "AWS_MAX_ATTEMPTS", "AWS_PAGER", "AWS_RETRY_MODE"}
 )
-# A file up to this size is read whole, by one request; of a larger one, the parts that are needed.
+# A file up to this size is read whole, by one request. Of a larger one, this request gets the end,
+# where Parquet's footer is, or the beginning of a stream; others get the parts that are needed.
 _WHOLE_BYTES = 1 << 20
+# A stream is read in blocks: Arrow reads one by messages, which would be a request each.
+_BLOCK_BYTES = 8 << 20
 # A larger file is written in parts.
 _PART_BYTES = 8 << 20
 _PARALLEL, _TO_READ_TOGETHER = 8, 2
@@ -92,24 +95,52 @@ class Tagged:
     tag: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an object: where it begins, its content, and how many bytes the object has."""
+
+    start: int
+    content: bytes
+    size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole object."""
+        return len(self.content) == self.size
+
+    def read(self, start: int, end: int) -> bytes | None:
+        """Return the object's bytes from ``start`` to ``end``; None when they aren't all here."""
+        first, last = start - self.start, end - self.start
+        return self.content[first:last] if first >= 0 and last <= len(self.content) else None
+
+
 class ObjectStore:
     """One bucket. Raises OSError for a request that fails, FileNotFoundError without an object."""
 
     def __init__(self, store: S3Store | MemoryStore) -> None:
         self._store = store
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, Part] = OrderedDict()
         self._lock = Lock()
 
     def kept(self, path: str) -> bytes | None:
-        """Return a small file of a table that was read before."""
+        """Return a small file that was read before, and never changes."""
+        part = self.kept_part(path)
+        return part.content if part is not None and part.is_whole else None
+
+    def kept_part(self, path: str) -> Part | None:
+        """Return what is kept of a file that never changes."""
         with self._lock:
             return self._kept.get(path)
 
     def keep(self, path: str, content: bytes) -> None:
-        """Keep a small file of a table, which never changes, instead of those read first."""
+        """Keep a small file, which never changes, instead of those read first."""
+        self.keep_part(path, Part(0, content, len(content)))
+
+    def keep_part(self, path: str, part: Part) -> None:
+        """Keep a part of a file, which never changes, instead of those read first."""
         with self._lock:
-            self._kept[path] = content
-            while sum(map(len, self._kept.values())) > _MOST_KEPT_BYTES:
+            self._kept[path] = part
+            while sum(len(one.content) for one in self._kept.values()) > _MOST_KEPT_BYTES:
                 self._kept.popitem(last=False)
 
     def read(self, path: str) -> bytes:
@@ -130,11 +161,18 @@ class ObjectStore:
         with ThreadPoolExecutor(min(_PARALLEL, len(paths))) as pool:
             return list(pool.map(self.read_tagged, paths))
 
-    def read_beginning(self, path: str, size: int) -> tuple[bytes, int]:
-        """Return the first bytes of an object, and how many it has."""
+    def read_beginning(self, path: str, size: int) -> Part:
+        """Return the first bytes of an object."""
+        return self._read_part(path, (0, size))
+
+    def read_end(self, path: str, size: int) -> Part:
+        """Return the last bytes of an object."""
+        return self._read_part(path, {"suffix": size})
+
+    def _read_part(self, path: str, range_: Any) -> Part:
         with _named():
-            found = obstore.get(self._store, path, options={"range": (0, size)})
-            return bytes(found.bytes()), found.meta["size"]
+            found = obstore.get(self._store, path, options={"range": range_})
+            return Part(found.range[0], bytes(found.bytes()), found.meta["size"])
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
         """Return a part of an object."""
@@ -243,21 +281,21 @@ def _bucket(name: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
 
 
 def store_folder(
-    uri: str, options: Mapping[str, str], *, of_table: bool = False
+    uri: str, options: Mapping[str, str], *, unchanging: bool = False
 ) -> FileSystem | None:
     """Return a folder of an object store as Arrow's file system; None as open_store() does.
 
-    A file that a table's log names (``of_table``) never changes, and is read once.
+    Of files that never change (``unchanging``), small ones and the ends of others are read once.
     """
     opened = open_store(uri, options)
-    return None if opened is None else PyFileSystem(_Folder(*opened, of_table=of_table))
+    return None if opened is None else PyFileSystem(_Folder(*opened, unchanging=unchanging))
 
 
 class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
     """A folder of a bucket, as Arrow asks for its files."""
 
-    def __init__(self, store: ObjectStore, root: str, *, of_table: bool) -> None:
-        self._store, self._root, self._of_table = store, root, of_table
+    def __init__(self, store: ObjectStore, root: str, *, unchanging: bool) -> None:
+        self._store, self._root, self._unchanging = store, root, unchanging
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Folder) and (self._store, self._root) == (
@@ -329,17 +367,23 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         place = self._path(path)
-        if self._of_table and (kept := self._store.kept(place)) is not None:
-            return pa.BufferReader(kept)
-        content, size = self._store.read_beginning(place, _WHOLE_BYTES)
-        if len(content) < size:
-            return pa.PythonFile(_Parts(self._store, place, content, size), mode="r")
-        if self._of_table:
-            self._store.keep(place, content)
-        return pa.BufferReader(content)
+        part = self._store.kept_part(place) if self._unchanging else None
+        if part is None:
+            part = self._store.read_end(place, _WHOLE_BYTES)
+            if self._unchanging:
+                self._store.keep_part(place, part)
+        return self._opened(place, part)
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        return self.open_input_file(path)
+        place = self._path(path)
+        return self._opened(
+            place, self._store.read_beginning(place, _WHOLE_BYTES), block=_BLOCK_BYTES
+        )
+
+    def _opened(self, place: str, part: Part, block: int = 0) -> pa.NativeFile:
+        if part.is_whole:
+            return pa.BufferReader(part.content)
+        return pa.PythonFile(_Parts(self._store, place, part, block), mode="r")
 
     def open_output_stream(self, path: str, _metadata: Mapping[str, str] | None) -> pa.NativeFile:
         return pa.PythonFile(_Upload(self._store.opened(self._path(path))), mode="w")
@@ -353,11 +397,11 @@ def _file(path: str, found: StoredObject) -> FileInfo:
 
 
 class _Parts(io.RawIOBase):
-    """A file that is read in parts; its beginning is known."""
+    """A file that is read in parts of at least ``block`` bytes; one part is known."""
 
-    def __init__(self, store: ObjectStore, path: str, beginning: bytes, size: int) -> None:
-        self._store, self._path = store, path
-        self._beginning, self._size, self._at = beginning, size, 0
+    def __init__(self, store: ObjectStore, path: str, known: Part, block: int) -> None:
+        self._store, self._path, self._block = store, path, block
+        self._known, self._size, self._at = known, known.size, 0
 
     def readable(self) -> bool:
         return True
@@ -373,9 +417,15 @@ class _Parts(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         end = self._size if size is None or size < 0 else min(self._size, self._at + size)
         start, self._at = self._at, max(self._at, end)
-        if end <= len(self._beginning) or end <= start:
-            return self._beginning[start:end]
-        return self._store.read_range(self._path, start, end - start)
+        if end <= start:
+            return b""
+        if (known := self._known.read(start, end)) is not None:
+            return known
+        read = min(max(end, start + self._block), self._size) - start
+        content = self._store.read_range(self._path, start, read)
+        if self._block:
+            self._known = Part(start, content, self._size)
+        return content[: end - start]
 
 
 class _Upload(io.RawIOBase):

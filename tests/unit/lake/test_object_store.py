@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from obstore.store import MemoryStore
@@ -64,9 +65,35 @@ def test_a_small_file_of_a_table_is_read_once(monkeypatch):
     store.write("lake/t/part-1.parquet", b"content")
     before = requests_made()
     for _ in range(2):
-        files = store_folder("s3://bucket/lake/t", {}, of_table=True)
+        files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
         assert files.open_input_file("part-1.parquet").read() == b"content"
     assert requests_made() - before == 1
+
+
+def test_a_large_file_that_never_changes_is_opened_once(monkeypatch):
+    """Each row group of a Parquet file is a fragment, which opens the file."""
+    store = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
+    rows = pa.table({"a": [os.urandom(1_000_000) for _ in range(4)]})
+    pq.write_table(rows, "a.parquet", filesystem=files, row_group_size=1)
+    before = requests_made()
+    dataset = ds.dataset("a.parquet", filesystem=files, format="parquet")
+    groups = [one for part in dataset.get_fragments() for one in part.split_by_row_group()]
+    assert pa.concat_tables(group.to_table() for group in groups).equals(rows)
+    # The end, which has the footer and some of the last row group, and each row group.
+    assert requests_made() - before == 1 + len(groups) == 5
+
+
+def test_a_stream_is_read_in_blocks(folder):
+    content = os.urandom(20_000_000)
+    with folder.open_output_stream("a") as file:
+        file.write(content)
+    before = requests_made()
+    with folder.open_input_stream("a") as stream:
+        read = b"".join(iter(lambda: stream.read(100_000), b""))
+    assert read == content
+    assert requests_made() - before == 4  # its beginning, then 8 MB each
 
 
 def test_a_folder_is_listed_and_removed(folder):

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyarrow.fs import FileSystem
 
 from waldelta.arrow import Ints
 from waldelta.changes.decode import TargetPlan
@@ -51,7 +50,7 @@ from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.fence import Fence
-from waldelta.lake.storage import SPARKS_TIMESTAMPS
+from waldelta.lake.storage import PARQUET
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask, shares
@@ -261,8 +260,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 
     Returns what it did, and which changes matched a row.
     """
-    files = target.table.files
-    keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
+    keys = [_open(target, file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
     )
@@ -279,16 +277,14 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
         share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True
     ):
         if (of_file >= 0).any():
-            told.append(_rewrite_file(target, files, file, changes, of_file))
+            told.append(_rewrite_file(target, file, changes, of_file))
     return pa.Table.from_pylist(told, MERGED)
 
 
-def _rewrite_file(
-    target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints
-) -> dict[str, Any]:
-    with DataFile(files, target.schema, target.prefix) as new:
+def _rewrite_file(target: _Target, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
+    with DataFile(target.table.files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
-        for part in grouped(batches(_open(target, files, file))):
+        for part in grouped(batches(_open(target, file))):
             held = part.cast(target.schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)
@@ -334,8 +330,8 @@ def _rows_of(**what: Any) -> dict[str, Any]:
     return {"updated": 0, "deleted": 0, "inserted": 0, "is_possible": True} | what
 
 
-def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
-    layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+def _open(target: _Target, file: _File) -> ds.Dataset:
+    files = target.table.data_files
     return ds.FileSystemDataset(
-        [layout.make_fragment(file.path, files)], target.schema, layout, files
+        [PARQUET.make_fragment(file.path, files)], target.schema, PARQUET, files
     )

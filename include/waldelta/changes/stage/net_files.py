@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from waldelta.arrow import Bools, Ints
 from waldelta.lake import Lake
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, data_paths
+from waldelta.lake.storage import PARQUET, by_row_group, data_paths
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
 # file.
@@ -38,7 +38,7 @@ class NetFiles:
     @classmethod
     def of(cls, folder: str, lake: Lake) -> NetFiles:
         """Return the files of a folder, whether Spark or Arrow wrote them."""
-        files = lake.files(folder)
+        files = lake.unchanging_files(folder)
         paths = data_paths(files)
         rows = []
         for path in paths:
@@ -66,8 +66,8 @@ class NetFiles:
         return grouped(_chosen(self._opened([self.paths[number]]), chosen))
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
-        layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
-        return ds.dataset(list(paths), filesystem=self.lake.files(self.folder), format=layout)
+        files = self.lake.unchanging_files(self.folder)
+        return ds.dataset(list(paths), filesystem=files, format=PARQUET)
 
 
 def packed(chosen: Bools) -> bytes:

@@ -15,7 +15,7 @@ from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog.commit_order import Stream, commits, place_columns
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.lake import Lake
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group
+from waldelta.lake.storage import PARQUET, by_row_group
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.transactions import SEQ_BITS
 
@@ -160,13 +160,12 @@ class RowMessages(ABC):
 
         It opens only their files, so tasks can use it.
         """
-        files = self.lake.table_files(self.uri)
-        layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+        files = self.lake.unchanging_files(self.uri)
         fragments = [
-            layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group])
+            PARQUET.make_fragment(piece.path, files, _partition(piece), [piece.row_group])
             for piece in pieces
         ]
-        dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
+        dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, PARQUET, files)
         return batches(dataset, chosen, columns)
 
     def has_changes(
@@ -252,6 +251,7 @@ def batches(
         batch_size=131_072,
         batch_readahead=2,
         fragment_readahead=1,
+        fragment_scan_options=PARQUET.default_fragment_scan_options,
     )
     return iter(scanner.to_batches())
 

@@ -146,7 +146,7 @@ class _Reader:
     def _files(self) -> FileSystem:
         # Errors of this file system name the whole path, which those of a folder's own don't.
         uri, options = self.place.uri, self.place.lake.storage_options
-        return store_folder(uri, options or {}, of_table=True) or PyFileSystem(
+        return store_folder(uri, options or {}, unchanging=True) or PyFileSystem(
             DeltaStorageHandler(uri, options, self._sizes)
         )
 

@@ -135,7 +135,7 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     )
     (before, opened), of = (names_of(job), []), module._open
     monkeypatch.setattr(
-        module, "_open", lambda target, files, file: opened.append(file) or of(target, files, file)
+        module, "_open", lambda target, file: opened.append(file) or of(target, file)
     )
     assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
