@@ -14,8 +14,10 @@ import yaml
 from deltalake import DeltaTable
 
 from benchmarks.place import PUBLICATION, Place
+from benchmarks.stack import WarmSpark
 from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
+from tests.soak.lakes import SoakLake
 from waldelta.jobs import Pipeline
 from waldelta.lake import target_uri
 from waldelta.lake.storage import local_path
@@ -41,7 +43,10 @@ class Waldelta:
         self.slot = f"bench_{how}_{number}"
         self.file = place.folder / f"{self.slot}.yml"
         self.result = place.folder / f"{self.slot}.json"
-        self._root = (place.folder / f"lake_{self.slot}").as_uri()
+        self._store = place.stack.store if variant.on_s3 else None
+        folder = (place.folder / f"lake_{self.slot}").as_uri()
+        self._lake = self._store.lake(self.slot) if self._store else SoakLake(folder)
+        self._root = self._lake.root
         publication = PUBLICATION
         if variant.publication_filter:
             publication = f"{PUBLICATION}_{number}"
@@ -62,7 +67,7 @@ class Waldelta:
         self.file.write_text(yaml.safe_dump(document))
 
     def trees(self) -> list[int]:
-        return [] if self.how == FRESH else self.place.stack.spark.trees
+        return [] if self.how == FRESH else self._spark.trees
 
     def prepare(self) -> None:
         self.job("setup")
@@ -88,9 +93,9 @@ class Waldelta:
         seconds.
         """
         files = pa.concat_tables(
-            pa.table(DeltaTable(self.target(table)).get_add_actions(flatten=True)).select(
-                ["num_records", "size_bytes"]
-            )
+            pa.table(
+                DeltaTable(target_folder(self._root, table)).get_add_actions(flatten=True)
+            ).select(["num_records", "size_bytes"])
             for table in self.place.source.tables
         )
         return {
@@ -116,17 +121,19 @@ class Waldelta:
         shutil.rmtree(local_path(self._root))
         self.job("setup")
 
-    def target(self, table: str) -> str:
-        """Return the folder of a table's target."""
-        return str(local_path(target_uri(self._root, *table.split("."))))
-
     def verify(self, where: str = "true") -> None:
         """Raise RuntimeError where a target differs from the source in rows that meet the
         condition.
 
         The pipeline's own checks compare nothing with the source.
         """
-        targets = {table: self.target(table) for table in self.place.source.tables}
+        root = self._root
+        if self._store:
+            # DuckDB's reader of S3 is an extension that would have to be downloaded.
+            copied = self.place.folder / "copied"
+            self._store.bucket.download(copied, f"{self.slot}/")
+            root = (copied / self.slot).as_uri()
+        targets = {table: target_folder(root, table) for table in self.place.source.tables}
         compare_with_source(self.name, self.place, targets, where)
 
     def close(self) -> None:
@@ -167,9 +174,8 @@ class Waldelta:
         if fresh:
             job = ChildProcess([sys.executable, "-m", "spark_jobs", *given], environment)
         else:
-            spark = self.place.stack.spark
             job = ForkedJob.ask(
-                str(spark.jobs), given, environment | {"SPARK_REMOTE": spark.remote}
+                str(self._spark.jobs), given, environment | {"SPARK_REMOTE": self._spark.remote}
             )
         if job is None or job.run():
             raise RuntimeError(f"{' '.join(given)} failed: its output is in the log")
@@ -177,7 +183,12 @@ class Waldelta:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a job's process."""
-        return {**os.environ, "AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
+        connection = {"AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
+        return os.environ | connection | dict(self._lake.environment)
+
+    @property
+    def _spark(self) -> WarmSpark:
+        return self.place.stack.spark_with_store if self._store else self.place.stack.spark
 
     def _temporary_mb(self) -> float:
         return float(
@@ -185,6 +196,11 @@ class Waldelta:
                 "select temp_bytes / 1e6 from pg_stat_database where datname = current_database()"
             )[0][0]
         )
+
+
+def target_folder(root: str, table: str) -> str:
+    """Return the folder of a table's target in a local lake."""
+    return str(local_path(target_uri(root, *table.split("."))))
 
 
 def notes_of_job(result: dict, seconds: float | None = None) -> Notes:

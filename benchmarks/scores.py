@@ -90,6 +90,7 @@ COMPARISONS = (
     Comparison(
         "where-full: target's filter ÷ none", "where-full/warm, target's filter", "where-full/warm"
     ),
+    Comparison("S3 ÷ folder", "store/warm, S3", "store/warm"),
     Comparison(
         "deletion vectors ÷ none", "small-vectors/tasks, deletion vectors", "small-vectors/tasks"
     ),

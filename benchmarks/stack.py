@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks.resources import Usage, watched
 from benchmarks.results import Round
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
+from tests.soak.lakes import Store, new_store
 from waldelta_airflow.launchers.child_process import end_group
 
 # Vacuum runs when the benchmark starts it; all other settings are defaults.
@@ -71,10 +72,23 @@ class Stack:
     @cached_property
     def spark(self) -> WarmSpark:
         """The Connect server and the fork server."""
-        spark = WarmSpark(self.folder / "spark")
+        return self._started("spark", {})
+
+    @cached_property
+    def spark_with_store(self) -> WarmSpark:
+        """The same for lakes in the S3 server."""
+        return self._started("spark_with_store", self.store.lake("").environment)
+
+    def _started(self, name: str, store: Mapping[str, str]) -> WarmSpark:
+        spark = WarmSpark(self.folder / name, store)
         self._closing.callback(spark.stop)
         spark.start()
         return spark
+
+    @cached_property
+    def store(self) -> Store:
+        """An S3 server, and a proxy by which each request takes 30 ms longer."""
+        return self._closing.enter_context(new_store(seed=0, fail_share=0))
 
     def sql(self, statement: str, dbname: str = "postgres") -> list[tuple]:
         """Run statements on the source; returns the rows, if any."""
@@ -103,9 +117,11 @@ class WarmSpark:
     loaded.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
-        self._server = SparkConnectServer(folder, free_port(), "bench", folder / "spark.log")
+        self._server = SparkConnectServer(
+            folder, free_port(), "bench", folder / "spark.log", store=store
+        )
         self.jobs = folder / "jobs.sock"
         self._trees: list[int] = []
 

@@ -87,6 +87,7 @@ TARGETS = (
     Target(
         "a backlog into 50,000,000 rows against 1,000,000", "clustered keys: 50m ÷ 1m", 1.5, 1.2
     ),
+    Target("1,000,000 changes on S3 with 30 ms for each request", "S3 ÷ folder", 1.5, 1.2),
     Target(
         "200 tables with 50 changes each, applied (no Airflow)", "tables-200/tasks: applied", 90, 45
     ),

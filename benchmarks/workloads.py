@@ -40,13 +40,16 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Variant:
-    """One more pipeline on the same source: parts of its file, and its own publication's filter."""
+    """One more pipeline on the same source: parts of its file, its own publication's filter, and
+    whether its lake is in an S3 server whose requests take 30 ms longer.
+    """
 
     name: str = ""
     options: dict = field(default_factory=dict)
     target: dict = field(default_factory=dict)
     document: dict = field(default_factory=dict)
     publication_filter: str | None = None
+    on_s3: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,15 @@ WORKLOADS: tuple[Workload, ...] = (
             Backlog(500_000, name="small transactions"),
             Backlog(500_000, sources.TINY, "tiny transactions"),
         ),
+    ),
+    Changes(
+        "store",
+        "1,000,000 changes into 1,000,000 rows; the lake in a folder, and on S3 with 30 ms for each"
+        " request",
+        MILLION,
+        (Backlog(MILLION),),
+        (PEEK, RECVLOGICAL, WARM),
+        variants=(Variant(), Variant("S3", on_s3=True)),
     ),
     Tables("tables-20", "20 tables with 50 changes each", 20, 1_000, 50, default=True),
     Tables("tables-200", "200 tables with 50 changes each", 200, 1_000, 50),

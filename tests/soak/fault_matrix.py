@@ -1,11 +1,14 @@
 """Every fault at every step: the run it meets dies, the ordinary next one puts everything right.
 
     python -m tests.soak.fault_matrix [--results FOLDER] [--steps land,consume]
-        [--faults driver,server] [--minutes N] [--seed N]
+        [--faults driver,server] [--minutes N] [--seed N] [--s3]
 
 Cells go into the results as they are done, and aren't tried again with the same code;
 docs/explanation/guarantees.md is written from them (tests.soak.page). Several pipelines take
 turns, so that one driver's death can meet each of them at its own step.
+
+With ``--s3`` the lake is in an S3 server behind a proxy, which delays each request and refuses
+some; the server may be killed, and a PUT may arrive after its client was killed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,8 +31,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.soak.driver import Driver, grow_old, merge_either_way, said
-from tests.soak.results import MATRIX, RESULTS, code, matrix, write
-from tests.soak.scene import IN_STEPS, Scene, new_scenes, wait_until
+from tests.soak.lakes import new_store
+from tests.soak.results import MATRIX, MATRIX_ON_S3, RESULTS, code, matrix, write
+from tests.soak.scene import IN_STEPS, Scene, kill_driver, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from tests.soak.within import Within
 from waldelta.failpoints import SOCKET
@@ -66,13 +71,14 @@ def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple
     """Cells in an order that meets every step and every fault early; those of one driver's death
     together.
     """
-    numbers = {fault: k for k, fault in enumerate(FAULTS)}
+    chosen = {fault for _, fault in wanted}
+    numbers = {fault: k for k, fault in enumerate(fault for fault in FAULTS if fault in chosen)}
     places = {step.name: k for k, step in enumerate(STEPS)}
 
     def place(cell: tuple[Step, str]) -> tuple[int, int]:
         step, fault = places[cell[0].name], cell[1]
         # In diagonals; a fault that has few steps would be met late in them.
-        return step % 2 if FAULTS[fault].only_at else (numbers[fault] - step) % len(FAULTS), step
+        return step % 2 if FAULTS[fault].only_at else (numbers[fault] - step) % len(numbers), step
 
     left = sorted(wanted, key=place)
     while left:
@@ -132,7 +138,7 @@ class Matrix:
         """Let runs meet the fault, and have what it left mended in the background."""
         fault = unit[0][1]
         lanes = [self._next_scene() for _ in unit]
-        if fault == "server":  # it is everybody's
+        if fault in ("server", "store"):  # it is everybody's
             wait(self._recovering.values())
         elif FAULTS[fault].own_process:
             self._volley(unit, lanes, another=another)
@@ -220,7 +226,11 @@ class Matrix:
             driver.begin(step.verb, scene.files[step.file], runs[-1], _volley_details(scene, step))
             wait_until(lambda there=there, run=runs[-1]: there.is_set() or driver.ended(run))
             reached.append(there.is_set())
-        FAULTS[fault].fault(lanes[0], driver.process.pid)
+        if fault == "late PUT":
+            for lane, sent in enumerate(_kill_with_late_puts(driver, lanes, runs, go_on)):
+                reached[lane] &= sent
+        else:
+            FAULTS[fault].fault(lanes[0], driver.process.pid)
         go_on.set()
         wait_until(lambda: all(driver.ended(run) for run in runs))
         for watch in watches:
@@ -328,6 +338,28 @@ class Matrix:
         return "succeeded"
 
 
+def _kill_with_late_puts(
+    driver: Driver, lanes: Sequence[Scene], runs: Sequence[str], go_on: threading.Event
+) -> list[bool]:
+    """Let each run go on until it sends an object, then kill their driver; the objects arrive when
+    the next run may have begun. Returns which runs sent one.
+    """
+    with ExitStack() as late:
+        held = [
+            late.enter_context(scene.store.late_put(scene.random, f"/{scene.name}/"))
+            for scene in lanes
+            if scene.store is not None
+        ]
+        go_on.set()
+        wait_until(
+            lambda: all(
+                one.has_held or driver.ended(run) for one, run in zip(held, runs, strict=True)
+            )
+        )
+        kill_driver(lanes[0], driver.process.pid)
+        return [one.has_held for one in held]
+
+
 def _missed(scene: Scene, ended: str) -> str:
     """What became of a run that wasn't at the step, and which way it went instead."""
     return (
@@ -364,17 +396,23 @@ def main() -> None:
         help="as many cells as this time allows; the next call goes on",
     )
     parser.add_argument("--lanes", type=int, default=LANES, help="pipelines that take turns")
+    parser.add_argument("--s3", action="store_true", help="the lake is in an S3 server")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    kept = matrix(options.results)
+    file = options.results / (MATRIX_ON_S3 if options.s3 else MATRIX)
+    kept = matrix(file)
     # Those that were never tried come first.
     stamp = {"seed": options.seed, "at": f"{now():%Y-%m-%d}", "code": code()}
-    wanted = [c for c in cells(options.steps, options.faults) if not _is_done(kept.get(_key(c)))]
+    asked = cells(options.steps, options.faults, in_store=options.s3)
+    wanted = [c for c in asked if not _is_done(kept.get(_key(c)))]
     tried = [c for c in wanted if _key(c) in kept]
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     merge_either_way()
-    with new_scenes(options.seed, min(options.lanes, max(1, len(wanted)))) as scenes:
+    with ExitStack() as ending:
+        store = ending.enter_context(new_store(options.seed)) if options.s3 else None
+        lanes = min(options.lanes, max(1, len(wanted)))
+        scenes = ending.enter_context(new_scenes(options.seed, lanes, store=store))
         tried_on = Matrix(scenes)
         began = time.monotonic()
         for cell in chain(
@@ -383,7 +421,7 @@ def main() -> None:
             print(f"{time.monotonic() - began:.1f} s {cell}", flush=True)
             began = time.monotonic()
             kept[cell.key] = asdict(cell) | stamp
-            write(options.results / MATRIX, kept)
+            write(file, kept)
             if began > deadline:
                 break
     if bad := [key for key, cell in kept.items() if cell["problems"]]:

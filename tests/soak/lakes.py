@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from tests.support.servers.s3_server import Bucket, SeaweedFS
-from tests.support.servers.store_proxy import StoreProxy
+from tests.support.servers.store_proxy import Hold, StoreProxy
 from waldelta.lake import bookkeeping_uri
 from waldelta.lake.storage import CHANGES, local_path
 
@@ -58,14 +58,14 @@ class Store:
     """
 
     def __init__(self, server: SeaweedFS, proxy: StoreProxy, bucket: Bucket) -> None:
-        self.server, self.proxy, self._bucket = server, proxy, bucket
+        self.server, self.proxy, self.bucket = server, proxy, bucket
         self.faults: Counter[str] = Counter()
 
     def lake(self, name: str) -> SoakLake:
         """An empty lake of that name."""
-        by_proxy = self._bucket.at(self.proxy.endpoint)
+        by_proxy = self.bucket.at(self.proxy.endpoint)
         return SoakLake(
-            self._bucket.uri(name), by_proxy.storage_options, self._bucket.storage_options
+            self.bucket.uri(name), by_proxy.storage_options, self.bucket.storage_options
         )
 
     @contextmanager
@@ -78,12 +78,8 @@ class Store:
         restart = threading.Timer(chosen.uniform(0, longest_s), self.server.restart)
         match chosen.choice(("late PUT", "restart", "none")):
             case "late PUT":
-                with ExitStack() as late:
-                    held = late.enter_context(self.proxy.hold(" PUT ", 1))
+                with self.late_put(chosen):
                     yield
-                    self.faults["late PUT"] += held.has_held
-                    end = late.pop_all().close
-                threading.Timer(chosen.uniform(0, _LATEST_S), end).start()
             case "restart":
                 restart.start()
                 yield
@@ -92,14 +88,24 @@ class Store:
             case _:
                 yield
 
+    @contextmanager
+    def late_put(self, chosen: random.Random, path: str = "") -> Iterator[Hold]:
+        """A block whose first PUT of a matching path arrives up to some seconds after the block."""
+        with ExitStack() as late:
+            held = late.enter_context(self.proxy.hold(f" PUT .*{path}", 1))
+            yield held
+            self.faults["late PUT"] += held.has_held
+            end = late.pop_all().close
+        threading.Timer(chosen.uniform(0, _LATEST_S), end).start()
+
 
 @contextmanager
-def new_store(seed: int) -> Iterator[Store]:
-    """A running store, whose proxy delays each request and refuses some of them."""
+def new_store(seed: int, fail_share: float = FAIL_SHARE) -> Iterator[Store]:
+    """A running store, whose proxy delays each request and refuses a share of them."""
     with (
         tempfile.TemporaryDirectory(prefix="waldelta-soak-store-") as folder,
         SeaweedFS(Path(folder)) as server,
         StoreProxy(server.port, seed) as proxy,
     ):
-        proxy.delay_s, proxy.fail_share = DELAY_S, FAIL_SHARE
+        proxy.delay_s, proxy.fail_share = DELAY_S, fail_share
         yield Store(server, proxy, server.new_bucket())

@@ -15,24 +15,25 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tests.soak.results import RESULTS, all_kills, code, matrix
-from tests.soak.steps import FAULTS, STEPS, cells
+from tests.soak.results import MATRIX, MATRIX_ON_S3, RESULTS, all_kills, code, matrix
+from tests.soak.steps import FOLDER_FAULTS, STEPS, STORE_FAULTS, cells
 
 _CONSUME = ("run.", "land.", "consume.", "apply.")
 _DRAFT = Path(__file__).with_name("guarantees_page.md")
 
 
-def matrix_table(results: dict[str, Any]) -> str:
+def matrix_table(results: dict[str, Any], *, in_store: bool = False) -> str:
     """Parts of a run by faults; a mark is the worst of its steps': ✗, –, ·, ✓."""
-    possible = {(step.name, fault) for step, fault in cells([], [])}
+    possible = {(step.name, fault) for step, fault in cells([], [], in_store=in_store)}
+    faults = STORE_FAULTS if in_store else FOLDER_FAULTS
     parts: dict[str, list[str]] = {}
-    for step in STEPS:
+    for step in (step for step in STEPS if step.name in {name for name, _ in possible}):
         part = step.point.partition(".")[0] + (f" ({step.group})" if step.group else "")
         parts.setdefault(part, []).append(step.name)
-    lines = [f"| part |{'|'.join(FAULTS)}|", f"| --- |{' --- |' * len(FAULTS)}"]
+    lines = [f"| part |{'|'.join(faults)}|", f"| --- |{' --- |' * len(faults)}"]
     for part, names in parts.items():
         marks = []
-        for fault in FAULTS:
+        for fault in faults:
             found = {
                 _mark(results.get(f"{name} | {fault}"))
                 for name in names
@@ -52,12 +53,16 @@ def _mark(cell: dict[str, Any] | None) -> str:
 
 
 def figures(
-    matrix: dict[str, Any], kills: Sequence[dict[str, Any]], current: str
+    matrix: dict[str, Any],
+    on_s3: dict[str, Any],
+    kills: Sequence[dict[str, Any]],
+    current: str,
 ) -> dict[str, str]:
     """What the page's placeholders stand for; ``current`` is the code of now, as results.code() has
     it.
     """
     run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
+    run_on_s3 = [cell for cell in on_s3.values() if _mark(cell) in "✓✗"]
     # The others' next runs are two, or check the targets too.
     seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]
     return {
@@ -66,8 +71,13 @@ def figures(
         "cells": str(len(run)),
         "bad": str(sum(bool(cell["problems"]) for cell in run)),
         "unreached": str(sum(_mark(cell) == "–" for cell in matrix.values())),
-        "older": _older(run, current),
-        "days": _days(sorted({cell["at"] for cell in run} | {one["at"] for one in kills})),
+        "matrix_on_s3": matrix_table(on_s3, in_store=True),
+        "possible_on_s3": str(len(cells([], [], in_store=True))),
+        "cells_on_s3": str(len(run_on_s3)),
+        "bad_on_s3": str(sum(bool(cell["problems"]) for cell in run_on_s3)),
+        "unreached_on_s3": str(sum(_mark(cell) == "–" for cell in on_s3.values())),
+        "older": _older([*run, *run_on_s3], current),
+        "days": _days(sorted({one["at"] for one in (*run, *run_on_s3, *kills)})),
         "versions": (
             f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18"
         ),
@@ -117,7 +127,12 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    found = figures(matrix(options.results), all_kills(options.results), code())
+    found = figures(
+        matrix(options.results / MATRIX),
+        matrix(options.results / MATRIX_ON_S3),
+        all_kills(options.results),
+        code(),
+    )
     options.page.write_text(Template(_DRAFT.read_text()).substitute(found))
 
 

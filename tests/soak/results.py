@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results")
-MATRIX = "matrix.json"
+MATRIX, MATRIX_ON_S3 = "matrix.json", "matrix_s3.json"
 
 
 def code() -> str:
@@ -33,9 +33,8 @@ def all_kills(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def matrix(folder: Path) -> dict[str, Any]:
+def matrix(path: Path) -> dict[str, Any]:
     """The cells by their names; empty when none was tried yet."""
-    path = folder / MATRIX
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 

@@ -110,6 +110,7 @@ class Scene:
         self.connection.execute(f"alter table {COPIES} replica identity full".encode())
         uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
         lake = (folder / "lake").as_uri()
+        self.store = store
         self.lake = SoakLake(lake) if store is None else store.lake(self.name)
         self.root = self.lake.root
         self.environment = (

@@ -180,10 +180,15 @@ def _stall(scene: Scene, _: int) -> None:
     scene.network.heal()
 
 
+def _restart_store(scene: Scene, _: int) -> None:
+    assert scene.store is not None
+    scene.store.server.restart()
+
+
 @dataclass(frozen=True)
 class Kind:
     """A fault; ``own_process``: it takes the run's process with it, ``of_worker``: a task's;
-    ``only_at``: where it means anything.
+    ``only_at``: where it means anything; ``of_store``: it needs a lake in an object store.
 
     ``within``: whether it means anything while the run waits for the server's answer.
     """
@@ -193,6 +198,7 @@ class Kind:
     of_worker: bool = False
     only_at: tuple[str, ...] = ()
     within: bool = True
+    of_store: bool = False
 
 
 _TASKS = ("land.reading", "sync.reading")
@@ -210,19 +216,31 @@ FAULTS: dict[str, Kind] = {
     # mind to go on with.
     "zombie": Kind(lambda scene, _: None, within=False),
     "stall": Kind(_stall, only_at=(*_TASKS, "consume.copied", "apply.staged")),
+    "store": Kind(_restart_store, of_store=True),
+    # See Matrix._volley: the driver is killed while the store hasn't received what it sent last.
+    "late PUT": Kind(kill_driver, own_process=True, of_store=True),
 }
+FOLDER_FAULTS = tuple(name for name, kind in FAULTS.items() if not kind.of_store)
+# With the lake in an object store, those steps are tried whose effects are files. The other faults
+# are of the source's connections, or of a disk.
+STORE_STEPS = ("run.", "land.", "consume.", "within get", "apply.", "sync", "maintain.")
+STORE_FAULTS = ("driver", "jvm", "zombie", "store", "late PUT")
 
 
-def cells(steps: Sequence[str], faults: Sequence[str]) -> list[tuple[Step, str]]:
+def cells(
+    steps: Sequence[str], faults: Sequence[str], *, in_store: bool = False
+) -> list[tuple[Step, str]]:
     """The cells of the matrix that are asked for: steps by the beginning of their names, faults by
     name; none for all.
     """
+    if in_store:
+        steps, faults = steps or STORE_STEPS, faults or STORE_FAULTS
     chosen = [
         step for step in STEPS if not steps or any(step.name.startswith(asked) for asked in steps)
     ]
     return [
         (step, fault)
-        for fault in faults or FAULTS
+        for fault in faults or FOLDER_FAULTS
         for step in chosen
         if (not FAULTS[fault].only_at or step.point in FAULTS[fault].only_at)
         and (FAULTS[fault].within or not step.within)

@@ -6,10 +6,12 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.soak.fault_matrix import units
 from tests.soak.listener import Listener
 from tests.soak.page import figures
-from tests.soak.steps import FAULTS, STEPS, cells
+from tests.soak.steps import FAULTS, FOLDER_FAULTS, STEPS, STORE_FAULTS, cells
 from waldelta.failpoints import SOCKET, fault_point
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +45,9 @@ def test_the_matrix_has_every_fault_point():
     assert sorted(points) == sorted({step.point for step in STEPS})
 
 
-def test_the_matrix_tries_every_cell_once_and_every_step_and_fault_early():
-    wanted = cells([], [])
+@pytest.mark.parametrize("in_store", [False, True])
+def test_the_matrix_tries_every_cell_once_and_every_step_and_fault_early(in_store):
+    wanted = cells([], [], in_store=in_store)
     planned = list(units(wanted, 4))
     names = [(step.name, fault) for unit in planned for step, fault in unit]
     assert sorted(names) == sorted((step.name, fault) for step, fault in wanted)
@@ -52,8 +55,8 @@ def test_the_matrix_tries_every_cell_once_and_every_step_and_fault_early():
         assert len({fault for _, fault in unit}) == 1
         assert len(unit) <= (4 if FAULTS[unit[0][1]].own_process else 1)
     early = names[: len(names) // 4]
-    assert {step for step, _ in early} == {step.name for step in STEPS}
-    assert {fault for _, fault in early} == set(FAULTS)
+    assert {step for step, _ in early} == {step.name for step, _ in wanted}
+    assert {fault for _, fault in early} == set(STORE_FAULTS if in_store else FOLDER_FAULTS)
 
 
 def test_the_page_counts_what_was_tried():
@@ -75,7 +78,13 @@ def test_the_page_counts_what_was_tried():
             cell | {"fault": "server", "ended": "not reached; succeeded", "code": "new"}
         ),
     }
-    said = figures(results, [], "new")
+    on_s3 = {
+        f"{step} | late PUT": cell | {"fault": "late PUT", "code": "new"}
+        for step in ("land.reading", "land.committed")
+    }
+    said = figures(results, on_s3, [], "new")
     assert "| `land` | · | · | · | · | · | – | ✗ |" in said["matrix"]
     assert (said["cells"], said["bad"], said["unreached"], said["recovery"]) == ("3", "1", "1", "3")
     assert "1 of them" in said["older"]
+    assert "| `land` | · | · | · | · | ✓ |" in said["matrix_on_s3"]
+    assert (said["cells_on_s3"], said["bad_on_s3"], said["unreached_on_s3"]) == ("2", "0", "0")

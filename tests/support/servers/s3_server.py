@@ -99,6 +99,13 @@ class Bucket:
         content: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
         return content
 
+    def download(self, folder: Path, prefix: str = "") -> None:
+        """Copy the objects below a prefix into a folder."""
+        for key in self.keys(prefix):
+            file = folder / key
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(self.read(key))
+
 
 class S3Server(s3_server.S3Server):
     """A server with buckets for tests."""
