@@ -4,6 +4,8 @@ called.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.support.fixtures.stores import ON_EACH_STORE
@@ -93,6 +95,28 @@ def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, spark
     assert bucket.keys("lake/_waldelta/staging/") == []
     pipeline.teardown()
     assert nothing_was_made(database)
+
+
+def test_a_target_that_another_writer_compacts_is_left(pipeline, database, bucket, proxy, spark):
+    """A maintenance that has lost its locks with its connection still compacts."""
+    bucket.at(proxy.endpoint).configure(spark)
+    database.execute(DDL)
+    pipeline.setup(spark=spark)
+    pipeline.sync(spark)
+    pipeline.maintain(spark)
+    database.execute("insert into keyed values (1000, 'new')")
+    pipeline.consume(spark)
+    target = Lake.of(pipeline.file.target.root).target("public.keyed")
+    with ThreadPoolExecutor(1) as pool, proxy.hold("java PUT .*/keyed/_delta_log/") as commit:
+        maintained = pool.submit(pipeline.maintain, spark)
+        commit.wait()
+        target.open().table.stored().optimize.compact()
+        commit.release()
+    result = maintained.result()
+    assert result.warnings == ["maintenance left out public.keyed: in use by another run"]
+    assert sorted(result.tables) == ["public.keyless", "public.parts"]
+    assert pipeline.maintain(spark).warnings == []
+    assert held(pipeline, "public.keyed") == sorted(database.execute("select id, v from keyed"))
 
 
 def test_a_store_that_ignores_conditions_is_refused(pipeline, database, spark, monkeypatch):

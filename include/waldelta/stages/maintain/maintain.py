@@ -5,7 +5,8 @@ and reports.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from waldelta.changes.merge.target_table import (
     set_retention,
     writes_deletion_vectors,
 )
-from waldelta.errors import LockHeld
+from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
 from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState
@@ -32,6 +33,7 @@ from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
+from waldelta.pipeline.task_errors import is_conflict
 from waldelta.quantities import counted
 from waldelta.slot.durable_position import durable_position
 from waldelta.spark_sql import path
@@ -55,7 +57,8 @@ _STAGED_FOR = timedelta(hours=24)
 def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     """Compact a target and delete its old versions, under its lock.
 
-    Raises LockHeld when another run has the lock.
+    Raises LockHeld when another run has the lock, and LateWriter when another writer commits to the
+    target meanwhile, such as a run that has lost the lock with its connection.
     """
     target, hours = job.lake.target(name), job.pipeline.maintenance.keep_versions_hours
     uri = target.uri
@@ -64,9 +67,10 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
         version = table.version
         if (state := job.read_state(name)) is not None:
             check_target(job, state, version)
-        _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
-        set_retention(spark, uri, table, hours)
-        _compact(spark, table)
+        with _conflicts_named(name):
+            _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
+            set_retention(spark, uri, table, hours)
+            _compact(spark, table)
         # Otherwise only the next commit would make the log durable, and a cut could name a version
         # that a power failure removes.
         version = sync_behind(uri, version)
@@ -74,6 +78,19 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     # table's folder is listed.
     _vacuum(spark, table, hours)
     sync_behind(uri, version)
+
+
+@contextmanager
+def _conflicts_named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as err:
+        if not is_conflict(err):
+            raise
+        raise LateWriter(
+            f"{name}: another writer committed to its target while this run compacted it: run"
+            " maintain again, or let the next one compact it"
+        ) from err
 
 
 def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
