@@ -300,10 +300,12 @@ def test_no_write_shows_in_part(store):
 
 
 @pytest.mark.soak
-@ON_EACH_SERVER
 def test_one_of_two_writers_wins_each_version(store, bucket):
     """Each of 1,000 versions is committed to by both at about the same moment: the other client,
     which is faster, begins at any moment of Spark's write.
+
+    Not on moto, which looks for an object and writes it in two steps: of 1,500 objects that two
+    clients of Amazon's own SDK created at the same moment, it let both create two.
     """
     won: Counter[str] = Counter()
     chosen = random.Random(chosen_seed())
