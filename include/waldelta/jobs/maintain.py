@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from waldelta.errors import LateWriter, LockHeld, WaldeltaError
+from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.jobs._stages import Stage, all_failures, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
-    A target that another run has locked, or changes meanwhile, is left for the next time. If all of
-    them are, the run fails with LockHeld or LateWriter. A target that can't be maintained fails the
-    run after all others are done. Targets that changed since their last full check are checked; a
-    failed critical expectation fails the run at the end.
+    A target locked by another run is left for the next time. If all of them are locked, the run
+    fails with LockHeld. A target that can't be maintained fails the run after all others are done.
+    Targets that changed since their last full check are checked; a failed critical expectation
+    fails the run at the end.
     """
     stages: dict[str, Stage] = {
         "targets": _targets,
@@ -63,7 +63,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
     def one(session: SparkSession, name: str) -> WaldeltaError | None:
         try:
             maintain_target(session, job, name)
-        except (LockHeld, LateWriter) as err:
+        except LockHeld as err:
             log.warning("table=%s left for the next maintenance: %s", name, err)
             return err
         except Exception as err:
@@ -77,7 +77,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
     # Compacting needs the session's settings for itself.
     with SessionPool(spark, len(names)) as pool:
         ended = dict(zip(names, pool.map(one, names), strict=True))
-    held = {name: err for name, err in ended.items() if isinstance(err, LockHeld | LateWriter)}
+    held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
     failures = {name: err for name, err in ended.items() if err is not None and name not in held}
     result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
     fault_point("maintain.cleaned")

@@ -19,6 +19,7 @@ from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
+from waldelta.errors import LateWriter
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake, bookkeeping_uri
 from waldelta.lake.ledger import BatchCut, TableState
@@ -175,6 +176,42 @@ class Statements:
     def sql(self, statement):
         self.told.append(statement.partition(" delta.")[0])
         return self._spark.sql(statement)
+
+
+class Overtaken(Statements):
+    """A session whose OPTIMIZE another writer overtakes so many times."""
+
+    def __init__(self, spark, times):
+        super().__init__(spark)
+        self._times = times
+
+    def sql(self, statement):
+        if statement.startswith("optimize") and self.told.count("optimize") < self._times:
+            self.told.append("optimize")
+            raise RuntimeError("[DELTA_CONCURRENT_DELETE_READ] a concurrent OPTIMIZE deleted data")
+        return super().sql(statement)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_target_that_others_write_is_compacted_again_and_vacuumed(
+    spark, database, pipeline, times
+):
+    """Old files go all the same, and a target that isn't compacted is an error with a name."""
+    consume(spark, database, pipeline, 1, 2)
+    job = pipeline.job()
+    uri = job.lake.target("public.a").uri
+    folder, old = local_path(uri), time.time() - 8 * 24 * 3600
+    (folder / "part-killed.parquet").write_text("x")
+    os.utime(folder / "part-killed.parquet", (old, old))
+    asked = Overtaken(spark, times)
+    if times < maintain._ATTEMPTS:
+        maintain.maintain_target(asked, job, "public.a")
+    else:
+        with pytest.raises(LateWriter, match=r"^public\.a: another writer committed"):
+            maintain.maintain_target(asked, job, "public.a")
+    assert asked.told == ["optimize"] * min(times + 1, 3)
+    assert len(DeltaTable(uri).file_uris()) == (1 if times < 3 else 2)
+    assert not (folder / "part-killed.parquet").exists()
 
 
 @pytest.mark.soak

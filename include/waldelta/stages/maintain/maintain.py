@@ -5,12 +5,12 @@ and reports.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
+import tenacity
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.merge.statements import session_settings
@@ -50,6 +50,7 @@ _FILE_SIZES = {
     "spark.databricks.delta.optimize.minFileSize": str(_SMALL_FILE),
     "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
 }
+_ATTEMPTS = 3
 # Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
@@ -57,8 +58,8 @@ _STAGED_FOR = timedelta(hours=24)
 def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     """Compact a target and delete its old versions, under its lock.
 
-    Raises LockHeld when another run has the lock, and LateWriter when another writer commits to the
-    target meanwhile, such as a run that has lost the lock with its connection.
+    Raises LockHeld when another run has the lock, and LateWriter when the target isn't compacted
+    because another writer committed to it each time.
     """
     target, hours = job.lake.target(name), job.pipeline.maintenance.keep_versions_hours
     uri = target.uri
@@ -67,10 +68,7 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
         version = table.version
         if (state := job.read_state(name)) is not None:
             check_target(job, state, version)
-        with _conflicts_named(name):
-            _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
-            set_retention(spark, uri, table, hours)
-            _compact(spark, table)
+        overtaken = _compact_as_chosen(spark, job, name, table)
         # Otherwise only the next commit would make the log durable, and a cut could name a version
         # that a power failure removes.
         version = sync_behind(uri, version)
@@ -78,19 +76,44 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     # table's folder is listed.
     _vacuum(spark, table, hours)
     sync_behind(uri, version)
+    if overtaken is not None:
+        raise overtaken
 
 
-@contextmanager
-def _conflicts_named(name: str) -> Iterator[None]:
+def _compact_as_chosen(
+    spark: SparkSession, job: Job, name: str, table: TargetVersion
+) -> LateWriter | None:
+    """Compact a target, with the pipeline file's deletion vectors and retention.
+
+    Returns the error where another writer committed to it during each attempt. That can be a run
+    that has lost the target's lock with its connection and still compacts.
+    """
+    uri, chosen = table.place.uri, job.pipeline.target
+
+    def compact() -> None:
+        table.update()
+        _keep_as_chosen(spark, uri, table, chosen.deletion_vectors_of(name))
+        set_retention(spark, uri, table, job.pipeline.maintenance.keep_versions_hours)
+        _compact(spark, table)
+
+    again = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_conflict),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        before_sleep=lambda _: log.warning(
+            "table=%s another writer committed during the compaction: compacting again", name
+        ),
+        reraise=True,
+    )
     try:
-        yield
+        again(compact)
     except Exception as err:
         if not is_conflict(err):
             raise
-        raise LateWriter(
-            f"{name}: another writer committed to its target while this run compacted it: run"
-            " maintain again, or let the next one compact it"
-        ) from err
+        return LateWriter(
+            f"{name}: another writer committed to its target in each of {_ATTEMPTS} attempts to"
+            " compact it: run maintain when that writer has ended"
+        )
+    return None
 
 
 def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
