@@ -22,7 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,9 +33,10 @@ from pyspark.sql import SparkSession
 from tests.soak.driver import Driver, grow_old, merge_either_way, said
 from tests.soak.lakes import new_store
 from tests.soak.results import MATRIX, MATRIX_ON_S3, RESULTS, code, matrix, write
-from tests.soak.scene import IN_STEPS, Scene, kill_driver, new_scenes, wait_until
+from tests.soak.scene import IN_STEPS, Scene, new_scenes, wait_until
 from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from tests.soak.within import Within
+from tests.support.servers.store_proxy import Hold
 from waldelta.failpoints import SOCKET
 from waldelta.lake.ledger.records import now
 
@@ -138,7 +139,7 @@ class Matrix:
         """Let runs meet the fault, and have what it left mended in the background."""
         fault = unit[0][1]
         lanes = [self._next_scene() for _ in unit]
-        if fault in ("server", "store"):  # it is everybody's
+        if FAULTS[fault].of_all:
             wait(self._recovering.values())
         elif FAULTS[fault].own_process:
             self._volley(unit, lanes, another=another)
@@ -226,10 +227,17 @@ class Matrix:
             driver.begin(step.verb, scene.files[step.file], runs[-1], _volley_details(scene, step))
             wait_until(lambda there=there, run=runs[-1]: there.is_set() or driver.ended(run))
             reached.append(there.is_set())
-        if fault == "late PUT":
-            for lane, sent in enumerate(_kill_with_late_puts(driver, lanes, runs, go_on)):
-                reached[lane] &= sent
-        else:
+        with ExitStack() as late:
+            if FAULTS[fault].is_late:
+                held = [late.enter_context(_late_put(scene)) for scene in lanes]
+                go_on.set()
+                wait_until(
+                    lambda: all(
+                        one.has_held or driver.ended(run)
+                        for one, run in zip(held, runs, strict=True)
+                    )
+                )
+                reached = [one.has_held for one in held]
             FAULTS[fault].fault(lanes[0], driver.process.pid)
         go_on.set()
         wait_until(lambda: all(driver.ended(run) for run in runs))
@@ -338,26 +346,11 @@ class Matrix:
         return "succeeded"
 
 
-def _kill_with_late_puts(
-    driver: Driver, lanes: Sequence[Scene], runs: Sequence[str], go_on: threading.Event
-) -> list[bool]:
-    """Let each run go on until it sends an object, then kill their driver; the objects arrive when
-    the next run may have begun. Returns which runs sent one.
-    """
-    with ExitStack() as late:
-        held = [
-            late.enter_context(scene.store.late_put(scene.random, f"/{scene.name}/"))
-            for scene in lanes
-            if scene.store is not None
-        ]
-        go_on.set()
-        wait_until(
-            lambda: all(
-                one.has_held or driver.ended(run) for one, run in zip(held, runs, strict=True)
-            )
-        )
-        kill_driver(lanes[0], driver.process.pid)
-        return [one.has_held for one in held]
+def _late_put(scene: Scene) -> AbstractContextManager[Hold]:
+    """Keep the next object that a run sends: a data file, or a commit to a table."""
+    assert scene.store is not None
+    kind = scene.random.choice(("", ".*/_delta_log/"))
+    return scene.store.late_put(scene.random, f"/{scene.name}/{kind}")
 
 
 def _missed(scene: Scene, ended: str) -> str:
@@ -399,6 +392,8 @@ def main() -> None:
     parser.add_argument("--s3", action="store_true", help="the lake is in an S3 server")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
+    if not options.s3 and any(FAULTS[fault].of_store for fault in options.faults):
+        parser.error("these faults need --s3")
     print(f"seed {options.seed}", flush=True)
     file = options.results / (MATRIX_ON_S3 if options.s3 else MATRIX)
     kept = matrix(file)

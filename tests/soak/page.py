@@ -27,7 +27,8 @@ def matrix_table(results: dict[str, Any], *, in_store: bool = False) -> str:
     possible = {(step.name, fault) for step, fault in cells([], [], in_store=in_store)}
     faults = STORE_FAULTS if in_store else FOLDER_FAULTS
     parts: dict[str, list[str]] = {}
-    for step in (step for step in STEPS if step.name in {name for name, _ in possible}):
+    tried = {name for name, _ in possible}
+    for step in (step for step in STEPS if step.name in tried):
         part = step.point.partition(".")[0] + (f" ({step.group})" if step.group else "")
         parts.setdefault(part, []).append(step.name)
     lines = [f"| part |{'|'.join(faults)}|", f"| --- |{' --- |' * len(faults)}"]
@@ -76,7 +77,8 @@ def figures(
         "cells_on_s3": str(len(run_on_s3)),
         "bad_on_s3": str(sum(bool(cell["problems"]) for cell in run_on_s3)),
         "unreached_on_s3": str(sum(_mark(cell) == "–" for cell in on_s3.values())),
-        "older": _older([*run, *run_on_s3], current),
+        "older": _older(run, current),
+        "older_on_s3": _older(run_on_s3, current),
         "days": _days(sorted({one["at"] for one in (*run, *run_on_s3, *kills)})),
         "versions": (
             f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18"

@@ -188,7 +188,8 @@ def _restart_store(scene: Scene, _: int) -> None:
 @dataclass(frozen=True)
 class Kind:
     """A fault; ``own_process``: it takes the run's process with it, ``of_worker``: a task's;
-    ``only_at``: where it means anything; ``of_store``: it needs a lake in an object store.
+    ``only_at``: where it means anything; ``of_store``: it needs a lake in an object store;
+    ``of_all``: all pipelines meet it; ``is_late``: what the run sends next arrives after its death.
 
     ``within``: whether it means anything while the run waits for the server's answer.
     """
@@ -199,6 +200,8 @@ class Kind:
     only_at: tuple[str, ...] = ()
     within: bool = True
     of_store: bool = False
+    of_all: bool = False
+    is_late: bool = False
 
 
 _TASKS = ("land.reading", "sync.reading")
@@ -208,7 +211,7 @@ FAULTS: dict[str, Kind] = {
     "jvm": Kind(kill_jvm, own_process=True),
     "worker": Kind(kill_process, of_worker=True, only_at=_TASKS),
     "backend": Kind(lambda scene, _: scene.end_backends()),
-    "server": Kind(lambda scene, _: scene.restart_server()),
+    "server": Kind(lambda scene, _: scene.restart_server(), of_all=True),
     "disk": Kind(_full_disk),
     "network": Kind(lambda scene, _: scene.network.cut()),
     "mid-message": Kind(lambda scene, _: scene.network.cut_after(1000), only_at=_TASKS),
@@ -216,14 +219,14 @@ FAULTS: dict[str, Kind] = {
     # mind to go on with.
     "zombie": Kind(lambda scene, _: None, within=False),
     "stall": Kind(_stall, only_at=(*_TASKS, "consume.copied", "apply.staged")),
-    "store": Kind(_restart_store, of_store=True),
-    # See Matrix._volley: the driver is killed while the store hasn't received what it sent last.
-    "late PUT": Kind(kill_driver, own_process=True, of_store=True),
+    "store": Kind(_restart_store, of_store=True, of_all=True),
+    "late PUT": Kind(kill_driver, own_process=True, of_store=True, is_late=True),
 }
 FOLDER_FAULTS = tuple(name for name, kind in FAULTS.items() if not kind.of_store)
-# With the lake in an object store, those steps are tried whose effects are files. The other faults
-# are of the source's connections, or of a disk.
-STORE_STEPS = ("run.", "land.", "consume.", "within get", "apply.", "sync", "maintain.")
+# Of a lake in an object store, these steps are tried: runs, copies and maintenance. The faults that
+# aren't are of the source's connections, or of a disk.
+STORE_STEPS = ("run.", "land.", "consume.", "within get", "takeover.", "apply.", "sync", "first")
+STORE_STEPS += ("maintain.",)
 STORE_FAULTS = ("driver", "jvm", "zombie", "store", "late PUT")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -86,5 +87,7 @@ def test_the_page_counts_what_was_tried():
     assert "| `land` | · | · | · | · | · | – | ✗ |" in said["matrix"]
     assert (said["cells"], said["bad"], said["unreached"], said["recovery"]) == ("3", "1", "1", "3")
     assert "1 of them" in said["older"]
+    draft = ROOT / "tests/soak/guarantees_page.md"
+    assert set(Template(draft.read_text()).get_identifiers()) == set(said)
     assert "| `land` | · | · | · | · | ✓ |" in said["matrix_on_s3"]
     assert (said["cells_on_s3"], said["bad_on_s3"], said["unreached_on_s3"]) == ("2", "0", "0")

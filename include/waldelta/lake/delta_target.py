@@ -107,7 +107,7 @@ class DeltaTarget:
 
     @property
     def data_files(self) -> FileSystem:
-        """The same, to read the files that its log names."""
+        """The table's folder, to read its data files, which never change."""
         return self.lake.unchanging_files(self.uri)
 
     @property

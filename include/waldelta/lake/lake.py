@@ -198,8 +198,8 @@ class Lake:
         return open_folder(uri, self.storage_options)
 
     def unchanging_files(self, uri: str) -> FileSystem:
-        """Return a folder whose files never change once they can be found, to read them.
+        """Return a folder, to read files of it that never change.
 
-        These are a table's data files, and what tasks have staged.
+        These are a table's data files, and the changes that tasks have staged.
         """
         return store_folder(uri, self.storage_options or {}, unchanging=True) or self.files(uri)

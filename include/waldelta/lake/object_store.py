@@ -7,6 +7,7 @@ and each file. They open the stores, and by the credentials, that this module do
 from __future__ import annotations
 
 import io
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,10 @@ _BLOCK_BYTES = 8 << 20
 _PART_BYTES = 8 << 20
 _PARALLEL, _TO_READ_TOGETHER = 8, 2
 _MOST_KEPT_BYTES = 32 << 20
+# The ends of large files are kept beside small ones: of each, Parquet's footer, and at least what
+# Arrow reads to find it.
+_MOST_ENDS_BYTES, _LEAST_END_BYTES = 32 << 20, 64 << 10
+_PARQUETS_TAIL = struct.Struct("<I4s")  # the footer's length, and "PAR1"
 
 
 class _Requests:
@@ -109,9 +114,48 @@ class Part:
         return len(self.content) == self.size
 
     def read(self, start: int, end: int) -> bytes | None:
-        """Return the object's bytes from ``start`` to ``end``; None when they aren't all here."""
+        """Return the object's bytes from ``start`` to ``end``; None unless this part has all of
+        them.
+        """
         first, last = start - self.start, end - self.start
         return self.content[first:last] if first >= 0 and last <= len(self.content) else None
+
+    @property
+    def footer(self) -> Part:
+        """Return the last part of an end: Parquet's footer, and at least what Arrow reads of it."""
+        length, _ = _PARQUETS_TAIL.unpack(self.content[-_PARQUETS_TAIL.size :])
+        last = max(length + _PARQUETS_TAIL.size, _LEAST_END_BYTES)
+        content = self.content[-last:]
+        return Part(self.size - len(content), content, self.size)
+
+
+class _Cache:
+    """The parts of files that were used last, by their paths, up to a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._parts: OrderedDict[str, Part] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, path: str) -> Part | None:
+        with self._lock:
+            if path in self._parts:
+                self._parts.move_to_end(path)
+            return self._parts.get(path)
+
+    def put(self, path: str, part: Part) -> None:
+        self.forget(path)
+        with self._lock:
+            self._parts[path] = part
+            self._bytes += len(part.content)
+            while self._bytes > self._most_bytes:
+                _, oldest = self._parts.popitem(last=False)
+                self._bytes -= len(oldest.content)
+
+    def forget(self, path: str) -> None:
+        with self._lock:
+            if (part := self._parts.pop(path, None)) is not None:
+                self._bytes -= len(part.content)
 
 
 class ObjectStore:
@@ -119,29 +163,27 @@ class ObjectStore:
 
     def __init__(self, store: S3Store | MemoryStore) -> None:
         self._store = store
-        self._kept: OrderedDict[str, Part] = OrderedDict()
-        self._lock = Lock()
+        self._small, self._ends = _Cache(_MOST_KEPT_BYTES), _Cache(_MOST_ENDS_BYTES)
 
     def kept(self, path: str) -> bytes | None:
         """Return a small file that was read before, and never changes."""
-        part = self.kept_part(path)
-        return part.content if part is not None and part.is_whole else None
-
-    def kept_part(self, path: str) -> Part | None:
-        """Return what is kept of a file that never changes."""
-        with self._lock:
-            return self._kept.get(path)
+        part = self._small.get(path)
+        return None if part is None else part.content
 
     def keep(self, path: str, content: bytes) -> None:
-        """Keep a small file, which never changes, instead of those read first."""
-        self.keep_part(path, Part(0, content, len(content)))
+        """Keep a small file, which never changes, instead of those that were used first."""
+        self._small.put(path, Part(0, content, len(content)))
 
-    def keep_part(self, path: str, part: Part) -> None:
-        """Keep a part of a file, which never changes, instead of those read first."""
-        with self._lock:
-            self._kept[path] = part
-            while sum(len(one.content) for one in self._kept.values()) > _MOST_KEPT_BYTES:
-                self._kept.popitem(last=False)
+    def read_end_once(self, path: str) -> Part:
+        """Return a small file, or the last part of another one; it never changes."""
+        if (part := self._small.get(path) or self._ends.get(path)) is not None:
+            return part
+        part = self.read_end(path, _WHOLE_BYTES)
+        if part.is_whole:
+            self._small.put(path, part)
+        else:
+            self._ends.put(path, part.footer)
+        return part
 
     def read(self, path: str) -> bytes:
         """Return an object."""
@@ -181,6 +223,7 @@ class ObjectStore:
 
     def write(self, path: str, content: bytes) -> str | None:
         """Write an object, also over another one; returns its tag."""
+        self._forget(path)
         with _named():
             return obstore.put(self._store, path, content, use_multipart=False)["e_tag"]
 
@@ -199,6 +242,7 @@ class ObjectStore:
 
     def opened(self, path: str) -> Any:
         """Return a writer of an object, which doesn't exist before the writer is closed."""
+        self._forget(path)
         with _named():
             return obstore.open_writer(self._store, path, buffer_size=_PART_BYTES)
 
@@ -224,9 +268,15 @@ class ObjectStore:
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects, by one request for many of them; those that aren't there don't matter."""
+        for path in paths:
+            self._forget(path)
         if paths:
             with _named():
                 obstore.delete(self._store, list(paths))
+
+    def _forget(self, path: str) -> None:
+        for cache in (self._small, self._ends):
+            cache.forget(path)
 
 
 def _stored(found: Mapping[str, Any]) -> StoredObject:
@@ -298,13 +348,14 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
         self._store, self._root, self._unchanging = store, root, unchanging
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Folder) and (self._store, self._root) == (
-            other._store,
-            other._root,
-        )
+        return isinstance(other, _Folder) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((id(self._store), self._root))
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[int, str, bool]:
+        return id(self._store), self._root, self._unchanging
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path.strip('/')}".strip("/")
@@ -367,12 +418,9 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         place = self._path(path)
-        part = self._store.kept_part(place) if self._unchanging else None
-        if part is None:
-            part = self._store.read_end(place, _WHOLE_BYTES)
-            if self._unchanging:
-                self._store.keep_part(place, part)
-        return self._opened(place, part)
+        if self._unchanging:
+            return self._opened(place, self._store.read_end_once(place))
+        return self._opened(place, self._store.read_end(place, _WHOLE_BYTES))
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         place = self._path(path)

@@ -42,14 +42,11 @@ log = logging.getLogger(__name__)
 
 # Spark's timestamps are INT96. Arrow would read them as nanoseconds, which end in the year 2262.
 SPARKS_TIMESTAMPS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-# Columns of a row group with less than this between them are read together: an object store
-# answers one request for a megabyte sooner than two.
+# Columns of a row group with less than this between them are read together from an object store,
+# which answers one request for a megabyte sooner than two for a few bytes.
 _SKIPPED_BYTES = 1 << 20
-PARQUET = ds.ParquetFileFormat(
-    read_options=SPARKS_TIMESTAMPS,
-    default_fragment_scan_options=ds.ParquetFragmentScanOptions(
-        cache_options=pa.CacheOptions(hole_size_limit=_SKIPPED_BYTES)
-    ),
+_FROM_STORE = ds.ParquetFragmentScanOptions(
+    cache_options=pa.CacheOptions(hole_size_limit=_SKIPPED_BYTES)
 )
 BOOKKEEPING = "_waldelta"
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -372,7 +369,19 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
 def open_parquet(folder: str) -> ds.Dataset:
     """Open the Parquet files of a folder, whether Spark or Arrow wrote them."""
     files = open_folder(folder)
-    return ds.dataset(data_paths(files), filesystem=files, format=PARQUET)
+    return ds.dataset(data_paths(files), filesystem=files, format=parquet_format(folder))
+
+
+def parquet_format(uri: str) -> ds.ParquetFileFormat:
+    """Return how Arrow reads the Parquet files below a URI, whether Spark or Arrow wrote them."""
+    return ds.ParquetFileFormat(
+        read_options=SPARKS_TIMESTAMPS, default_fragment_scan_options=scan_options(uri)
+    )
+
+
+def scan_options(uri: str) -> ds.ParquetFragmentScanOptions:
+    """Return how Arrow scans the Parquet files below a URI."""
+    return ds.ParquetFragmentScanOptions() if is_local(uri) else _FROM_STORE
 
 
 def row_group_bytes(dataset: ds.Dataset) -> list[int]:

@@ -13,6 +13,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from waldelta.lake import object_store
 from waldelta.lake.object_store import ObjectStore, open_store, requests_made, store_folder
+from waldelta.lake.storage import parquet_format
 
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "eu-central-1"}
 
@@ -81,8 +82,70 @@ def test_a_large_file_that_never_changes_is_opened_once(monkeypatch):
     dataset = ds.dataset("a.parquet", filesystem=files, format="parquet")
     groups = [one for part in dataset.get_fragments() for one in part.split_by_row_group()]
     assert pa.concat_tables(group.to_table() for group in groups).equals(rows)
-    # The end, which has the footer and some of the last row group, and each row group.
-    assert requests_made() - before == 1 + len(groups) == 5
+    # Whether there is a file, its end with the footer, and each row group.
+    assert requests_made() - before == 2 + len(groups) == 6
+
+
+def test_small_files_are_kept_beside_large_ones(monkeypatch):
+    """The next run gets them with the copy of the logs (KnownLogs.save)."""
+    store = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
+    store.write("lake/t/small", b"small")
+    files.open_input_file("small").close()
+    large = pa.table({"a": [os.urandom(1_500_000)]})
+    names = [f"{n}.parquet" for n in range(40)]
+    for name in names:
+        pq.write_table(large, name, filesystem=files)
+    before = requests_made()
+    for name in names * 3:
+        pq.ParquetFile(files.open_input_file(name)).close()
+    assert requests_made() - before == len(names)
+    assert store.kept("lake/t/small") == b"small"
+
+
+def test_what_is_kept_longest_unused_goes_first(monkeypatch):
+    monkeypatch.setattr(object_store, "_MOST_KEPT_BYTES", 30)
+    store = ObjectStore(MemoryStore())
+    for name in ("a", "b", "c"):
+        store.keep(name, bytes(10))
+    assert store.kept("a") is not None
+    store.keep("d", bytes(10))
+    assert [name for name in "abcd" if store.kept(name) is None] == ["b"]
+
+
+def test_nothing_is_kept_of_what_this_process_replaces(monkeypatch):
+    store = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
+    for content in (b"first", b"second"):
+        with files.open_output_stream("a") as file:
+            file.write(content)
+        assert files.open_input_file("a").read() == content
+    files.delete_file("a")
+    with pytest.raises(FileNotFoundError):
+        files.open_input_file("a")
+
+
+def test_columns_of_a_store_are_read_together(monkeypatch):
+    """Those near to each other, by one request; from a disk, only what is asked for."""
+    store = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
+    columns = {
+        "a": [1],
+        "between": [os.urandom(500_000)],
+        "b": [2],
+        "last": [os.urandom(3_000_000)],
+    }
+    pq.write_table(pa.table(columns), "a.parquet", filesystem=files)
+    requests = []
+    for uri in ("s3://bucket/lake/t", "file:///lake/t"):
+        dataset = ds.dataset("a.parquet", filesystem=files, format=parquet_format(uri))
+        before = requests_made()
+        assert dataset.to_table(["a", "b"]).to_pylist() == [{"a": 1, "b": 2}]
+        requests.append(requests_made() - before)
+    assert requests == [1, 2]
 
 
 def test_a_stream_is_read_in_blocks(folder):

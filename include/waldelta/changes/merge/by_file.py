@@ -50,7 +50,7 @@ from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.fence import Fence
-from waldelta.lake.storage import PARQUET
+from waldelta.lake.storage import parquet_format
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask, shares
@@ -331,7 +331,7 @@ def _rows_of(**what: Any) -> dict[str, Any]:
 
 
 def _open(target: _Target, file: _File) -> ds.Dataset:
-    files = target.table.data_files
+    files, layout = target.table.data_files, parquet_format(target.table.uri)
     return ds.FileSystemDataset(
-        [PARQUET.make_fragment(file.path, files)], target.schema, PARQUET, files
+        [layout.make_fragment(file.path, files)], target.schema, layout, files
     )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from waldelta.arrow import Bools, Ints
 from waldelta.lake import Lake
-from waldelta.lake.storage import PARQUET, by_row_group, data_paths
+from waldelta.lake.storage import by_row_group, data_paths, parquet_format
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
 # file.
@@ -67,7 +67,7 @@ class NetFiles:
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)
-        return ds.dataset(list(paths), filesystem=files, format=PARQUET)
+        return ds.dataset(list(paths), filesystem=files, format=parquet_format(self.folder))
 
 
 def packed(chosen: Bools) -> bytes:

@@ -25,7 +25,7 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog, Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import PARQUET, remove_folder
+from waldelta.lake.storage import parquet_format, remove_folder
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark import run_tasks
@@ -65,9 +65,9 @@ class Split(RowMessages):
         # Cached, so that each file's footer is read once, not once for each table.
         if not self.paths:
             return None
-        files = self.lake.unchanging_files(self.uri)
-        fragments = [PARQUET.make_fragment(path, files) for path in self.paths]
-        return ds.FileSystemDataset(fragments, ROW_SCHEMA, PARQUET, files)
+        files, layout = self.lake.unchanging_files(self.uri), parquet_format(self.uri)
+        fragments = [layout.make_fragment(path, files) for path in self.paths]
+        return ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the opened dataset: tasks read only the files that they are

@@ -251,7 +251,11 @@ class _Staging:
         yield from routed(pa.Table.from_batches(parts), judged).to_batches()
 
     def collapse(self, number: int, events: Iterable[pa.RecordBatch]) -> pa.Table:
-        """Write the net changes of events as a file, and count them."""
+        """Write the net changes of events as a file, and count them.
+
+        A repeated task writes the same bytes under the same name, since readers take all files of
+        the folder.
+        """
         files, folder = self._files()
         files.create_dir(folder)
         net = _collapse([*events], self.plan)

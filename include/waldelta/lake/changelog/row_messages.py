@@ -15,7 +15,7 @@ from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog.commit_order import Stream, commits, place_columns
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.lake import Lake
-from waldelta.lake.storage import PARQUET, by_row_group
+from waldelta.lake.storage import by_row_group, parquet_format, scan_options
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.transactions import SEQ_BITS
 
@@ -160,13 +160,13 @@ class RowMessages(ABC):
 
         It opens only their files, so tasks can use it.
         """
-        files = self.lake.unchanging_files(self.uri)
+        files, layout = self.lake.unchanging_files(self.uri), parquet_format(self.uri)
         fragments = [
-            PARQUET.make_fragment(piece.path, files, _partition(piece), [piece.row_group])
+            layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group])
             for piece in pieces
         ]
-        dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, PARQUET, files)
-        return batches(dataset, chosen, columns)
+        dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
+        return batches(dataset, chosen, columns, scan_options(self.uri))
 
     def has_changes(
         self,
@@ -233,7 +233,9 @@ class RowMessages(ABC):
         """Yield some columns of the rows that ``chosen`` selects, reading little ahead."""
         dataset = self.dataset()
         return (
-            iter(()) if dataset is None else batches(by_row_group(dataset, chosen), chosen, columns)
+            iter(())
+            if dataset is None
+            else batches(by_row_group(dataset, chosen), chosen, columns, scan_options(self.uri))
         )
 
 
@@ -242,7 +244,10 @@ def _partition(piece: Piece) -> pc.Expression | None:
 
 
 def batches(
-    dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]
+    dataset: ds.Dataset,
+    chosen: pc.Expression,
+    columns: Sequence[str],
+    options: ds.ParquetFragmentScanOptions,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows, reading little ahead, so that memory doesn't grow with the log."""
     scanner: ds.Scanner = dataset.scanner(
@@ -251,7 +256,7 @@ def batches(
         batch_size=131_072,
         batch_readahead=2,
         fragment_readahead=1,
-        fragment_scan_options=PARQUET.default_fragment_scan_options,
+        fragment_scan_options=options,
     )
     return iter(scanner.to_batches())
 
