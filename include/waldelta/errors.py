@@ -349,7 +349,7 @@ class StoreUnreachable(LakeError):
 
 
 class LateWriter(LakeError):
-    """A newer run has already committed; this one must not."""
+    """A newer run has already committed, or other writers keep committing to a target."""
 
     retryable = True
 
