@@ -101,7 +101,7 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ObjectPart:
     """A part of an object: where it begins, its content, and how many bytes the object has."""
 
     start: int
@@ -121,12 +121,12 @@ class Part:
         return self.content[first:last] if first >= 0 and last <= len(self.content) else None
 
     @property
-    def footer(self) -> Part:
+    def footer(self) -> ObjectPart:
         """Return the last part of an end: Parquet's footer, and at least what Arrow reads of it."""
         length, _ = _PARQUETS_TAIL.unpack(self.content[-_PARQUETS_TAIL.size :])
         last = max(length + _PARQUETS_TAIL.size, _LEAST_END_BYTES)
         content = self.content[-last:]
-        return Part(self.size - len(content), content, self.size)
+        return ObjectPart(self.size - len(content), content, self.size)
 
 
 class _Cache:
@@ -134,16 +134,16 @@ class _Cache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._parts: OrderedDict[str, Part] = OrderedDict()
+        self._parts: OrderedDict[str, ObjectPart] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, path: str) -> Part | None:
+    def get(self, path: str) -> ObjectPart | None:
         with self._lock:
             if path in self._parts:
                 self._parts.move_to_end(path)
             return self._parts.get(path)
 
-    def put(self, path: str, part: Part) -> None:
+    def put(self, path: str, part: ObjectPart) -> None:
         self.forget(path)
         with self._lock:
             self._parts[path] = part
@@ -172,9 +172,9 @@ class ObjectStore:
 
     def keep(self, path: str, content: bytes) -> None:
         """Keep a small file, which never changes, instead of those that were used first."""
-        self._small.put(path, Part(0, content, len(content)))
+        self._small.put(path, ObjectPart(0, content, len(content)))
 
-    def read_end_once(self, path: str) -> Part:
+    def read_end_once(self, path: str) -> ObjectPart:
         """Return a small file, or the last part of another one; it never changes."""
         if (part := self._small.get(path) or self._ends.get(path)) is not None:
             return part
@@ -203,18 +203,18 @@ class ObjectStore:
         with ThreadPoolExecutor(min(_PARALLEL, len(paths))) as pool:
             return list(pool.map(self.read_tagged, paths))
 
-    def read_beginning(self, path: str, size: int) -> Part:
+    def read_beginning(self, path: str, size: int) -> ObjectPart:
         """Return the first bytes of an object."""
         return self._read_part(path, (0, size))
 
-    def read_end(self, path: str, size: int) -> Part:
+    def read_end(self, path: str, size: int) -> ObjectPart:
         """Return the last bytes of an object."""
         return self._read_part(path, {"suffix": size})
 
-    def _read_part(self, path: str, range_: Any) -> Part:
+    def _read_part(self, path: str, range_: Any) -> ObjectPart:
         with _named():
             found = obstore.get(self._store, path, options={"range": range_})
-            return Part(found.range[0], bytes(found.bytes()), found.meta["size"])
+            return ObjectPart(found.range[0], bytes(found.bytes()), found.meta["size"])
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
         """Return a part of an object."""
@@ -428,7 +428,7 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
             place, self._store.read_beginning(place, _WHOLE_BYTES), block=_BLOCK_BYTES
         )
 
-    def _opened(self, place: str, part: Part, block: int = 0) -> pa.NativeFile:
+    def _opened(self, place: str, part: ObjectPart, block: int = 0) -> pa.NativeFile:
         if part.is_whole:
             return pa.BufferReader(part.content)
         return pa.PythonFile(_Parts(self._store, place, part, block), mode="r")
@@ -447,7 +447,7 @@ def _file(path: str, found: StoredObject) -> FileInfo:
 class _Parts(io.RawIOBase):
     """A file that is read in parts of at least ``block`` bytes; one part is known."""
 
-    def __init__(self, store: ObjectStore, path: str, known: Part, block: int) -> None:
+    def __init__(self, store: ObjectStore, path: str, known: ObjectPart, block: int) -> None:
         self._store, self._path, self._block = store, path, block
         self._known, self._size, self._at = known, known.size, 0
 
@@ -472,7 +472,7 @@ class _Parts(io.RawIOBase):
         read = min(max(end, start + self._block), self._size) - start
         content = self._store.read_range(self._path, start, read)
         if self._block:
-            self._known = Part(start, content, self._size)
+            self._known = ObjectPart(start, content, self._size)
         return content[: end - start]
 
 
