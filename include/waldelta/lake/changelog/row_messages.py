@@ -166,7 +166,7 @@ class RowMessages(ABC):
             for piece in pieces
         ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
-        return batches(dataset, chosen, columns, scan_options(self.uri))
+        return self._scanned(dataset, chosen, columns)
 
     def has_changes(
         self,
@@ -232,33 +232,27 @@ class RowMessages(ABC):
     def scan(self, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield some columns of the rows that ``chosen`` selects, reading little ahead."""
         dataset = self.dataset()
-        return (
-            iter(())
-            if dataset is None
-            else batches(by_row_group(dataset, chosen), chosen, columns, scan_options(self.uri))
+        if dataset is None:
+            return iter(())
+        return self._scanned(by_row_group(dataset, chosen), chosen, columns)
+
+    def _scanned(
+        self, dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows, reading little ahead, so that memory doesn't grow with the log."""
+        scanner: ds.Scanner = dataset.scanner(
+            columns=list(columns),
+            filter=chosen,
+            batch_size=131_072,
+            batch_readahead=2,
+            fragment_readahead=1,
+            fragment_scan_options=scan_options(self.uri),
         )
+        return iter(scanner.to_batches())
 
 
 def _partition(piece: Piece) -> pc.Expression | None:
     return None if piece.batch is None else pc.field("batch") == piece.batch
-
-
-def batches(
-    dataset: ds.Dataset,
-    chosen: pc.Expression,
-    columns: Sequence[str],
-    options: ds.ParquetFragmentScanOptions,
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows, reading little ahead, so that memory doesn't grow with the log."""
-    scanner: ds.Scanner = dataset.scanner(
-        columns=list(columns),
-        filter=chosen,
-        batch_size=131_072,
-        batch_readahead=2,
-        fragment_readahead=1,
-        fragment_scan_options=options,
-    )
-    return iter(scanner.to_batches())
 
 
 def covering(segments: Segments) -> pc.Expression:

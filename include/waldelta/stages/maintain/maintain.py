@@ -91,17 +91,20 @@ def _compact_as_chosen(
     uri, chosen = table.place.uri, job.pipeline.target
 
     def compact() -> None:
-        table.update()
         _keep_as_chosen(spark, uri, table, chosen.deletion_vectors_of(name))
         set_retention(spark, uri, table, job.pipeline.maintenance.keep_versions_hours)
         _compact(spark, table)
 
+    def see_that_commit(_: tenacity.RetryCallState) -> None:
+        log.warning(
+            "table=%s another writer committed during the compaction: compacting again", name
+        )
+        table.update()
+
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_conflict),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        before_sleep=lambda _: log.warning(
-            "table=%s another writer committed during the compaction: compacting again", name
-        ),
+        before_sleep=see_that_commit,
         reraise=True,
     )
     try:
