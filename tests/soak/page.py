@@ -62,29 +62,37 @@ def figures(
     """What the page's placeholders stand for; ``current`` is the code of now, as results.code() has
     it.
     """
-    run = [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
-    run_on_s3 = [cell for cell in on_s3.values() if _mark(cell) in "✓✗"]
+    run = _run(matrix)
     # The others' next runs are two, or check the targets too.
     seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]
+    of_s3 = _of_matrix(on_s3, current, in_store=True)
     return {
-        "matrix": matrix_table(matrix),
-        "possible": str(len(cells([], []))),
-        "cells": str(len(run)),
-        "bad": str(sum(bool(cell["problems"]) for cell in run)),
-        "unreached": str(sum(_mark(cell) == "–" for cell in matrix.values())),
-        "matrix_on_s3": matrix_table(on_s3, in_store=True),
-        "possible_on_s3": str(len(cells([], [], in_store=True))),
-        "cells_on_s3": str(len(run_on_s3)),
-        "bad_on_s3": str(sum(bool(cell["problems"]) for cell in run_on_s3)),
-        "unreached_on_s3": str(sum(_mark(cell) == "–" for cell in on_s3.values())),
-        "older": _older(run, current),
-        "older_on_s3": _older(run_on_s3, current),
-        "days": _days(sorted({one["at"] for one in (*run, *run_on_s3, *kills)})),
+        **_of_matrix(matrix, current),
+        **{f"{name}_on_s3": said for name, said in of_s3.items()},
+        "days": _days(sorted({one["at"] for one in (*run, *_run(on_s3), *kills)})),
         "versions": (
             f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18"
         ),
         "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
         "kills": _kills(kills),
+    }
+
+
+def _run(matrix: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cells that were reached."""
+    return [cell for cell in matrix.values() if _mark(cell) in "✓✗"]
+
+
+def _of_matrix(matrix: dict[str, Any], current: str, *, in_store: bool = False) -> dict[str, str]:
+    """One matrix's table, and its figures."""
+    run = _run(matrix)
+    return {
+        "matrix": matrix_table(matrix, in_store=in_store),
+        "possible": str(len(cells([], [], in_store=in_store))),
+        "cells": str(len(run)),
+        "bad": str(sum(bool(cell["problems"]) for cell in run)),
+        "unreached": str(sum(_mark(cell) == "–" for cell in matrix.values())),
+        "older": _older(run, current),
     }
 
 
