@@ -62,19 +62,3 @@ class Lsn:
 
     def __add__(self, size_bytes: int) -> Lsn:
         return Lsn(self.value + size_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LsnRange:
-    """The WAL from ``start`` (exclusive) to ``end`` (inclusive)."""
-
-    start: Lsn
-    end: Lsn
-
-    @property
-    def size_bytes(self) -> int:
-        """Returns the bytes of WAL in the range."""
-        return self.end - self.start
-
-    def __str__(self) -> str:
-        return f"{self.start}..{self.end}"

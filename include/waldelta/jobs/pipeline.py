@@ -46,7 +46,7 @@ class Pipeline:
         A lake on disk is tested from this machine, with ``spark`` also from one of its tasks. An
         object store is probed as by probe_store(), also for errors.
         """
-        from waldelta.changes.decode.route import translate
+        from waldelta.changes.decode.route import plan_routing
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
         from waldelta.stages.setup import plan_setup
@@ -56,7 +56,7 @@ class Pipeline:
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("check") as connection:
-            plan = plan_setup(connection, job, translate)
+            plan = plan_setup(connection, job, plan_routing)
         if estimate:
             plan = plan.with_estimate(job)
         problems = [why_not_writable(root)]
@@ -74,7 +74,7 @@ class Pipeline:
 
         An object store is probed before, as by probe_store(), also for errors.
         """
-        from waldelta.changes.decode.route import translate
+        from waldelta.changes.decode.route import plan_routing
         from waldelta.stages.setup import apply_setup
         from waldelta.stages.setup.preflight import probe_store
 
@@ -82,7 +82,7 @@ class Pipeline:
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("setup") as connection:
-            return apply_setup(connection, job, translate)
+            return apply_setup(connection, job, plan_routing)
 
     def sync(
         self,

@@ -77,7 +77,6 @@ class TableLine:
     reason: str | None
     generation: int
     rows_copied: int
-    copied_at: datetime
     complete_upto: datetime | None
     changed: WindowChanges | None = None
     in_quarantine: int = 0
@@ -272,7 +271,6 @@ def read_tables(
                 state.reason,
                 state.generation,
                 state.rows,
-                state.at,
                 complete,
                 changed.get(state.table_name),
                 lacking.get(state.table_name, 0),

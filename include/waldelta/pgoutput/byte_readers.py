@@ -126,13 +126,18 @@ def unsigned(data: bytes, at: int) -> int | None:
 
 
 class MessageReader:
-    """Reads one message from its first byte to its last; every read checks the message's end."""
+    """Reads one message from its first byte to its last; every read checks the message's end.
 
-    def __init__(self, data: bytes, message: str, kind: str) -> None:
+    ``streamed``: the message is between Stream Start and Stop, where an xid comes first.
+    """
+
+    def __init__(self, data: bytes, message: str, kind: str, *, streamed: bool = False) -> None:
         self.data, self.message, self.position = data, message, 0
         first = self.integer(1, "kind")
         if first != ord(kind):
             raise self.error("kind", 0, f"expected {kind!r}")
+        if streamed:
+            self.integer(4, "xid")
 
     def error(self, field: str, offset: int, detail: str) -> DecodeError:
         """The error for a field of this message, without the message's bytes."""

@@ -112,22 +112,14 @@ def _stream_commit(reader: MessageReader) -> Control:
     return Control("c", xid, lsn=lsn, end_lsn=end, at_us=_time(reader, "commit_ts"))
 
 
-def _rollback_prepared(reader: MessageReader) -> Control:
-    _no_flags(reader)
-    lsn, end = reader.integer(8, "prepare_end_lsn"), reader.integer(8, "end_lsn")
-    _time(reader, "prepare_ts")
-    at = _time(reader, "rollback_ts")
-    return Control(
-        "r", reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid")
-    )
-
-
 def _prepared(kind: str, reader: MessageReader) -> Control:
     """Read a message about a prepared transaction; all but Begin Prepare have flags, none used."""
     if kind != "b":
         _no_flags(reader)
     lsn, end = reader.integer(8, "lsn"), reader.integer(8, "end_lsn")
     at = _time(reader, "ts")
+    if kind == "r":
+        at = _time(reader, "rollback_ts")  # It follows the time of Prepare.
     return Control(
         kind, reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid")
     )
@@ -147,6 +139,5 @@ _READERS: dict[str, Callable[[MessageReader], Control]] = {
     "E": _stream_stop,
     "A": _stream_abort,
     "c": _stream_commit,
-    **{kind: partial(_prepared, kind) for kind in "bPpK"},
-    "r": _rollback_prepared,
+    **{kind: partial(_prepared, kind) for kind in "bPpKr"},
 }

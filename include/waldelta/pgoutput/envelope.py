@@ -111,14 +111,12 @@ def _table(letters: str) -> NDArray[np.bool_]:
 _OPENS, _CLOSES = _table("BbS"), _table("CPE")
 _CLOSED_BY = np.zeros(256, np.uint8)
 _CLOSED_BY[list(b"BbS")] = list(b"CPE")
-_CLOSES_SCOPE_OF = np.zeros(256, np.uint8)
-_CLOSES_SCOPE_OF[list(b"CPE")] = list(b"BbS")
+_CLOSES_SCOPE_OF = dict(zip(b"CPE", b"BbS", strict=True))
 _IS_EXACT = _table(_EXACT)
 _DESCRIBES = _table("RYO")
 _INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
 _WITH_RELATION, _WITH_XID = _table("RIUD"), _table("RYIUDTM")
-_BEGIN, _BEGIN_PREPARE, _STREAM_START = (ord(letter) for letter in "BbS")
-_COMMIT, _MESSAGE = (ord(letter) for letter in "CM")
+_BEGIN, _STREAM_START, _MESSAGE = (ord(letter) for letter in "BSM")
 # The offset of the end position, in messages that have one.
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
 # The offsets of commit position and time, in messages that decide a streamed or prepared
@@ -127,7 +125,6 @@ _DECIDES = {"c": (6, 22), "K": (2, 18)}
 # The commit position of a message that wasn't read.
 _UNKNOWN = -1
 _EMPTY = "?"  # Used in place of the first byte of an empty message.
-_ROW_HEAD = {"R", "I", "U", "D"}  # These messages begin with the relation's oid.
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +250,7 @@ class Envelope:
         values = {
             "seq": self._next_seq,
             "kind": MARK + letter + ("" if in_place else role),
-            "relation_id": unsigned(raw, 5 if in_front else 1) if letter in _ROW_HEAD else None,
+            "relation_id": unsigned(raw, 5 if in_front else 1) if _WITH_RELATION[code] else None,
             "xid8": self._xid8(np.array([0 if alone else message.xid], np.int64))[0].as_py(),
             "streamed_xid": unsigned(raw, 1) if in_front else None,
             "lsn": message.lsn,
@@ -309,7 +306,7 @@ class Envelope:
             self._open = None
         elif closer < opener:
             if self._open is None or self._open.is_guess:
-                self._guess(int(_CLOSES_SCOPE_OF[kind[closer]]), message)
+                self._guess(_CLOSES_SCOPE_OF[int(kind[closer])], message)
         elif self._open is None and (_INSIDE_ONLY[kind[0]] or _DESCRIBES[kind[0]]):
             # A chunk exceeds the visible messages more often than any other transaction does.
             is_chunk = self.version > 1 and len(message.raw) <= _SIZES["S"]

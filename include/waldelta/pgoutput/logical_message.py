@@ -47,10 +47,8 @@ class LogicalMessages:
 
 
 def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessage:
-    """Read a Message message; ``streamed`` as in read_relation()."""
-    reader = MessageReader(data, "Message", "M")
-    if streamed:
-        reader.integer(4, "xid")
+    """Read a Message message; ``streamed`` as in MessageReader."""
+    reader = MessageReader(data, "Message", "M", streamed=streamed)
     flags = reader.integer(1, "flags")
     if flags & ~_TRANSACTIONAL:
         raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")

@@ -35,14 +35,9 @@ class Relation:
 
 
 def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
-    """Read a Relation message.
-
-    ``streamed``: the message is between Stream Start and Stop, where an xid comes first.
-    """
+    """Read a Relation message; ``streamed`` as in MessageReader."""
     # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
-    reader = MessageReader(data, "Relation", "R")
-    if streamed:
-        reader.integer(4, "xid")
+    reader = MessageReader(data, "Relation", "R", streamed=streamed)
     relation_id = reader.integer(4, "relation_id")
     # An empty namespace stands for pg_catalog.
     schema, name = reader.text("schema") or "pg_catalog", reader.text("name")

@@ -20,10 +20,8 @@ class Truncate:
 
 
 def read_truncate(data: bytes, *, streamed: bool = False) -> Truncate:
-    """Read a Truncate message; ``streamed`` as in read_relation()."""
-    reader = MessageReader(data, "Truncate", "T")
-    if streamed:
-        reader.integer(4, "xid")
+    """Read a Truncate message; ``streamed`` as in MessageReader."""
+    reader = MessageReader(data, "Truncate", "T", streamed=streamed)
     count = reader.integer(4, "relation_count")
     flags = reader.integer(1, "flags")
     if flags & ~(_CASCADE | _RESTART_IDENTITY):

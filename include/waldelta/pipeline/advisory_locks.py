@@ -41,11 +41,6 @@ class LockName:
         digest = hashlib.sha256(f"waldelta {self.text}".encode()).digest()
         return int.from_bytes(digest[:8], "big", signed=True)
 
-    @property
-    def fence(self) -> str:
-        """The same key as text, for names derived from the lock."""
-        return f"{self.key & 0xFFFFFFFFFFFFFFFF:016x}"
-
 
 def slot_lock_name(slot: str) -> LockName:
     """The lock that covers landing and consuming; slot names are unique on a server."""

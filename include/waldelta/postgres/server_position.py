@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import NotPrimary, NotStandby, SourceError
+from waldelta.errors import NotPrimary, NotStandby
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import describe_server
 
@@ -132,10 +132,8 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _read(connection: psycopg.Connection[Any], timeline: int | None) -> ServerPosition:
-    row = connection.execute(_POSITION.encode()).fetchone()
-    xid = connection.execute(
+    (row,) = connection.execute(_POSITION.encode()).fetchall()
+    ((xid,),) = connection.execute(
         "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-    ).fetchone()
-    if row is None or xid is None:
-        raise SourceError("the server returned no WAL position")
-    return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid[0], row[3], row[4])
+    ).fetchall()
+    return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid, row[3], row[4])

@@ -43,9 +43,6 @@ class PgType:
     typmod: int
     name: str
     kind: TypeKind = "base"
-    base_oid: int | None = None
-    base_typmod: int = -1
-    element_oid: int | None = None
     type_name: str = ""
     type_schema: str = "pg_catalog"
     base: PgType | None = None
@@ -126,9 +123,6 @@ def _type(rows: dict[int, Any], names: dict[tuple[int, int], str], pair: tuple[i
         typmod=typmod,
         name=names[pair],
         kind="array" if element else _KINDS[row.typtype],
-        base_oid=base.oid if base else None,
-        base_typmod=base.typmod if base else -1,
-        element_oid=element.oid if element else None,
         type_name=row.type_name,
         type_schema=row.type_schema,
         base=base,

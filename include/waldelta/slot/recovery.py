@@ -24,7 +24,7 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.lsn import Lsn, LsnRange
+from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idle_slot
@@ -139,7 +139,7 @@ class _SlotBehind:
         log.info(
             "slot %s is behind the landed end: advancing %s",
             self.identity.slot,
-            LsnRange(self.position, landed_end),
+            f"{self.position}..{landed_end}",
         )
         windows = ReadWindows(self.job)
         behind = landed_behind(
@@ -371,6 +371,6 @@ def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
         raise SlotGap(
             f"slot {identity.slot!r} is at {confirmed}, beyond {furthest}, the furthest this"
             " pipeline ever moved it: another program consumed changes in"
-            f" {LsnRange(furthest, confirmed)}, or the slot was recreated; find out which program"
+            f" {furthest}..{confirmed}, or the slot was recreated; find out which program"
             " did it, drop the slot once no other program needs it, and run resync"
         )

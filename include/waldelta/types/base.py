@@ -85,10 +85,6 @@ class TargetType(ABC):
         """Return binary texts that are the same for printed values that are equal in PostgreSQL."""
         return texts
 
-    def equal_texts_sql(self, text: str) -> str:
-        """Return Spark SQL that is the same for printed values that are equal in PostgreSQL."""
-        return text
-
     def checksum_sql(
         self, column: sql.Composable, marks: Marks, /, *, keeps_raw: bool
     ) -> sql.Composable:

@@ -109,13 +109,6 @@ class Fraction(TargetType):
             typed = pc.add(typed, pa.scalar(0.0, typed.type))  # Adding 0 turns -0 into 0.
         return typed.cast(pa.string()).cast(pa.binary())
 
-    def equal_texts_sql(self, text: str) -> str:
-        """Return the typed value; null for a text that can't be converted, which decoding reports
-        later.
-        """
-        typed = f"try_cast(cast({text} as string) as {self.spark})"
-        return f"{typed} + 0D" if pa.types.is_floating(self.arrow) else typed
-
 
 @dataclass(frozen=True)
 class Float(Fraction, Number):

@@ -32,15 +32,12 @@ def array_of(element, oid=1_000_000):
         element.typmod,
         f"{element.name}[]",
         kind="array",
-        element_oid=element.oid,
         element=element,
     )
 
 
 def domain_over(base):
-    return PgType(
-        20_000, -1, "d", kind="domain", base_oid=base.oid, base_typmod=base.typmod, base=base
-    )
+    return PgType(20_000, -1, "d", kind="domain", base=base)
 
 
 BOOL, BYTEA, INT4, TEXT = (
@@ -271,20 +268,6 @@ def test_equal_numbers_have_one_text(pg_type, options, equal, others):
     first, second, *rest = kind.equal_texts(texts(*equal, *others)).to_pylist()
     assert first == second
     assert len({first, *rest}) == 1 + len(others)
-
-
-@pytest.mark.parametrize(
-    ("pg_type", "options", "expected"),
-    [
-        (FLOAT4, DEFAULT_TYPES, "try_cast(cast(v as string) as float) + 0D"),
-        (ANY_NUMERIC, AS_DOUBLE, "try_cast(cast(v as string) as double) + 0D"),
-        (numeric(9, 1), DEFAULT_TYPES, "try_cast(cast(v as string) as decimal(9,1))"),
-        (INT4, DEFAULT_TYPES, "v"),
-        (TEXT, DEFAULT_TYPES, "v"),
-    ],
-)
-def test_equal_numbers_go_to_one_task_of_spark(pg_type, options, expected):
-    assert target_type(pg_type, options).equal_texts_sql("v") == expected
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,6 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
     return Routing(positions, raw_positions, condition("n"), condition("p"))
 
 
-def translate(row_filter: RowFilter, columns: Sequence[ColumnState]) -> Routing | None:
-    """Return the filter's routing; raises FilterNotTranslatable with the part that can't be
-    exact.
-    """
-    return plan_routing(row_filter, columns)
-
-
 def check_columns(
     table: str, row_filter: RowFilter | None, evolution: Evolution, *, follows: bool
 ) -> None:

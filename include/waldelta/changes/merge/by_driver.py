@@ -9,7 +9,6 @@ concurrent commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode import TargetPlan
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
@@ -62,15 +61,6 @@ class NetChanges:
     rows: pa.Table
     written: WrittenColumns
     is_truncated: bool = False
-
-    @classmethod
-    def whole(
-        cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool
-    ) -> NetChanges:
-        """Create net changes from complete rows; ``metadata``: waldelta's own columns are written,
-        too.
-        """
-        return cls(rows, WrittenColumns(names, shape, metadata))
 
 
 def commit_in_driver(

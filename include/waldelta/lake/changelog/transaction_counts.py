@@ -5,7 +5,7 @@ agree.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from waldelta.pgoutput.transactions import Landmark
 from waldelta.pgoutput.unread_message import MARK
 
 XID_MASK = 0xFFFFFFFF
-COLUMNS = ("kind", "relation_id", "xid8", "streamed_xid", "end_lsn", "commit_ts")
+COLUMNS = ("kind", "xid8", "streamed_xid", "end_lsn", "commit_ts")
 _ROW_KINDS = pa.array(["I", "U", "D", "T", "M"])
 _ENDS = pa.array(["C", "c", "P", "p", "K", "r"])
 
@@ -85,7 +85,6 @@ class Landed:
     transactions: Transactions
     end_lsn: int
     commit_us: int | None
-    by_relation: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
 def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
@@ -108,7 +107,6 @@ class TransactionCounts:
         self._batch = batch
         self._rows = 0
         self._kinds: dict[str, int] = {}
-        self._by_relation: dict[int, dict[str, int]] = {}
         self._xid_sum = self._lsn_sum = self._end = 0
         self._commit_us: int | None = None
         landmarks = list(landmarks)
@@ -136,15 +134,6 @@ class TransactionCounts:
         # doesn't read.
         lonely = part.filter(pc.and_(pc.equal(part["kind"], "M"), pc.is_valid(part["end_lsn"])))
         self._kinds["M"] = self._kinds.get("M", 0) - lonely.num_rows
-        grouped = (
-            pa.Table.from_batches([part])
-            .group_by(["relation_id", "kind"])
-            .aggregate([([], "count_all")])
-        )
-        for row in grouped.to_pylist():
-            if row["relation_id"] is not None and row["kind"] in "IUD":
-                kinds = self._by_relation.setdefault(row["relation_id"], {})
-                kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count_all"]
         self._end = max(self._end, pc.max(part["end_lsn"]).as_py() or 0)
         self._add_ends(part.filter(pc.is_in(part["kind"], value_set=_ENDS)))
 
@@ -225,5 +214,4 @@ class TransactionCounts:
             ),
             end_lsn=self._end,
             commit_us=self._commit_us,
-            by_relation=self._by_relation,
         )

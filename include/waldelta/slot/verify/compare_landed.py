@@ -13,7 +13,7 @@ from waldelta.config import Source
 from waldelta.errors import ConsumeMismatch, PublicationGone
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.records import SlotMove
-from waldelta.lsn import Lsn, LsnRange
+from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.peek import whole
@@ -77,8 +77,10 @@ def check_behind(
         # is durable.
         if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
             raise
-        between = LsnRange(Lsn(verified.begins), Lsn(move.lsn))
-        log.warning("slot %s moves past %s without a comparison: %s", move.slot, between, err)
+        log.warning(
+            "slot %s moves past %s..%s without a comparison: %s",
+            *(move.slot, Lsn(verified.begins), Lsn(move.lsn), err),
+        )
         return False
     return True
 

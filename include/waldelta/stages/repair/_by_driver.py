@@ -23,7 +23,12 @@ from waldelta.changes.decode.collapse import (
     codes_of,
 )
 from waldelta.changes.merge import CommitTag
-from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
+from waldelta.changes.merge.by_driver import (
+    NetChanges,
+    WrittenColumns,
+    commit_in_driver,
+    read_within,
+)
 from waldelta.changes.stage.net_files import grouped
 from waldelta.lake import write_parquet
 from waldelta.lake.fence import Fence
@@ -147,5 +152,5 @@ def merge_rows_in_driver(
     if net is None:
         return False
     names = [name for name, _ in rows.copy.columns]
-    changes = NetChanges.whole(net, names, rows.shape, metadata=rows.copy.lsn is not None)
-    return commit_in_driver(job, table_name, changes, tag, fence) is not None
+    written = WrittenColumns(names, rows.shape, rows.copy.lsn is not None)
+    return commit_in_driver(job, table_name, NetChanges(net, written), tag, fence) is not None

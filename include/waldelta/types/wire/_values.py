@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.errors import DecodeError
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions, arrow_buffer
 from waldelta.types.base import validity
 
@@ -32,11 +31,6 @@ def refuse(values: Messages, wrong: Mask, detail: str) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise values.error(row, "value", int(values.start[row]), detail)
-
-
-def malformed(type_name: str, detail: str) -> DecodeError:
-    """Return the error for a value of which only the type is known."""
-    return DecodeError(type_name, "value", 0, detail)
 
 
 def sized(values: Messages, valid: Mask, size: int) -> Positions:
