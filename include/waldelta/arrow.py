@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,3 +24,33 @@ def one_array(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     """Returns a column's chunks as one array."""
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def grouped(
+    parts: Iterable[pa.RecordBatch], most_bytes: int, most_rows: int | None = None
+) -> Iterator[pa.Table]:
+    """Yields record batches as tables, each complete once it has this many bytes or rows."""
+    held: list[pa.RecordBatch] = []
+    rows = taken = 0
+    for part in parts:
+        held.append(part)
+        rows, taken = rows + len(part), taken + part.nbytes
+        if taken >= most_bytes or (most_rows is not None and rows >= most_rows):
+            yield pa.Table.from_batches(held)
+            held, rows, taken = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(held)
+
+
+def table_of(
+    parts: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int
+) -> pa.Table | None:
+    """Returns record batches as one table; None when they take more than ``most_bytes``."""
+    held: list[pa.RecordBatch] = []
+    taken = 0
+    for part in parts:
+        taken += part.nbytes
+        if taken > most_bytes:
+            return None
+        held.append(part)
+    return pa.Table.from_batches(held, schema)

@@ -203,42 +203,35 @@ def write_checkpoint(table: DeltaTable) -> bool:
     Everything that it names is durable before it. Readers trust a checkpoint without reading the
     commits before it, and fail when the checkpoint that they are pointed to is torn.
     """
-    if isinstance(table, CopiedTable):
-        return _try_checkpoint(table)
     uri, version = table.table_uri.rstrip("/"), table.version()
     if uri.startswith(
         "file:"
     ):  # delta-rs encodes the URI; a folder's own name has no % (pipeline_file).
         uri = unquote(uri)
     try:
-        if (folder := local_path(uri)) is None:
-            return _try_checkpoint(table)
-        sync_commit(uri, version)
-        entries = folder / "_delta_log"
-        if (newest := _newest_checkpoint(entries)) == version:
-            # Another writer's: sync_commit() may have forced the commit before there was one.
-            sync_commits(uri, [version])
-            return True
-        with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
-            made = _checkpoint_elsewhere(
-                entries, version, newest if newest < version else -1, Path(beside)
-            )
-            for name in (checkpoint_name(version), _HINT):
-                _put(made / name, entries / name)
+        if isinstance(table, CopiedTable) or (folder := local_path(uri)) is None:
+            table.create_checkpoint()
+        else:
+            _write_checkpoint(folder, uri, version)
     except (DeltaError, OSError) as err:
         log.info("%s has no checkpoint of version %d: %s", uri, version, err)
         return False
     return True
 
 
-def _try_checkpoint(table: DeltaTable) -> bool:
-    """Write a checkpoint to an object store; returns whether that succeeded."""
-    try:
-        table.create_checkpoint()
-    except (DeltaError, OSError) as err:
-        log.info("%s has no checkpoint of version %d: %s", table.table_uri, table.version(), err)
-        return False
-    return True
+def _write_checkpoint(folder: Path, uri: str, version: int) -> None:
+    sync_commit(uri, version)
+    entries = folder / "_delta_log"
+    if (newest := _newest_checkpoint(entries)) == version:
+        # Another writer's: sync_commit() may have forced the commit before there was one.
+        sync_commits(uri, [version])
+        return
+    with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
+        made = _checkpoint_elsewhere(
+            entries, version, newest if newest < version else -1, Path(beside)
+        )
+        for name in (checkpoint_name(version), _HINT):
+            _put(made / name, entries / name)
 
 
 def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path) -> Path:

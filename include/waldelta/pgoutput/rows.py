@@ -5,10 +5,9 @@ There is no loop over rows: the positions in all messages advance together, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 import pyarrow.compute as pc
@@ -38,7 +37,7 @@ _BLOCK_ROWS = 32_768
 ToText = Callable[[int, ArrowArray], ArrowArray]
 
 
-class Columns(Sequence[ArrowArray]):
+class Columns:
     """The old or the new tuples of messages: item *k* is column *k* as PostgreSQL's text, in bytes.
 
     It is null where the value is NULL, unchanged, or the message has no such tuple;
@@ -59,22 +58,12 @@ class Columns(Sequence[ArrowArray]):
         self.has_tuple, self._to_text, self._may_mix = places.has_tuple, to_text, may_mix
         self._messages, self._kinds = messages, places.kinds
         self._starts, self._ends = places.starts, places.ends
-        self._values: dict[int, ArrowArray] = {}
         self._texts: dict[int, ArrowArray] = {}
 
     def __len__(self) -> int:
         return len(self._kinds)
 
-    @overload
-    def __getitem__(self, k: int) -> ArrowArray: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[ArrowArray]: ...
-    def __getitem__(self, k: int | slice) -> ArrowArray | list[ArrowArray]:
-        if isinstance(k, slice):
-            return [self[j] for j in range(*k.indices(len(self)))]
-        if not -len(self) <= k < len(self):
-            raise IndexError(k)
-        k %= len(self)
+    def __getitem__(self, k: int) -> ArrowArray:
         if k not in self._texts:
             self._texts[k] = self._text(k)
         return self._texts[k]
@@ -102,9 +91,6 @@ class Columns(Sequence[ArrowArray]):
             "sent in binary format, text wanted: set options.binary to false",
         )
 
-    def __iter__(self) -> Iterator[ArrowArray]:
-        return (self[k] for k in range(len(self)))
-
     def format(self, k: int) -> str | None:
         """Return ``t`` or ``b``, the format of a column's values; None without any value.
 
@@ -123,10 +109,8 @@ class Columns(Sequence[ArrowArray]):
 
     def values(self, k: int) -> ArrowArray:
         """Return a column's bytes, whatever their format."""
-        if k not in self._values:
-            kind = self._kinds[k]
-            self._values[k] = self._copied(k, (kind == _TEXT) | (kind == _BINARY))
-        return self._values[k]
+        kind = self._kinds[k]
+        return self._copied(k, (kind == _TEXT) | (kind == _BINARY))
 
     def _copied(self, k: int, valid: Mask) -> ArrowArray:
         return copy_out(self._messages, self._starts[k], self._ends[k], valid)

@@ -87,8 +87,8 @@ def columns(shape_indexes, which):
 def check(rows, indexes):
     assert bytes(rows.op).decode() == "".join(SHAPES[i][2] for i in indexes)
     assert [chr(k) if k else "" for k in rows.old_kind] == [SHAPES[i][3] for i in indexes]
-    assert [c.to_pylist() for c in rows.new] == columns(indexes, 4)
-    assert [c.to_pylist() for c in rows.old] == columns(indexes, 5)
+    assert [rows.new[k].to_pylist() for k in range(len(rows.new))] == columns(indexes, 4)
+    assert [rows.old[k].to_pylist() for k in range(len(rows.old))] == columns(indexes, 5)
     for column in (*rows.new, *rows.old):
         column.validate(full=True)
 
@@ -175,8 +175,8 @@ def test_formats_of_several_calls():
         to_text=lambda _, values: pa.array([v and v * 2 for v in values.to_pylist()], pa.binary()),
         may_mix=True,
     )
-    assert [column.to_pylist() for column in rows.new] == [[b"11", b"2", None], [b"x", None, b"z"]]
-    assert [column.to_pylist() for column in rows.old] == [[None, b"3", None], [None, b"y", None]]
+    assert [rows.new[k].to_pylist() for k in range(2)] == [[b"11", b"2", None], [b"x", None, b"z"]]
+    assert [rows.old[k].to_pylist() for k in range(2)] == [[None, b"3", None], [None, b"y", None]]
 
 
 def test_streamed_rows_have_an_xid_in_front():

@@ -9,6 +9,7 @@ concurrent commit.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +17,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
+from waldelta.arrow import table_of
 from waldelta.changes.decode import TargetPlan
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
@@ -61,6 +63,15 @@ class NetChanges:
     rows: pa.Table
     written: WrittenColumns
     is_truncated: bool = False
+
+    @classmethod
+    def whole(
+        cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool
+    ) -> NetChanges:
+        """Create net changes from complete rows; ``metadata``: waldelta's own columns are written,
+        too.
+        """
+        return cls(rows, WrittenColumns(names, shape, metadata))
 
 
 def commit_in_driver(
@@ -146,11 +157,4 @@ def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
     # checked first.
     if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
         return None
-    parts: list[pa.RecordBatch] = []
-    taken = 0
-    for part in batches(dataset):
-        taken += part.nbytes
-        if taken > MOST_DRIVER_BYTES:
-            return None
-        parts.append(part)
-    return pa.Table.from_batches(parts, schema)
+    return table_of(batches(dataset), schema, MOST_DRIVER_BYTES)

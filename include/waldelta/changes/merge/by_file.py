@@ -41,8 +41,8 @@ from waldelta.changes.stage.net_files import (
     NetFiles,
     at_places,
     batches,
-    grouped,
     packed,
+    parts_at_once,
     unpacked,
 )
 from waldelta.errors import WaldeltaError
@@ -284,7 +284,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
 def _rewrite_file(target: _Target, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
     with DataFile(target.table.files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
-        for part in grouped(batches(_open(target, file))):
+        for part in parts_at_once(batches(_open(target, file))):
             held = part.cast(target.schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)

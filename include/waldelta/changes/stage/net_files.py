@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from waldelta.arrow import Bools, Ints
+from waldelta.arrow import Bools, Ints, grouped, table_of
 from waldelta.lake import Lake
 from waldelta.lake.storage import by_row_group, data_paths, parquet_format
 
@@ -53,17 +53,11 @@ class NetFiles:
     def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
         """Return the chosen rows of all files; None when they take more than ``most_bytes``."""
         dataset = self._opened(self.paths)
-        parts, taken = [], 0
-        for part in _chosen(dataset, chosen):
-            taken += part.nbytes
-            if taken > most_bytes:
-                return None
-            parts.append(part)
-        return pa.Table.from_batches(parts, dataset.schema)
+        return table_of(_chosen(dataset, chosen), dataset.schema, most_bytes)
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
         """Return the chosen rows of one file, in parts of limited memory."""
-        return grouped(_chosen(self._opened([self.paths[number]]), chosen))
+        return parts_at_once(_chosen(self._opened([self.paths[number]]), chosen))
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)
@@ -114,18 +108,9 @@ def batches(
     return iter(scanner.to_batches())
 
 
-def grouped(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Group record batches into tables of the size that is processed at once."""
-    held: list[pa.RecordBatch] = []
-    rows = taken = 0
-    for part in parts:
-        held.append(part)
-        rows, taken = rows + len(part), taken + part.nbytes
-        if rows >= ROWS_PER_PART or taken >= PART_BYTES:
-            yield pa.Table.from_batches(held)
-            held, rows, taken = [], 0, 0
-    if rows:
-        yield pa.Table.from_batches(held)
+def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield record batches as tables of the size that is processed at once."""
+    return grouped(rows, PART_BYTES, ROWS_PER_PART)
 
 
 def _chosen(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:

@@ -16,6 +16,7 @@ from deltalake import Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow.fs import FileSelector
 
+from waldelta.arrow import grouped
 from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
 from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag, TargetVersion
@@ -100,25 +101,13 @@ def write_batch(
     """
     prefix = f"batch={batch:d}/part-"
     with DataFile(place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
-        for group in _row_groups(parts, schema):
+        for group in grouped(parts, BATCH_ROW_GROUP_BYTES):
             with _named_errors(place.uri):
                 file.write(group)
             del group  # It would stay in memory while the next one is gathered.
         with _named_errors(place.uri):
             written = file.close()
     return BatchFile(**written) if written else None
-
-
-def _row_groups(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for part in parts:
-        held.append(part)
-        size += part.nbytes
-        if size >= BATCH_ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, size = [], 0
-    yield pa.Table.from_batches(held, schema)
 
 
 @contextmanager

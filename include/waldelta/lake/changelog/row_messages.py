@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from waldelta.arrow import Bools, Ints
+from waldelta.arrow import Bools, Ints, table_of
 from waldelta.lake.changelog.commit_order import Stream, commits, place_columns
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.lake import Lake
@@ -124,15 +124,8 @@ class RowMessages(ABC):
         chosen = all_row_messages(stream.segments)
         if relation_ids is not None:
             chosen &= pc.field("relation_id").isin(list(relation_ids))
-        parts: list[pa.RecordBatch] = []
-        taken = 0
-        for part in self.scan(chosen, ROW_SCHEMA.names):
-            taken += part.nbytes
-            if taken > most_bytes:
-                return None
-            parts.append(part)
-        rows = pa.Table.from_batches(parts) if parts else ROW_SCHEMA.empty_table()
-        if stream.segments.is_plain:
+        rows = table_of(self.scan(chosen, ROW_SCHEMA.names), ROW_SCHEMA, most_bytes)
+        if rows is None or stream.segments.is_plain:
             return rows
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 

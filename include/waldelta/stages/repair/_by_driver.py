@@ -23,13 +23,8 @@ from waldelta.changes.decode.collapse import (
     codes_of,
 )
 from waldelta.changes.merge import CommitTag
-from waldelta.changes.merge.by_driver import (
-    NetChanges,
-    WrittenColumns,
-    commit_in_driver,
-    read_within,
-)
-from waldelta.changes.stage.net_files import grouped
+from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
+from waldelta.changes.stage.net_files import parts_at_once
 from waldelta.lake import write_parquet
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import open_parquet
@@ -69,7 +64,7 @@ def _read_staged_keys(folders: Collection[str], rows: RepairRows) -> pa.Table:
 def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
     """Replace a folder's files by these rows, with one file's rows in memory."""
     write_parquet(folder, schema.empty_table())
-    for number, part in enumerate(grouped(batches), 1):
+    for number, part in enumerate(parts_at_once(batches), 1):
         write_parquet(folder, part.cast(schema), number)
 
 
@@ -152,5 +147,5 @@ def merge_rows_in_driver(
     if net is None:
         return False
     names = [name for name, _ in rows.copy.columns]
-    written = WrittenColumns(names, rows.shape, rows.copy.lsn is not None)
-    return commit_in_driver(job, table_name, NetChanges(net, written), tag, fence) is not None
+    changes = NetChanges.whole(net, names, rows.shape, metadata=rows.copy.lsn is not None)
+    return commit_in_driver(job, table_name, changes, tag, fence) is not None

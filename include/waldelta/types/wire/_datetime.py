@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -37,31 +38,23 @@ def _date(values: Messages, valid: Mask) -> ArrowArray:
     )
 
 
-def _timestamp(zone: str) -> Converter:
-    def convert(values: Messages, valid: Mask) -> ArrowArray:
-        at = i8(values.bytes, sized(values, valid, 8))
-        day = at // _DAY_US + _EPOCH_DAY
-        held = (day >= _FIRST_DAY) & (day < _BEYOND_DAY)
-        unix = (
-            pa.array(np.where(held, at + _EPOCH_DAY * _DAY_US, 0))
-            .cast(pa.timestamp("us"))
-            .cast(pa.string())
-        )
-        plain = joined(unix, zone)
+def _timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
+    at = i8(values.bytes, sized(values, valid, 8))
+    day = at // _DAY_US + _EPOCH_DAY
+    held = (day >= _FIRST_DAY) & (day < _BEYOND_DAY)
+    unix = (
+        pa.array(np.where(held, at + _EPOCH_DAY * _DAY_US, 0))
+        .cast(pa.timestamp("us"))
+        .cast(pa.string())
+    )
 
-        def odd(us: int) -> str:
-            return (
-                _infinite(us, _LEAST8, _MOST8)
-                or _far(us // _DAY_US, us % _DAY_US, "timestamp") + zone
-            )
+    def odd(us: int) -> str:
+        if text := _infinite(us, _LEAST8, _MOST8):
+            return text
+        text = _far(us // _DAY_US, us % _DAY_US, "timestamp")
+        return text.removesuffix(" BC") + zone + (" BC" if text.endswith(" BC") else "")
 
-        def suffixed(us: int) -> str:
-            text = odd(us)
-            return text.replace(" BC" + zone, zone + " BC")
-
-        return _with_odd_ones(plain, valid, held, at, suffixed)
-
-    return convert
+    return _with_odd_ones(joined(unix, zone), valid, held, at, odd)
 
 
 def _with_odd_ones(
@@ -95,15 +88,11 @@ def _far(day: int, us: int, kind: str) -> str:
     return text if year > 0 else f"{text} BC"
 
 
-def _exact_timestamp(zone: str) -> Converter:
+def _exact_timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
     """Convert to PostgreSQL's exact text, without zeros at the end of the fraction."""
-    inexact = _timestamp(zone)
     pattern = r"(\d\d:\d\d:\d\d)(?:\.0+|(\.\d*[1-9])0*)?" + zone.replace("+", r"\+") + "$"
-
-    def convert(values: Messages, valid: Mask) -> ArrowArray:
-        return pc.replace_substring_regex(inexact(values, valid), pattern, r"\1\2" + zone)
-
-    return convert
+    inexact = _timestamp(values, valid, zone=zone)
+    return pc.replace_substring_regex(inexact, pattern, r"\1\2" + zone)
 
 
 def _seconds(us: Positions) -> ArrowArray:
@@ -199,13 +188,13 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
 
 CONVERTERS: dict[str, Converter] = {
     "date": _date,
-    "timestamp": _timestamp(""),
-    "timestamptz": _timestamp("+00"),
+    "timestamp": partial(_timestamp, zone=""),
+    "timestamptz": partial(_timestamp, zone="+00"),
     "time": _time,
     "timetz": _timetz,
     "interval": _interval,
 }
 EXACT: dict[str, Converter] = {
-    "timestamp": _exact_timestamp(""),
-    "timestamptz": _exact_timestamp("+00"),
+    "timestamp": partial(_exact_timestamp, zone=""),
+    "timestamptz": partial(_exact_timestamp, zone="+00"),
 }

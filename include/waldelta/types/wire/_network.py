@@ -64,26 +64,19 @@ def _ipv6(address: bytes) -> str:
     return ":".join(texts[:best]) + "::" + ":".join(texts[best + length :])
 
 
-def _hardware(size: int) -> Converter:
-    def convert(values: Messages, valid: Mask) -> ArrowArray:
-        start = sized(values, valid, size)
-        data = (
-            values.bytes[np.where(valid, start, 0)[:, None] + np.arange(size)]
-            if valid.any()
-            else None
-        )
-        if data is None:
-            return pa.nulls(len(valid), pa.string())
-        characters = np.full((len(valid), 3 * size), ord(":"), np.uint8)
-        characters[:, 0::3], characters[:, 1::3] = HEX[data >> 4], HEX[data & 15]
-        return masked(fixed(characters[:, :-1]), valid)
-
-    return convert
+def _hardware(values: Messages, valid: Mask, *, size: int) -> ArrowArray:
+    start = sized(values, valid, size)
+    if not valid.any():
+        return pa.nulls(len(valid), pa.string())
+    data = values.bytes[np.where(valid, start, 0)[:, None] + np.arange(size)]
+    characters = np.full((len(valid), 3 * size), ord(":"), np.uint8)
+    characters[:, 0::3], characters[:, 1::3] = HEX[data >> 4], HEX[data & 15]
+    return masked(fixed(characters[:, :-1]), valid)
 
 
 CONVERTERS: dict[str, Converter] = {
     "inet": partial(_address, is_cidr=False),
     "cidr": partial(_address, is_cidr=True),
-    "macaddr": _hardware(6),
-    "macaddr8": _hardware(8),
+    "macaddr": partial(_hardware, size=6),
+    "macaddr8": partial(_hardware, size=8),
 }

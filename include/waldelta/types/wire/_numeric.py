@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from waldelta.pgoutput.byte_readers import (
     ArrowArray,
+    Bytes,
     Mask,
     Messages,
     Positions,
@@ -22,7 +28,6 @@ from waldelta.types.wire._values import Converter, digits, fixed, joined, masked
 
 _NEGATIVE, _NAN, _INFINITY, _MINUS_INFINITY = 0x4000, 0xC000, 0xD000, 0xF000
 _SPECIAL = {_NAN: "NaN", _INFINITY: "Infinity", _MINUS_INFINITY: "-Infinity"}
-_SIGNED = {2: i2, 4: i4, 8: i8}
 _POWERS = np.array([1000, 100, 10, 1], np.int64)
 
 
@@ -35,31 +40,26 @@ def _boolean(values: Messages, valid: Mask) -> ArrowArray:
     return pc.if_else(pa.array(true, mask=~valid), b"t", b"f")
 
 
-def _integer(size: int) -> Converter:
-    def convert(values: Messages, valid: Mask) -> ArrowArray:
-        start = sized(values, valid, size)
-        return pa.array(_SIGNED[size](values.bytes, start), mask=~valid).cast(pa.string())
-
-    return convert
+def _u8(source: Bytes, start: Positions) -> Positions:
+    return i8(source, start).view(np.uint64)
 
 
-def _oid(values: Messages, valid: Mask) -> ArrowArray:
-    return pa.array(u4(values.bytes, sized(values, valid, 4)), mask=~valid).cast(pa.string())
+def _integer(
+    values: Messages, valid: Mask, *, read: Callable[[Bytes, Positions], Positions], size: int
+) -> ArrowArray:
+    return pa.array(read(values.bytes, sized(values, valid, size)), mask=~valid).cast(pa.string())
 
 
-def _float(size: int) -> Converter:
-    def convert(values: Messages, valid: Mask) -> ArrowArray:
-        start = sized(values, valid, size)
-        if size == 8:
-            number = pa.array(i8(values.bytes, start).view(np.float64), mask=~valid)
-        else:
-            number = pa.array(
-                u4(values.bytes, start).astype(np.uint32).view(np.float32), mask=~valid
-            )
-        # Arrow prints the shortest digits that yield the same bits.
-        return number.cast(pa.string())
+def _floats(values: Messages, valid: Mask, size: int) -> NDArray[np.floating[Any]]:
+    start = sized(values, valid, size)
+    if size == 8:
+        return i8(values.bytes, start).view(np.float64)
+    return u4(values.bytes, start).astype(np.uint32).view(np.float32)
 
-    return convert
+
+def _float(values: Messages, valid: Mask, *, size: int) -> ArrowArray:
+    # Arrow prints the shortest digits that yield the same bits.
+    return pa.array(_floats(values, valid, size), mask=~valid).cast(pa.string())
 
 
 def _numeric(values: Messages, valid: Mask) -> ArrowArray:
@@ -135,30 +135,12 @@ def float_text(number: np.floating) -> str:
     return str(scientific)
 
 
-def _exact_float(size: int) -> Converter:
+def _exact_float(values: Messages, valid: Mask, *, size: int) -> ArrowArray:
     """Convert to PostgreSQL's exact text, one by one: only for floats within values that stay
     text.
     """
-
-    def convert(values: Messages, valid: Mask) -> ArrowArray:
-        start = sized(values, valid, size)
-        bits = (
-            i8(values.bytes, start).view(np.float64)
-            if size == 8
-            else u4(values.bytes, start).astype(np.uint32)
-        )
-        numbers = bits if size == 8 else bits.view(np.float32)
-        return pa.array(
-            [float_text(n) if v else None for n, v in zip(numbers, valid, strict=True)], pa.string()
-        )
-
-    return convert
-
-
-def _unsigned8(values: Messages, valid: Mask) -> ArrowArray:
-    return pa.array(i8(values.bytes, sized(values, valid, 8)).view(np.uint64), mask=~valid).cast(
-        pa.string()
-    )
+    numbers = zip(_floats(values, valid, size), valid, strict=True)
+    return pa.array([float_text(number) if v else None for number, v in numbers], pa.string())
 
 
 def _money(values: Messages, valid: Mask) -> ArrowArray:
@@ -190,15 +172,18 @@ def _hexadecimal(numbers: Positions) -> ArrowArray:
 
 CONVERTERS: dict[str, Converter] = {
     "bool": _boolean,
-    "int2": _integer(2),
-    "int4": _integer(4),
-    "int8": _integer(8),
+    "int2": partial(_integer, read=i2, size=2),
+    "int4": partial(_integer, read=i4, size=4),
+    "int8": partial(_integer, read=i8, size=8),
     "numeric": _numeric,
     "money": _money,
-    "float4": _float(4),
-    "float8": _float(8),
+    "float4": partial(_float, size=4),
+    "float8": partial(_float, size=8),
     "pg_lsn": _lsn,
-    "xid8": _unsigned8,
-    **dict.fromkeys(("oid", "xid", "cid"), _oid),
+    "xid8": partial(_integer, read=_u8, size=8),
+    **dict.fromkeys(("oid", "xid", "cid"), partial(_integer, read=u4, size=4)),
 }
-EXACT: dict[str, Converter] = {"float4": _exact_float(4), "float8": _exact_float(8)}
+EXACT: dict[str, Converter] = {
+    "float4": partial(_exact_float, size=4),
+    "float8": partial(_exact_float, size=8),
+}
