@@ -151,9 +151,9 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
         [],
     )
 
-    def apply(spark, job, upto, applied, goes_on):
+    def apply(spark, job, upto, applied, caller):
         with target_lock(job, "public.u"):
-            reached = real(spark, job, upto, applied, goes_on)
+            reached = real(spark, job, upto, applied, caller)
         assert list(applied.failures) == ["public.u"]
         meanwhile[:] = tried
         return reached

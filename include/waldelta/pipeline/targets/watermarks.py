@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake.changelog import Snapshot
+from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import MESSAGES
@@ -95,21 +95,21 @@ class Watermarks:
 class TargetFence:
     """A target's lock and watermark: ``batch`` was its last batch when it was read.
 
-    Without a batch, the target may have any. ``goes_on`` raises when the caller itself must stop.
+    Without a batch, the target may have any. ``caller`` raises when the caller itself must stop.
     """
 
     lock: AdvisoryLock
     watermarks: Watermarks
     state: TableState
     batch: int | None = None
-    goes_on: Callable[[], object] = lambda: None
+    caller: Fence = UNFENCED
 
     def verify(self) -> int:
         """Return the target's last batch.
 
         Raises LockHeld without the lock, and LateWriter when another run has applied more.
         """
-        self.goes_on()
+        self.caller.verify()
         self.lock.verify()
         applied = self.watermarks.of(self.state)
         if self.batch is None:

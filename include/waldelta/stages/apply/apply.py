@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from waldelta.changes.stage.stage import stage
 from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import BatchRanges, ChangeLog, Stream
+from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
@@ -80,7 +81,7 @@ class _Run:
     quarantine: Quarantine
     locks: LockSessions
     types: KnownTypes
-    goes_on: Callable[[], None]
+    caller: Fence
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
@@ -119,7 +120,7 @@ def apply_concurrently(
     job: Job,
     upto: int,
     applied: Applied,
-    goes_on: Callable[[], None] = lambda: None,
+    caller: Fence = UNFENCED,
 ) -> int:
     """Apply one batch range of a backlog while more is landing, to targets with nothing to report
     first.
@@ -127,20 +128,18 @@ def apply_concurrently(
     Returns the batch the targets have reached, which is before ``upto`` where some lag farther
     behind. The apply after landing reports what this commits, like commits of a killed run; without
     one, the next run reports it. ``applied`` has the failures of earlier apply batches, and gets
-    this one's results; ``goes_on`` raises when the caller no longer waits.
+    this one's results; ``caller`` raises when the caller no longer waits.
     """
-    goes_on()
-    return _apply_upto(spark, job, select_unchanged(job), upto, applied, Pace(1, goes_on))
+    caller.verify()
+    return _apply_upto(spark, job, select_unchanged(job), upto, applied, Pace(1, caller))
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The most apply batches of a call, and a function that raises when the caller no longer
-    waits.
-    """
+    """The most apply batches of a call, and a fence that raises when the caller no longer waits."""
 
     steps: int | None = None
-    goes_on: Callable[[], None] = lambda: None
+    caller: Fence = UNFENCED
 
     @property
     def is_concurrent(self) -> bool:
@@ -250,7 +249,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
             quarantine,
             locks,
             types,
-            pace.goes_on,
+            pace.caller,
         )
 
 
@@ -267,7 +266,7 @@ def _apply_batch(
 ) -> TargetCut | None:
     """Bring one target up to a batch; returns None for a target that fails."""
     name, watermarks = state.table_name, run.watermarks
-    run.goes_on()
+    run.caller.verify()
     with isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))
         if (before := unreported_cuts.pop(name, None)) is not None:
@@ -302,7 +301,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         present = check_same_copy(run.job, state)
         # Another run may have applied some of it since the watermarks were read.
         after = max(batches[0], run.held.of(present))
-        fence = TargetFence(lock, run.held, present, after, run.goes_on)
+        fence = TargetFence(lock, run.held, present, after, run.caller)
         try:
             cut = _apply_target(run, present, (after, batches[1]), fence)
         except NeedsSync as err:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.fence import Fence
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job
 from waldelta.spark.session import concurrent_session, has_siblings, interrupt
@@ -46,7 +47,7 @@ class Overlap:
     def __init__(
         self,
         whole: Callable[[Sequence[Landed]], int | None],
-        apply_upto: Callable[[int, Callable[[], None]], int],
+        apply_upto: Callable[[int, Fence], int],
         limit_s: float,
         grace_s: float = 30.0,
     ) -> None:
@@ -75,7 +76,7 @@ class Overlap:
                 waiting = self._still_waiting()
                 upto = self._whole(waiting) if waiting else None
                 if upto is not None and self._still_waiting():
-                    reached = self._apply_upto(upto, self._goes_on)
+                    reached = self._apply_upto(upto, self)
                     with self._lock:
                         self._waiting = [batch for batch in self._waiting if batch.batch > reached]
                 elif self._rests(waiting):
@@ -122,7 +123,8 @@ class Overlap:
             timer.cancel()
             self._deadline = None
 
-    def _goes_on(self) -> None:
+    def verify(self) -> None:
+        """Raise LateWriter when the run no longer waits for the current apply batch."""
         if self._is_over:
             raise LateWriter(
                 "the run no longer waits for this apply batch: the apply stage applies the rest"
@@ -168,7 +170,7 @@ def applying(
     ``applied`` gets their results.
     """
 
-    def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
+    def apply_upto(upto: int, caller: Fence) -> int:
         # Imported only now, when landing has finished its imports: two threads could each meet
         # modules that the other has partly imported.
         from waldelta.stages.apply.apply import apply_concurrently
@@ -181,7 +183,7 @@ def applying(
             overlap.limited(partial(interrupt, session)),
         ):
             try:
-                return apply_concurrently(session, job, upto, applied, goes_on)
+                return apply_concurrently(session, job, upto, applied, caller)
             finally:
                 report()
 

@@ -37,8 +37,8 @@ class Applying:
             [],
         )
 
-    def __call__(self, upto, goes_on):
-        self.goes_on = goes_on
+    def __call__(self, upto, caller):
+        self.caller = caller
         self.upto.append(upto)
         self.begun.set()
         assert self.may_end.wait(WAIT_S)
@@ -155,11 +155,11 @@ def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
     with Overlap(newest, applying, 0.05) as overlap:
         overlap.landed(batch(1))
         assert applying.begun.wait(WAIT_S)
-        applying.goes_on()
+        applying.caller.verify()
     assert applying.ended == []
     assert "the apply stage continues without it" in caplog.text
     with pytest.raises(LateWriter):
-        applying.goes_on()
+        applying.caller.verify()
     applying.may_end.set()
 
 
@@ -167,11 +167,11 @@ def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
     """What it holds is free then; that it was over its time already isn't waited for once more."""
     interrupted, ended = threading.Event(), []
 
-    def apply(upto, goes_on):
+    def apply(upto, caller):
         with overlap.limited(interrupted.set):
             assert interrupted.wait(WAIT_S)
         ended.append(upto)
-        goes_on()
+        caller.verify()
 
     with Overlap(newest, apply, 0.05, grace_s=WAIT_S) as overlap:
         overlap.landed(batch(1))
@@ -220,7 +220,7 @@ def test_a_run_that_is_ended_waits_for_nothing():
         land()
     assert applying.ended == []
     with pytest.raises(LateWriter):
-        applying.goes_on()
+        applying.caller.verify()
     applying.may_end.set()
     assert applying.upto == [1]
 

@@ -260,7 +260,7 @@ def _replay_target(
         raised_as(partial(writing_error, name)),
         staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))),
     ):
-        fence.lock.verify()
+        fence.verify()
         check_target(job, state)
         take_over_target(run.spark, job, state, run.quarantine, fence)
         # The version grows with every commit, so a late writer of this run is skipped after a
