@@ -26,6 +26,13 @@ def one_array(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
+def with_column(
+    rows: pa.Table, name: str, values: pa.Array[Any] | pa.ChunkedArray[Any]
+) -> pa.Table:
+    """Returns these rows with other values, and their type, in one column."""
+    return rows.set_column(rows.schema.get_field_index(name), name, values)
+
+
 def grouped(
     parts: Iterable[pa.RecordBatch], most_bytes: int, most_rows: int | None = None
 ) -> Iterator[pa.Table]:

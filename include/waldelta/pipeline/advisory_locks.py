@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -97,12 +97,10 @@ class HeldLocks(list[AdvisoryLock]):
             lock.verify()
 
 
-@contextmanager
-def slot_lock(job: Job) -> Iterator[AdvisoryLock]:
+def slot_lock(job: Job) -> AbstractContextManager[AdvisoryLock]:
     """Hold the lock of the job's slot; raises LockHeld at once when another run holds it."""
     slot = job.pipeline.source.slot
-    with advisory_lock(job.source.conninfo, slot_lock_name(slot), f"waldelta lock {slot}") as lock:
-        yield lock
+    return advisory_lock(job.source.conninfo, slot_lock_name(slot), f"waldelta lock {slot}")
 
 
 @contextmanager
@@ -120,25 +118,20 @@ def target_lock(
         yield lock
 
 
-@contextmanager
-def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
+def messages_lock(job: Job) -> AbstractContextManager[AdvisoryLock]:
     """Hold the lock of the job's table of logical messages.
 
     Raises LockHeld at once when another run holds it.
     """
     name = messages_lock_name(job.pipeline.target.root)
-    with advisory_lock(
-        job.source.conninfo, name, f"waldelta lock messages {job.pipeline.source.slot}"[:63]
-    ) as lock:
-        yield lock
+    application_name = f"waldelta lock messages {job.pipeline.source.slot}"[:63]
+    return advisory_lock(job.source.conninfo, name, application_name)
 
 
-@contextmanager
-def session_lock(job: Job, session_key: str) -> Iterator[AdvisoryLock]:
+def session_lock(job: Job, session_key: str) -> AbstractContextManager[AdvisoryLock]:
     """Hold the lock of a Connect session; raises LockHeld at once when another run holds it."""
-    name = f"waldelta session {job.pipeline.source.slot}"
-    with advisory_lock(job.source.conninfo, session_lock_name(session_key), name) as lock:
-        yield lock
+    application_name = f"waldelta session {job.pipeline.source.slot}"
+    return advisory_lock(job.source.conninfo, session_lock_name(session_key), application_name)
 
 
 @contextmanager

@@ -85,14 +85,19 @@ def has_lost_jvm(err: BaseException) -> bool:
 
     Python calls the JVM through Py4J.
     """
-    seen: BaseException | None = err
-    while seen is not None:
-        if type(seen).__name__ == "Py4JNetworkError" or (
-            isinstance(seen, OSError) and _is_of_py4j(seen)
-        ):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        type(cause).__name__ == "Py4JNetworkError"
+        or (isinstance(cause, OSError) and _is_of_py4j(cause))
+        for cause in with_causes(err)
+    )
+
+
+def with_causes(err: BaseException) -> Iterator[BaseException]:
+    """Yields an error, and then what it was raised from or while handling."""
+    cause: BaseException | None = err
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _is_of_py4j(err: BaseException) -> bool:

@@ -174,10 +174,7 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
 
         return _after(connection, first)
 
-    try:
-        return _opened(conninfo, application_name, open_, _GIVES_UP_SENDING)
-    except psycopg.OperationalError as err:
-        raise _connect_error(conninfo, err) from None
+    return _opened(conninfo, application_name, open_, psycopg.OperationalError)
 
 
 @contextmanager
@@ -205,10 +202,7 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
     def as_walsender(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(make_conninfo(pinned, replication="database"), autocommit=True)
 
-    try:
-        return _opened(conninfo, application_name, as_walsender, _GIVES_UP_SENDING)
-    except psycopg.OperationalError as err:
-        raise _connect_error(conninfo, err) from None
+    return _opened(conninfo, application_name, as_walsender, psycopg.OperationalError)
 
 
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
@@ -232,10 +226,7 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
 
         return _after(connection, first)
 
-    try:
-        return _opened(conninfo, application_name, open_)
-    except adbc_driver_postgresql.dbapi.Error as err:
-        raise _connect_error(conninfo, err) from None
+    return _opened(conninfo, application_name, open_, adbc_driver_postgresql.dbapi.Error, {})
 
 
 def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
@@ -314,19 +305,23 @@ def _opened(
     conninfo: str,
     application_name: str,
     open_: Callable[[str], C],
-    further: Mapping[str, str] | None = None,
+    refused: type[Exception],
+    further: Mapping[str, str] = _GIVES_UP_SENDING,
 ) -> C:
-    """Open a connection with the pinned settings.
+    """Open a connection with the pinned settings; ``refused`` is what the driver raises.
 
     Servers on some platforms refuse one of them; then it is left out.
     """
-    defaults = _SERVER_KEEPALIVES | dict(further or {})
+    defaults = {**_SERVER_KEEPALIVES, **further}
     try:
-        return open_(_pinned(conninfo, application_name, defaults | _CHECKS_CLIENT))
-    except Exception as err:
-        if not any(name in str(err) for name in _CHECKS_CLIENT):
-            raise
-    return open_(_pinned(conninfo, application_name, defaults))
+        try:
+            return open_(_pinned(conninfo, application_name, defaults | _CHECKS_CLIENT))
+        except refused as err:
+            if not any(name in str(err) for name in _CHECKS_CLIENT):
+                raise
+        return open_(_pinned(conninfo, application_name, defaults))
+    except refused as err:
+        raise _connect_error(conninfo, err) from None
 
 
 def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:

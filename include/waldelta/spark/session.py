@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 from waldelta.errors import ConfigError, SparkUnreachable
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import session_lock
-from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE, first_line, has_lost_jvm
+from waldelta.pipeline.task_errors import (
+    DRIVER_MEMORY_VARIABLE,
+    first_line,
+    has_lost_jvm,
+    with_causes,
+)
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
@@ -308,10 +313,7 @@ def _was_lost(err: BaseException) -> bool:
     """Return whether a call to the server failed; calling a lost server again would take
     minutes.
     """
-    seen: BaseException | None = err
-    while seen is not None and not type(seen).__module__.startswith("grpc"):
-        seen = seen.__cause__ or seen.__context__
-    return seen is not None
+    return any(type(cause).__module__.startswith("grpc") for cause in with_causes(err))
 
 
 def _close(spark: SparkSession) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import Bools, Ints
+from waldelta.arrow import Bools, Ints, with_column
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
@@ -88,6 +88,13 @@ class EventShape:
     def flags(self) -> list[str]:
         """Names of the "unchanged" flags."""
         return [f"u{i}" for i in self.toastable]
+
+    def lacks_values(self, rows: pa.Table) -> Bools:
+        """Return which rows arrived without some value."""
+        found = np.zeros(len(rows), np.bool_)
+        for flag in self.flags:
+            found |= np.asarray(rows[flag])
+        return found
 
 
 def collapse(
@@ -309,8 +316,8 @@ def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
         names = [name, twins[name]] if name in twins else [name]
         if sum(events[n].nbytes for n in names) > _MOST_BYTES:
             for n in names:
-                at, kind = events.schema.get_field_index(n), _WIDE.get(events.schema.field(n).type)
-                events = events if kind is None else events.set_column(at, n, events[n].cast(kind))
+                if (kind := _WIDE.get(events.schema.field(n).type)) is not None:
+                    events = with_column(events, n, events[n].cast(kind))
     position = events["ord"].to_numpy()
     if len(position) > 1 and not (position[1:] > position[:-1]).all():
         events = events.take(in_order_of(events))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import one_array
+from waldelta.arrow import one_array, with_column
 from waldelta.changes.decode.collapse import (
     DELETE,
     INSERT,
@@ -438,11 +438,8 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
     op = events["op"].to_numpy()
     for k, i in enumerate(plan.shape.key):
         for name, required in ((f"o{k}", op != INSERT), (f"c{i}", op != DELETE)):
-            at = events.schema.get_field_index(name)
-            field = pa.field(name, plan.types[i].arrow)
-            events = events.set_column(
-                at, field, typed_key(events[name], plan.types[i], plan.names[i], required)
-            )
+            key = typed_key(events[name], plan.types[i], plan.names[i], required)
+            events = with_column(events, name, key)
     return events
 
 
@@ -463,10 +460,7 @@ def collapse_events(
         texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
         if not plan.shape.key:
             for i, kind in enumerate(plan.types):
-                at = net.schema.get_field_index(f"b{i}")
-                net = net.set_column(
-                    at, pa.field(f"b{i}", kind.arrow), pa.nulls(len(net), kind.arrow)
-                )
+                net = with_column(net, f"b{i}", pa.nulls(len(net), kind.arrow))
         return _typed(net, plan, texts, "raw").select(plan.net_schema.names).cast(plan.net_schema)
     if not plan.shape.key:
         net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
@@ -494,9 +488,7 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
     for i, name in columns.items():
         read = [plan.types[i].from_text(piece) for piece in _pieces(net[name])]
         value = pa.chunked_array([value for value, _ in read], plan.types[i].arrow)
-        net = net.set_column(
-            net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value
-        )
+        net = with_column(net, name, value)
         if any(raw is not None for _, raw in read):
             told = [
                 pa.nulls(len(value), pa.string()) if raw is None else raw for value, raw in read

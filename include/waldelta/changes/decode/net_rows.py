@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from waldelta.arrow import Bools, one_array
+from waldelta.arrow import Bools, one_array, with_column
 from waldelta.changes.decode.collapse import (
     ACTION_INSERT,
     ACTION_PURGE,
@@ -85,10 +85,7 @@ def values_as_json(
 
 def lacking(rows: pa.Table, plan: TargetPlan) -> Bools:
     """Return which rows arrived without some value."""
-    found = np.zeros(len(rows), np.bool_)
-    for flag in plan.decode.shape.flags:
-        found |= np.asarray(rows[flag])
-    return found
+    return plan.decode.shape.lacks_values(rows)
 
 
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
@@ -111,9 +108,3 @@ def without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 def with_action(rows: pa.Table, action: str) -> pa.Table:
     """Return these rows with another action."""
     return with_column(rows, "action", pa.array([action] * len(rows), pa.string()))
-
-
-def with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return these rows with other values in one column."""
-    at = rows.schema.get_field_index(name)
-    return rows.set_column(at, rows.schema.field(at), values)

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from waldelta.arrow import with_column
 from waldelta.changes.decode.collapse import DELETE, INSERT
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake import write_parquet
@@ -157,8 +158,7 @@ def routed(events: pa.Table, judged: pa.Table) -> pa.Table:
     ordered = judged.sort_by("ord")["op"]
     places = pc.rank(events["ord"], tiebreaker="first").to_numpy() - 1
     kinds = ordered.take(pa.array(places))
-    at = events.schema.get_field_index("op")
-    return events.set_column(at, events.schema.field(at), kinds).filter(pc.is_valid(kinds))
+    return with_column(events, "op", kinds).filter(pc.is_valid(kinds))
 
 
 def judgement(routing: Routing) -> Column:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import UTC_TIME, Ints
+from waldelta.arrow import UTC_TIME, Ints, with_column
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -125,7 +125,9 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     chains, era, (source, destination) = _chains(events, shape, unfolding)
     lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
     at, emptied_at = _times(events, unfolding)
-    events = _with(_with(events, "lsn", pa.array(lsn)), "commit_ts", pa.array(at).cast(UTC_TIME))
+    events = with_column(
+        with_column(events, "lsn", pa.array(lsn)), "commit_ts", pa.array(at).cast(UTC_TIME)
+    )
     emptied = np.array([truncate.lsn for truncate in unfolding.truncates], np.int64)
     end_lsn, end_at = _ends(chains, era, (lsn, emptied), (at, emptied_at))
     left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
@@ -243,7 +245,3 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
             pa.array(moved), events[name], pa.scalar(None, events.schema.field(name).type)
         )
     return pa.table(columns)
-
-
-def _with(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, values)

@@ -113,10 +113,7 @@ class MergedRows:
         shape = self.written.shape
         if not self.written.metadata or not shape.toastable or not self._updated.any():
             return True
-        of_row = self.of_row[self._updated]
-        keeps = np.zeros(len(of_row), np.bool_)
-        for flag in shape.flags:
-            keeps |= np.asarray(self.net[flag])[of_row]
+        keeps = shape.lacks_values(self.net)[self.of_row[self._updated]]
         return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
 
     @property

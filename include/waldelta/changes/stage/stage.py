@@ -337,9 +337,7 @@ def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:
     """
     if not len(net):
         return COUNTS.empty_table()
-    lacks = np.zeros(len(net), np.bool_)
-    for flag in plan.shape.flags:
-        lacks |= np.asarray(net[flag])
+    lacks = plan.shape.lacks_values(net)
     lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
     told = pa.table(
         {

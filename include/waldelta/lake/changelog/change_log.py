@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, Transaction
 
+from waldelta.arrow import with_column
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.batch_file import (
@@ -440,7 +441,7 @@ class ChangeLog(RowMessages):
         marked = pc.if_else(
             chosen, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"]
         )
-        return timeline.set_column(timeline.schema.get_field_index("kind"), "kind", marked)
+        return with_column(timeline, "kind", marked)
 
     def dataset(self) -> ds.Dataset | None:
         """Return all files of the log as a dataset; None before anything has landed."""

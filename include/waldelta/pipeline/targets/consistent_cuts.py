@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cache, partial
 
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake import DeltaLog
@@ -20,31 +22,18 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 16
 
 
-@dataclass
-class _Versions:
-    """The version at which each target of a cut can be read; several cuts share the answers."""
-
-    job: Job
-    known: dict[tuple[str, int], int | None] = field(default_factory=dict)
-
-    def of(self, cut: BatchCut) -> BatchCut | None:
-        """Return the cut at readable versions with the same rows; None when a target has none any
-        more.
-        """
-        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(cut.targets)))) as pool:
-            versions = list(pool.map(self._readable, cut.targets))
-        found = [
-            replace(target, version=version)
-            for target, version in zip(cut.targets, versions, strict=True)
-            if version is not None
-        ]
-        return replace(cut, targets=found) if len(found) == len(cut.targets) else None
-
-    def _readable(self, target: TargetCut) -> int | None:
-        key = (target.table_name, target.version)
-        if key not in self.known:
-            self.known[key] = _readable_version(self.job, target)
-        return self.known[key]
+def _at_versions(cut: BatchCut, readable: Callable[[str, int], int | None]) -> BatchCut | None:
+    """Return the cut at readable versions with the same rows; None when a target has none any
+    more.
+    """
+    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(cut.targets)))) as pool:
+        versions = list(pool.map(lambda of: readable(of.table_name, of.version), cut.targets))
+    found = [
+        replace(target, version=version)
+        for target, version in zip(cut.targets, versions, strict=True)
+        if version is not None
+    ]
+    return replace(cut, targets=found) if len(found) == len(cut.targets) else None
 
 
 def readable_cut(job: Job) -> BatchCut | None:
@@ -56,11 +45,11 @@ def readable_cut(job: Job) -> BatchCut | None:
     """
     if (newest := job.ledger.last_cut()) is None:
         return None
-    versions = _Versions(job)
-    if (found := versions.of(newest)) is not None:
+    readable = cache(partial(_readable_version, job))  # Several cuts share the answers.
+    if (found := _at_versions(newest, readable)) is not None:
         return found
     for cut in reversed(job.ledger.batches()):
-        if not cut.expired and (found := versions.of(cut)) is not None:
+        if not cut.expired and (found := _at_versions(cut, readable)) is not None:
             return found
     raise StateError(
         "no consistent cut can be read any more: files or log entries that the cut of batch"
@@ -106,12 +95,12 @@ def _current_version(job: Job, target: TargetCut) -> int:
         return target.version
 
 
-def _readable_version(job: Job, target: TargetCut) -> int | None:
-    log = _log(job, target)
-    if log.can_be_read_at(target.version):
-        return target.version
-    later = log.same_rows_as(target.version)
-    return later if later > target.version and log.can_be_read_at(later) else None
+def _readable_version(job: Job, table_name: str, version: int) -> int | None:
+    log = job.lake.target(table_name).log
+    if log.can_be_read_at(version):
+        return version
+    later = log.same_rows_as(version)
+    return later if later > version and log.can_be_read_at(later) else None
 
 
 def _log(job: Job, target: TargetCut) -> DeltaLog:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import Bools, one_array
+from waldelta.arrow import Bools, one_array, with_column
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
@@ -40,7 +40,6 @@ from waldelta.changes.decode.net_rows import (
     sent,
     unsent,
     with_action,
-    with_column,
     without_base,
 )
 from waldelta.changes.decode.row_keys import first_values, own_keys

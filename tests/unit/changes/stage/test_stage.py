@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.decode.counts import RAW_ROWS
 from waldelta.changes.stage.stage import (
     ROWS_PER_COLLAPSE,
@@ -34,7 +35,7 @@ def test_one_task_collapses_rows_that_change_their_key(moves, may_move, tasks):
 
 def test_new_rows_that_lack_a_value_are_to_be_completed():
     """Updates keep the target's value."""
-    plan = SimpleNamespace(shape=SimpleNamespace(flags=["u1", "u3"]))
+    plan = SimpleNamespace(shape=EventShape(4, (0,), (1, 3)))
 
     def counted(*rows):
         columns = {

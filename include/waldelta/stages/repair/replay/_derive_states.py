@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from waldelta.arrow import with_column
 from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
 from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
 from waldelta.changes.decode.final_states import final_states, reached
-from waldelta.changes.decode.net_rows import with_column
 from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
 from waldelta.changes.stage import read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
