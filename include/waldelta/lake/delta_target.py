@@ -35,6 +35,7 @@ from waldelta.permissions import private_files
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+    from pyspark.sql import DataFrame, SparkSession
 
     from waldelta.lake.lake import Lake
 
@@ -204,6 +205,33 @@ class DeltaTarget:
             storage = self.lake.storage_options
             DeltaTable.create(self.uri, schema, storage_options=storage, **options)
         return self.open_from_log()
+
+    def frame(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """Return the rows of a version (None: the newest) for Spark, which reads them later."""
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(self.uri)
+
+    def write(
+        self,
+        frame: DataFrame,
+        mode: Literal["append", "overwrite"],
+        tag: Tag | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Have Spark write rows in one commit, with this identity; it isn't durable yet.
+
+        ``options`` are those of Delta's writer. Raises Spark's errors.
+        """
+        writer = frame.write.format("delta").mode(mode).options(**options or {})
+        if tag is not None:
+            writer = (
+                writer.option("txnAppId", tag.app_id)
+                .option("txnVersion", tag.number)
+                .option("userMetadata", tag.metadata)
+            )
+        writer.save(self.uri)
 
 
 @dataclass(slots=True)

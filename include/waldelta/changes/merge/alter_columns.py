@@ -61,7 +61,7 @@ def reshape(
         for column, kind in zip(evolution.columns, column_types, strict=True)
     }
     if evolution.only_adds:
-        _add_columns(spark, job.lake.target(state.table_name).uri, evolution, types)
+        _add_columns(spark, job.lake.target(state.table_name), evolution, types)
     else:
         _rewrite(spark, job, state, evolution, types, tag)
     fault_point("reshape.committed")
@@ -95,11 +95,11 @@ def _rewrite(
         return
     kept = job.pipeline.target.metadata_columns
     fills = staging_folder(job.lake, name, state.generation, tag.batch, job.run_id) + "-fills"
-    prepare_target(spark, target.uri, _target_columns(evolution, types))
+    prepare_target(spark, target, _target_columns(evolution, types))
     try:
-        frame = _reshaped(spark, target.uri, evolution, types, fills, metadata_columns=kept)
+        frame = _reshaped(spark, target, evolution, types, fills, metadata_columns=kept)
         reshape = Tag.of(f"{tag.app_id}:reshape", tag.batch, metadata)
-        replace_target(spark, target.uri, frame, reshape)
+        replace_target(spark, target, frame, reshape)
     finally:
         remove_folder(fills)
 
@@ -129,15 +129,15 @@ def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -
 
 
 def _add_columns(
-    spark: SparkSession, uri: str, evolution: Evolution, types: dict[str, TargetType]
+    spark: SparkSession, target: DeltaTarget, evolution: Evolution, types: dict[str, TargetType]
 ) -> None:
-    present = {name.lower() for name in spark.read.format("delta").load(uri).columns}
+    present = {name.lower() for name in target.frame(spark).columns}
     added = [
         c for c in evolution.columns if c.source is None and c.state.name.lower() not in present
     ]
     if not added:
         return
-    prepare_target(spark, uri, _target_columns(evolution, types))
+    prepare_target(spark, target, _target_columns(evolution, types))
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
     listed = []
     for column in added:
@@ -145,12 +145,12 @@ def _add_columns(
             f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}"
         )
         last = column.state.name
-    spark.sql(f"alter table {path(uri)} add columns ({', '.join(listed)})")
+    spark.sql(f"alter table {path(target.uri)} add columns ({', '.join(listed)})")
 
 
 def _reshaped(
     spark: SparkSession,
-    uri: str,
+    target: DeltaTarget,
     evolution: Evolution,
     types: dict[str, TargetType],
     staged: str,
@@ -161,7 +161,7 @@ def _reshaped(
 
     Columns with a value for existing rows get that value.
     """
-    frame = spark.read.format("delta").load(uri)
+    frame = target.frame(spark)
     fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
     typed = {
         name: types[name].from_text(pa.array([fill.encode()], pa.binary()))

@@ -29,7 +29,7 @@ from waldelta.changes.merge.statements import (
     new_value,
     tagged,
 )
-from waldelta.lake import write_parquet
+from waldelta.lake import DeltaTarget, write_parquet
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import parquet, quote
 from waldelta.target_modes import Fold, TargetMode
@@ -83,7 +83,7 @@ def kept_of(plan: TargetPlan) -> Kept:
 
 
 def complete_states(
-    spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, folder: str
+    spark: SparkSession, target: DeltaTarget, plan: TargetPlan, staged: Staged, folder: str
 ) -> Staged:
     """Complete states from the target's own rows with the values that no event sent.
 
@@ -100,7 +100,7 @@ def complete_states(
     source = as_stored(staged.source, plan.decode.types)
     if not looks_up:
         return replace(staged, source=source, counts=metric_counts(counts), net=None)
-    current = kept.mode.current_rows(spark.read.format("delta").load(uri), kept.key_names)
+    current = kept.mode.current_rows(target.frame(spark), kept.key_names)
     current.createOrReplaceTempView(_BASE)
     spark.sql(completed_query(kept, source, _BASE)).write.mode("overwrite").parquet(folder)
     updates = count_actions(spark, folder).get(ACTION_UPDATE, 0)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
-from waldelta.lake import Tag, TargetVersion
+from waldelta.lake import DeltaTarget, Tag, TargetVersion
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -29,7 +29,7 @@ from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
@@ -115,7 +115,9 @@ def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) ->
     )
 
 
-def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn]) -> None:
+def prepare_target(
+    spark: SparkSession, target: DeltaTarget, columns: Sequence[TargetColumn]
+) -> None:
     """Create the empty target when there is none; raises TargetNotWritable.
 
     Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
@@ -124,22 +126,22 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
 
     def not_writable(err: Exception) -> WaldeltaError:
         return TargetNotWritable(
-            f"{uri} can't be written ({first_line(err)}): check target.root and the permissions of"
-            " the user that runs Spark"
+            f"{target.uri} can't be written ({first_line(err)}): check target.root and the"
+            " permissions of the user that runs Spark"
         )
 
     with raised_as(not_writable):
-        existing = _read_schema(spark, uri)
+        existing = _read_schema(spark, target)
         if existing is None:
-            remove_empty_log(uri)
+            remove_empty_log(target.uri)
             properties = _MAPPING if needs_mapping(columns) else {}
             spark.sql(
-                f"create table {path(uri)} ({target_ddl(columns)}) using"
+                f"create table {path(target.uri)} ({target_ddl(columns)}) using"
                 f" delta{_tblproperties(properties)}"
             )
         elif needs_mapping(columns) and not needs_mapping(existing.fields):
             listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
-            spark.sql(f"alter table {path(uri)} set tblproperties {listed}")
+            spark.sql(f"alter table {path(target.uri)} set tblproperties {listed}")
 
 
 def writes_deletion_vectors(table: TargetVersion) -> bool:
@@ -180,7 +182,7 @@ def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
 
 def replace_target(
     spark: SparkSession,
-    uri: str,
+    target: DeltaTarget,
     frame: DataFrame,
     tag: Tag,
 ) -> CommitResult:
@@ -188,25 +190,14 @@ def replace_target(
 
     Raises the named error of a task, or LateWriter when another writer committed at the same time.
     """
-    writer = _writer(frame, tag)
-    if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
-        writer = _writer(plainly_typed(frame), tag).option(option, "true")
-    with writing_target(uri):
-        writer.save(uri)
-    written = _read_commit(spark, uri, tag.metadata)
-    sync_commit(uri, written.version)
+    options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
+    if (option := _schema_option(_read_schema(spark, target), frame.schema)) is not None:
+        frame, options[option] = plainly_typed(frame), "true"
+    with writing_target(target.uri):
+        target.write(frame, "overwrite", tag, options)
+    written = _read_commit(spark, target.uri, tag.metadata)
+    sync_commit(target.uri, written.version)
     return written
-
-
-def _writer(frame: DataFrame, tag: Tag) -> DataFrameWriter:
-    return (
-        frame.write.format("delta")
-        .mode("overwrite")
-        .option("txnAppId", tag.app_id)
-        .option("txnVersion", tag.number)
-        .option("userMetadata", tag.metadata)
-        .option("maxRecordsPerFile", ROWS_PER_FILE)
-    )
 
 
 def plainly_typed(frame: DataFrame) -> DataFrame:
@@ -257,9 +248,9 @@ def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitRes
     )
 
 
-def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
+def _read_schema(spark: SparkSession, target: DeltaTarget) -> StructType | None:
     try:
-        return spark.read.format("delta").load(uri).schema
+        return target.frame(spark).schema
     except AnalysisException as err:
         if _ABSENT.search(str(err)):
             return None

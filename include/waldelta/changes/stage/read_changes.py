@@ -38,7 +38,7 @@ def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments)
 
     Their positions show which of them count.
     """
-    return spark.read.format("delta").load(change_log.uri).where(_covering(segments))
+    return change_log.place.frame(spark).where(_covering(segments))
 
 
 def _covering(segments: Segments) -> Column:

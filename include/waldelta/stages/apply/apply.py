@@ -400,7 +400,7 @@ def _bring(
         changes = judged(changes).staged
     if plan.decode.unfolding is not None:
         changes = complete_states(
-            run.spark, job.lake.target(state.table_name).uri, plan, changes, f"{staged}/filled"
+            run.spark, job.lake.target(state.table_name), plan, changes, f"{staged}/filled"
         )
     fault_point("apply.staged")
     fence.verify()

@@ -90,21 +90,14 @@ def _append(
     change_log = job.change_log(identity)
     segments = change_log.stream(done, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
-    writer = (
-        plainly_typed(_messages(spark, change_log, segments))
-        .write.format("delta")
-        .mode("append")
-        .option("txnAppId", tag.app_id)
-        .option("txnVersion", last)
-        .option("userMetadata", tag.metadata)
-    )
+    rows = plainly_typed(_messages(spark, change_log, segments))
     lock.verify()
     # The identity is read again: with a new slot, batches have other numbers.
     if messages_applied(job, job.read_identity()) != done:
         raise LateWriter("another run wrote logical messages at the same time: run again")
     fault_point("messages.writing")
     try:
-        writer.save(place.uri)
+        place.write(rows, "append", tag.delta)
     except Exception as err:
         if is_conflict(err):
             raise LateWriter("another run is writing logical messages: run again") from err

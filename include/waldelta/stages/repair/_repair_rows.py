@@ -321,7 +321,7 @@ def stage_net(
         again = read("again", TOUCHED).dropDuplicates(bases)
         new = new.join(gone[0], bases, "left_anti").unionByName(again)
     if rows.leaves is not None:
-        held = spark.read.format("delta").load(job.lake.target(rows.drifted.state.table_name).uri)
+        held = job.lake.target(rows.drifted.state.table_name).frame(spark)
         columns = [
             F.col(quote(name)).alias(base) for (name, _), base in zip(rows.key, bases, strict=True)
         ]

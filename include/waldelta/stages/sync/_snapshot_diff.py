@@ -128,7 +128,7 @@ def mend_target(
     try:
         if former.state is not None:
             check_target(job, former.state, compared)
-        held = spark.read.format("delta").load(uri).dtypes
+        held = target.frame(spark).dtypes
         why = obstacle(former, copied.copy.key_columns, dict(held), dict(copied.stored.dtypes))
     except StateError as err:
         why = str(err)
@@ -161,10 +161,10 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
     changed it since its version ``compared``.
     """
     table, key = state.table_name, copied.copy.key_columns
-    uri, mode = job.lake.target(table).uri, job.pipeline.target.mode_of(table)
+    target, mode = job.lake.target(table), job.pipeline.target.mode_of(table)
 
     def live_rows() -> DataFrame:
-        return mode.live_rows(spark.read.format("delta").load(uri), key)
+        return mode.live_rows(target.frame(spark), key)
 
     folder = staging_folder(job.lake, table, state.generation, attempt, job.run_id)
     # The same transaction id as a copy's, which this replaces.

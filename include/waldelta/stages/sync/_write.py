@@ -106,7 +106,7 @@ def write_copy(
             diff = mend_target(spark, job, begun, former, given, rows.tag.number)
     if isinstance(diff, RowDiff):
         return CommitResult(diff.version, diff.compared, 0), None, diff
-    written = replace_target(spark, uri, frame, rows.tag)
+    written = replace_target(spark, place, frame, rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(spark, uri, wanted=False)
     return written, None, diff

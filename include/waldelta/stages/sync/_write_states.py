@@ -88,7 +88,7 @@ def prepare_states(
 
     Where a TRUNCATE is a row, key columns are nullable, because it has no key.
     """
-    mode, uri = job.pipeline.target.mode_of(table), job.lake.target(table).uri
+    mode, target = job.pipeline.target.mode_of(table), job.lake.target(table)
     types = {column.name: column.spark_type for column in columns}
     added = mode.columns({name: types[name] for name in key})
     is_log = mode.fold is Fold.CHANGES
@@ -97,21 +97,21 @@ def prepare_states(
     wanted += [
         TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
     ]
-    prepare_target(spark, uri, wanted)
+    prepare_target(spark, target, wanted)
     for name in key if is_log else ():
-        spark.sql(f"alter table {path(uri)} alter column {quote(name)} drop not null")
+        spark.sql(f"alter table {path(target.uri)} alter column {quote(name)} drop not null")
 
 
 def copy_states(
     spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
 ) -> CommitResult:
     """Bring a target to the state of a snapshot, in one commit."""
-    mode, uri = job.pipeline.target.mode_of(begun.table_name), job.lake.target(begun.table_name).uri
+    mode, target = job.pipeline.target.mode_of(begun.table_name), job.lake.target(begun.table_name)
     if not rows.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
         frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
-        return replace_target(spark, uri, frame, rows.tag)
-    with writing_target(uri):
+        return replace_target(spark, target, frame, rows.tag)
+    with writing_target(target.uri):
         return _add(spark, job, begun, copied, rows)
 
 
@@ -133,10 +133,10 @@ def _add(
 ) -> CommitResult:
     mode = job.pipeline.target.mode_of(begun.table_name)
     copy, table, target = copied.copy, begun.table_name, job.lake.target(begun.table_name)
-    uri, compared = target.uri, target.version
+    compared = target.version
     if complete := job.ledger.complete_states(table):
         check_target(job, complete[-1], compared)
-    held = spark.read.format("delta").load(uri)
+    held = target.frame(spark)
     shared = held.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
     _check_comparable(table, copy, dict(shared.dtypes), dict(copied.stored.dtypes))
     _check_position(table, held, mode, rows.moment.lsn)
@@ -150,7 +150,7 @@ def _add(
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         with tagged(spark, tag):
             states = as_states(kept, source, rows.moment)
-            spark.sql(mode.statement(uri, kept, f"({states})")).collect()
+            spark.sql(mode.statement(target.uri, kept, f"({states})")).collect()
         return tag
 
     done = merge_differences(

@@ -351,7 +351,5 @@ def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> i
     """
     if not job.pipeline.target.metadata_columns:
         return 0
-    frame = (
-        spark.read.format("delta").option("versionAsOf", version).load(job.lake.target(table).uri)
-    )
+    frame = job.lake.target(table).frame(spark, version)
     return frame.where(F.col(RAW).isNotNull()).count()

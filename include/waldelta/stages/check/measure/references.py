@@ -55,8 +55,7 @@ class Side:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns the target's live rows."""
-        kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.target.uri)
-        return self.mode.live_rows(kept, self.key)
+        return self.mode.live_rows(self.target.frame(spark, self.version), self.key)
 
     def open(self) -> TargetVersion:
         """Opens the target's version without Spark."""

@@ -35,7 +35,7 @@ class CheckedTarget:
 
     def kept(self, spark: SparkSession) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
-        return spark.read.format("delta").option("versionAsOf", self.version).load(self.table.uri)
+        return self.table.frame(spark, self.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
     target = job.lake.target(name)
     table = target.open()
     counted = None if table.has_deletion_vectors else row_count(table.files)
-    return spark.read.format("delta").load(target.uri).count() if counted is None else counted
+    return target.frame(spark).count() if counted is None else counted
 
 
 def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | None:

@@ -38,7 +38,7 @@ from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class TargetSide:
     """
 
     spark: SparkSession
-    uri: str
+    target: DeltaTarget
     version: int
     plan: Fingerprint
     shown: tuple[str, ...]
@@ -143,7 +143,7 @@ class TargetSide:
                     task(self._batches(self.small)), schema
                 ).combine_chunks()
             except (DeltaError, OSError, pa.ArrowException) as err:
-                log.info("%s is read by Spark: %s", self.uri, err)
+                log.info("%s is read by Spark: %s", self.target.uri, err)
         return self._run_by_spark(task, schema)
 
     def _batches(self, dataset: ds.Dataset) -> Batches:
@@ -157,9 +157,7 @@ class TargetSide:
             yield pa.RecordBatch.from_arrays([*values, *raws], names)
 
     def _run_by_spark(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
-        frame: DataFrame = (
-            self.spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
-        )
+        frame = self.target.frame(self.spark, self.version)
         columns = [
             F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)
         ]

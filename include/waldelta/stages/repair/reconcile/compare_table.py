@@ -210,7 +210,7 @@ def _sides(
     )
     source, place = _source(job, holder, feeding, copy, plan), job.lake.target(state.table_name)
     small = read_small(place, feeding.version)
-    target = TargetSide(spark, place.uri, feeding.version, plan, tuple(source.shown), small)
+    target = TargetSide(spark, place, feeding.version, plan, tuple(source.shown), small)
     return source, target, left_out
 
 

@@ -43,8 +43,7 @@ def write_differences(
     """
     decode = replay.target.decode
     rows = spark.read.parquet(states)
-    uri = job.lake.target(replay.target.state.table_name).uri
-    target = spark.read.format("delta").load(uri)
+    target = job.lake.target(replay.target.state.table_name).frame(spark)
     if discarded is not None:
         but, shape = spark.read.parquet(discarded), decode.shape
         rows = rows.join(but, shape.bases, "left_anti")

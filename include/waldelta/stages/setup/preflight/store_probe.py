@@ -86,9 +86,7 @@ def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
     """Let Spark append to the table, and delta-rs read what it wrote."""
     root = probe.lake.root
     with raised_as(lambda err: PreflightFailed([f"{root}: {_SPARK}: {first_line(err)}"])):
-        spark.createDataFrame([("Spark",)], "writer string").write.format("delta").mode(
-            "append"
-        ).save(probe.uri)
+        probe.write(spark.createDataFrame([("Spark",)], "writer string"), "append")
     with named_write_errors(root):
         written = probe.open().dataset().to_table()["writer"].to_pylist()
     if sorted(written) != ["Spark", "waldelta"]:
