@@ -15,11 +15,6 @@ def string(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def path(uri: str) -> str:
-    """Returns a Delta table by its location."""
-    return f"delta.{quote(uri)}"
-
-
 def parquet(folder: str) -> str:
     """Returns the Parquet files of a folder, as a relation."""
     return f"parquet.{quote(folder)}"

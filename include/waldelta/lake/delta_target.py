@@ -32,6 +32,7 @@ from waldelta.lake.storage import (
     write_checkpoint,
 )
 from waldelta.permissions import private_files
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -100,6 +101,15 @@ class DeltaTarget:
         except TableNotFoundError:
             return False
         return True
+
+    @property
+    def relation(self) -> str:
+        """The newest version as a relation of Spark SQL, also to be written."""
+        return f"delta.{quote(self.uri)}"
+
+    def relation_at(self, version: int) -> str:
+        """Return a version as a relation of Spark SQL."""
+        return f"{self.relation} version as of {version:d}"
 
     @property
     def files(self) -> FileSystem:

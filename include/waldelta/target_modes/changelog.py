@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.metadata_columns import LSN
-from waldelta.spark_sql import path, quote, string
+from waldelta.spark_sql import quote, string
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, Fold, Invariant, TargetMode
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Changelog(TargetMode):
 
     def statement(
         self,
-        uri: str,
+        target: str,
         kept: Kept,
         source: str,
         truncates: Sequence[Truncation] = (),  # noqa: ARG002 - they are rows of the source
@@ -51,7 +51,7 @@ class Changelog(TargetMode):
             columns.append((BEFORE, f"case when s.{MOVED} then named_struct({fields}) end"))
         names, values = zip(*columns, strict=True)
         return (
-            f"insert into {path(uri)} ({', '.join(names)})\nselect {', '.join(values)}\nfrom"
+            f"insert into {target} ({', '.join(names)})\nselect {', '.join(values)}\nfrom"
             f" {source} as s"
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from waldelta.spark_sql import insert_clause, path, quote
+from waldelta.spark_sql import insert_clause, quote
 from waldelta.target_modes.target_mode import TO_LSN, TO_TS, Fold, Invariant, TargetMode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class History(TargetMode):
     """Ends a key's state and adds its next one."""
 
     def statement(
-        self, uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+        self, target: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
     ) -> str:
         """Returns the MERGE that ends current states and adds new ones.
 
@@ -44,7 +44,7 @@ class History(TargetMode):
             (VALID_TO_LSN, f"s.{TO_LSN}"),
         ]
         statement = (
-            f"merge into {path(uri)} as t\nusing {source} as s\non {on} and t.{VALID_TO_LSN} is"
+            f"merge into {target} as t\nusing {source} as s\non {on} and t.{VALID_TO_LSN} is"
             f" null and {kept.ended}\nwhen matched and t.{VALID_FROM_LSN} >= s.{TO_LSN} then"
             f" delete\nwhen matched then update set t.{VALID_TO} = greatest(t.{VALID_FROM},"
             f" s.{TO_TS}), t.{VALID_TO_LSN} = s.{TO_LSN}\nwhen not matched and {kept.begun} then\n "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.metadata_columns import COMMIT_TS, LSN
-from waldelta.spark_sql import insert_clause, path, quote
+from waldelta.spark_sql import insert_clause, quote
 from waldelta.target_modes.target_mode import TO_LSN, TO_TS, Fold, Invariant, TargetMode
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SoftDelete(TargetMode):
     """Overwrites a key's state with its next one."""
 
     def statement(
-        self, uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+        self, target: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
     ) -> str:
         """Returns the MERGE that keeps each key's last state, marked when the row is gone."""
         on = " and ".join(
@@ -43,7 +43,7 @@ class SoftDelete(TargetMode):
             f"t.{COMMIT_TS} = greatest(t.{COMMIT_TS}, {{at}}), t.{LSN} = greatest(t.{LSN}, {{lsn}})"
         )
         statement = (
-            f"merge into {path(uri)} as t\nusing (select * from {source} as s where {kept.ended} or"
+            f"merge into {target} as t\nusing (select * from {source} as s where {kept.ended} or"
             f" {kept.begun}) as s\non {on}\nwhen matched and {kept.ended} and not t.{DELETED} then"
             f" {marks.format(at=f's.{TO_TS}', lsn=f's.{TO_LSN}')}\nwhen matched and not"
             f" ({kept.ended}) then update set {sets}\nwhen not matched and not ({kept.ended}) then"

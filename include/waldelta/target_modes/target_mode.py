@@ -96,12 +96,12 @@ class TargetMode:
         return dict(self.own_columns)
 
     def statement(
-        self, uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+        self, target: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
     ) -> str:
         """Returns the one statement that merges staged row versions into the target.
 
-        ``source`` is their relation. The first TRUNCATE ends all current states of the target; with
-        ``Fold.CHANGES`` TRUNCATEs are rows of ``source`` instead.
+        ``target`` and ``source`` are relations of Spark SQL. The first TRUNCATE ends all current
+        states of the target; with ``Fold.CHANGES`` TRUNCATEs are rows of ``source`` instead.
         """
         raise NotImplementedError
 

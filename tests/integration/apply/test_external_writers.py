@@ -29,7 +29,6 @@ from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import TargetCut
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.spark_sql import path
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -50,7 +49,7 @@ def append(_, uri):
 
 
 def sql(statement):
-    return lambda spark, uri: spark.sql(statement.format(path(uri))).collect()
+    return lambda spark, uri: spark.sql(statement.format(f"delta.`{uri}`")).collect()
 
 
 def update(_, uri):
@@ -88,7 +87,7 @@ BETWEEN = {
     "t_update": Foreign(sql("update {} set v = 'foreign' where id = 1"), "UPDATE"),
     "t_restore": Foreign(
         lambda spark, uri: spark.sql(
-            f"restore {path(uri)} to version as of {DeltaTable(uri).version() - 1}"
+            f"restore delta.`{uri}` to version as of {DeltaTable(uri).version() - 1}"
         ).collect(),
         "RESTORE",
     ),

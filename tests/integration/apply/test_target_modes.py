@@ -177,7 +177,7 @@ def test_every_mode_holds_what_the_source_has_and_had(
 class Archive(TargetMode):
     """A fifth mode: a key's last state, with the time at which the source deleted the row."""
 
-    def statement(self, uri, kept, source, truncates=()):
+    def statement(self, target, kept, source, truncates=()):
         """Return the MERGE."""
         on = " and ".join(
             f"t.`{kept.names[i]}` = case when {kept.ended} then s.b{k} else s.c{i} end"
@@ -191,7 +191,7 @@ class Archive(TargetMode):
             for truncate in truncates[:1]
         )
         return (
-            f"merge into delta.`{uri}` t using (select * from {source} s where {kept.ended} or"
+            f"merge into {target} t using (select * from {source} s where {kept.ended} or"
             f" {kept.begun}) s on {on} when matched and {kept.ended} then update set"
             f" t._wd_gone = coalesce(t._wd_gone, s.to_ts) when matched then update set {sets}"
             f" when not matched and {kept.begun} then {insert_clause(values)}{gone}"

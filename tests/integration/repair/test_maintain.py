@@ -221,7 +221,8 @@ def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     """
     consume(spark, database, pipeline, 1, 2)
     job = pipeline.job()
-    uri = job.lake.target("public.a").uri
+    target = job.lake.target("public.a")
+    uri = target.uri
     folder, old = local_path(uri), time.time() - 8 * 24 * 3600
     for name, at in (("part-killed.parquet", old), ("part-being-written.parquet", time.time())):
         (folder / name).write_text("x")
@@ -234,7 +235,7 @@ def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     assert [
         (folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")
     ] == [False, True]
-    set_deletion_vectors(spark, uri, wanted=True)
+    set_deletion_vectors(spark, target, wanted=True)
     spark.sql(f"delete from delta.`{uri}` where id = 1").collect()
     asked = Statements(spark)
     maintain.maintain_target(asked, job, "public.a")
@@ -301,7 +302,7 @@ def test_delta_keeps_logs_and_files_as_long_as_promised(spark, lake):
     target, told = Lake(lake).target("public.t"), []
     write_deltalake(target.uri, pa.table({"id": [1]}))
     for hours in (168, 500, 500, 1000, 168):
-        set_retention(spark, target.uri, target.open(), hours)
+        set_retention(spark, target.open(), hours)
         seen = target.open()
         told.append((seen.version, *sorted(seen.properties.values())))
     by_hour = "interval {} hours".format

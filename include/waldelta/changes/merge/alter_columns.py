@@ -29,7 +29,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.spark_sql import path, quote
+from waldelta.spark_sql import quote
 from waldelta.target_modes import mode_column_names
 from waldelta.types import TargetType
 
@@ -145,7 +145,7 @@ def _add_columns(
             f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}"
         )
         last = column.state.name
-    spark.sql(f"alter table {path(target.uri)} add columns ({', '.join(listed)})")
+    spark.sql(f"alter table {target.relation} add columns ({', '.join(listed)})")
 
 
 def _reshaped(

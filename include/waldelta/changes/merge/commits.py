@@ -56,10 +56,10 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
     """Commit a generation that changes no row; the commit fences runs that still write an earlier
     one.
     """
-    uri = job.lake.target(state.table_name).uri
-    set_generation(spark, uri, state.generation)
+    target = job.lake.target(state.table_name)
+    set_generation(spark, target, state.generation)
     cut = read_untouched(job, state)
-    sync_commit(uri, cut.version)
+    sync_commit(target.uri, cut.version)
     return cut
 
 
@@ -71,7 +71,7 @@ def commit_equal(
     A copy that began earlier then comes too late.
     """
     with tagged(spark, tag):
-        spark.sql(void_statement(job.lake.target(state.table_name).uri, column)).collect()
+        spark.sql(void_statement(job.lake.target(state.table_name).relation, column)).collect()
     return commit_untouched(spark, job, state)
 
 
@@ -93,7 +93,7 @@ def take_over_target(
     """
 
     def shut_out() -> None:
-        set_generation(spark, job.lake.target(state.table_name).uri, state.generation)
+        set_generation(spark, job.lake.target(state.table_name), state.generation)
         fault_point("takeover.fenced")
         quarantine.forget(state.table_name, state.generation, fence.verify(), fence)
 
@@ -110,7 +110,7 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     def shut_out() -> None:
         if (table := target.find()) is not None:
             target.log.check_entry(table.version + 1)
-            set_generation(spark, target.uri, generation)
+            set_generation(spark, target, generation)
 
     with writing_target(target.uri):
         if not take_over(job.lake, name, shut_out):

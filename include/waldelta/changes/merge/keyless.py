@@ -15,7 +15,7 @@ from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTIO
 from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.changes.merge.statements import of_leaves, raw_entries
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
-from waldelta.spark_sql import path, quote
+from waldelta.spark_sql import quote
 from waldelta.types import TargetType
 
 # The columns of a target by name.
@@ -35,7 +35,7 @@ def count_statement(
     It returns a row ``action, rows`` for each action that has any.
     """
     return (
-        f"with {_chosen(path(target), source, columns, metadata_columns, truncated)}\n"
+        f"with {_chosen(target, source, columns, metadata_columns, truncated)}\n"
         "select r.action, count(*) as rows\n"
         "from chosen as t\n"
         "join numbered as r on t.alike = r.alike and t.n = r.n\n"
@@ -57,9 +57,9 @@ def rewrite_statement(
     """
     names, _ = _named(columns, metadata_columns=metadata_columns)
     rows = rewritten_rows(
-        path(target), source, columns, metadata_columns=metadata_columns, truncated=truncated
+        target, source, columns, metadata_columns=metadata_columns, truncated=truncated
     )
-    return f"insert overwrite {path(target)} ({', '.join(names)})\n{rows}"
+    return f"insert overwrite {target} ({', '.join(names)})\n{rows}"
 
 
 def rewritten_rows(
@@ -108,7 +108,7 @@ def different_rows(target: str, rows: str, columns: Columns, *, metadata_columns
     moment = ", lsn, commit_ts" if metadata_columns else ""
     return (
         f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1"
-        f" as n from {path(target)}),\nformed as (select n, {forms}{moment} from both),\ncounted as"
+        f" as n from {target}),\nformed as (select n, {forms}{moment} from both),\ncounted as"
         f" (select sum(n) as n from formed group by exact{moment})\nselect coalesce(sum(case when n"
         " > 0 then n end), 0) as lacking, coalesce(-sum(case when n < 0 then n end), 0) as"
         " many\nfrom counted"
@@ -119,8 +119,7 @@ def replace_statement(target: str, rows: str, columns: Columns, *, metadata_colu
     """Return the INSERT OVERWRITE with relation ``rows``, as rewritten_rows() returns it."""
     names, aliases = _named(columns, metadata_columns=metadata_columns)
     return (
-        f"insert overwrite {path(target)} ({', '.join(names)})\nselect {', '.join(aliases)} from"
-        f" {rows}"
+        f"insert overwrite {target} ({', '.join(names)})\nselect {', '.join(aliases)} from {rows}"
     )
 
 

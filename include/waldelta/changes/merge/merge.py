@@ -71,8 +71,8 @@ def merge_staged(
         reraise=True,
     )
     if plan.decode.unfolding is not None:
-        uri = job.lake.target(plan.state.table_name).uri
-        return again(merge_states, spark, uri, plan, changes, tag)
+        target = job.lake.target(plan.state.table_name)
+        return again(merge_states, spark, target, plan, changes, tag)
     if changes.net is None and changes.files is not None:
         check_whole(spark, changes)
     return again(_merge, spark, job, changes.source, plan, tag, fence)
@@ -91,7 +91,7 @@ def _merge(
     Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
     target over (take_over_target).
     """
-    uri = job.lake.target(plan.state.table_name).uri
+    target = job.lake.target(plan.state.table_name).relation
     keep_metadata = job.pipeline.target.metadata_columns
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
@@ -99,22 +99,22 @@ def _merge(
     found: dict[str, int] = {}
     if changes_copies(plan, tag):
         statement = count_statement(
-            uri, source, columns, metadata_columns=keep_metadata, truncated=cut
+            target, source, columns, metadata_columns=keep_metadata, truncated=cut
         )
         found = _count_found(spark, statement)
         tag = replace(tag, counts=tag.counts | found)
         fence.verify()  # Counting may have taken long.
     if any(found.values()) or (cut and not plan.decode.shape.key):
         statement = rewrite_statement(
-            uri, source, columns, metadata_columns=keep_metadata, truncated=cut
+            target, source, columns, metadata_columns=keep_metadata, truncated=cut
         )
     elif plan.is_truncated or not plan.decode.shape.key:
         statement = insert_statement(
-            uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_truncated
+            target, source, names, metadata_columns=keep_metadata, overwrite=plan.is_truncated
         )
     else:
         statement = merge_statement(
-            uri, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
+            target, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
         )
     with tagged(spark, tag):
         spark.sql(statement).collect()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.statements import CommitTag, as_stored, merge_statement, tagged
+from waldelta.lake import DeltaTarget
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet
 
@@ -30,13 +31,13 @@ def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
 
 def merge_rows(
     spark: SparkSession,
-    target: str,
+    target: DeltaTarget,
     copy: TableCopy,
     key: Sequence[str],
     folder: str,
     tag: CommitTag,
 ) -> CommitTag:
-    """Merge the rows staged in ``folder`` into the table at ``target``, and return ``tag``.
+    """Merge the rows staged in ``folder`` into ``target``, and return ``tag``.
 
     The columns are ``action``, ``b<k>`` for the key, and the staged names. Delta's settings apply
     to the whole session while this runs: nothing else may commit through it.
@@ -44,7 +45,11 @@ def merge_rows(
     names = [name for name, _ in copy.columns]
     source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
     statement = merge_statement(
-        target, source, names, staged_shape(copy, key), metadata_columns=copy.lsn is not None
+        target.relation,
+        source,
+        names,
+        staged_shape(copy, key),
+        metadata_columns=copy.lsn is not None,
     )
     with tagged(spark, tag):
         spark.sql(statement).collect()

@@ -22,7 +22,7 @@ from waldelta.changes.decode.collapse import (
 from waldelta.lake import Tag
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.spark.session import TXN_APP, TXN_VERSION, USER_METADATA
-from waldelta.spark_sql import insert_clause, path, quote, string
+from waldelta.spark_sql import insert_clause, quote, string
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def merge_statement(
 ) -> str:
     """Return the MERGE of net changes (columns as in collapse) from ``source`` into the target.
 
-    ``truncated`` are the oids of leaves whose rows are removed, except for those in the changes.
+    Both are relations of Spark SQL, as in the other statements. ``truncated`` are the oids of
+    leaves whose rows are removed, except for those in the changes.
     """
     on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
     updates = [
@@ -106,7 +107,7 @@ def merge_statement(
         ]
         inserts += [(LSN, "s.lsn"), (COMMIT_TS, "s.commit_ts"), (RAW, "s.raw")]
     return (
-        f"merge into {path(target)} as t\n"
+        f"merge into {target} as t\n"
         f"using {source} as s\n"
         f"on {on}\n"
         f"when matched and s.action in ('{ACTION_DELETE}', '{ACTION_PURGE}') then delete\n"
@@ -137,7 +138,7 @@ def insert_statement(
     if metadata_columns:
         columns += [(LSN, "lsn"), (COMMIT_TS, "commit_ts"), (RAW, "raw")]
     return (
-        f"insert {'overwrite' if overwrite else 'into'} {path(target)}"
+        f"insert {'overwrite' if overwrite else 'into'} {target}"
         f" ({', '.join(n for n, _ in columns)})\nselect {', '.join(v for _, v in columns)}\nfrom"
         f" {source}\nwhere action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
     )
@@ -159,7 +160,7 @@ def void_statement(target: str, column: str) -> str:
     """Return an UPDATE of no row, which still is a commit: any other with its transaction id is
     late.
     """
-    return f"update {path(target)} set {quote(column)} = {quote(column)} where false"
+    return f"update {target} set {quote(column)} = {quote(column)} where false"
 
 
 @contextmanager

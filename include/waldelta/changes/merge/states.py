@@ -171,7 +171,7 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
 
 
 def merge_states(
-    spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, tag: CommitTag
+    spark: SparkSession, target: DeltaTarget, plan: TargetPlan, staged: Staged, tag: CommitTag
 ) -> CommitTag:
     """Commit the staged rows; returns the tag they were committed under."""
     kept, source = kept_of(plan), staged.source
@@ -181,7 +181,7 @@ def merge_states(
         write_parquet(folder, _truncate_rows(truncates))
         source = f"({_with_truncates(kept, source, folder)})"
     with tagged(spark, tag):
-        spark.sql(kept.mode.statement(uri, kept, source, truncates)).collect()
+        spark.sql(kept.mode.statement(target.relation, kept, source, truncates)).collect()
     return tag
 
 

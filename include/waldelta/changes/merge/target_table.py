@@ -24,7 +24,7 @@ from waldelta.pipeline.task_errors import first_line, is_conflict, named_error, 
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark_sql import path, quote
+from waldelta.spark_sql import quote
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
 
@@ -136,12 +136,12 @@ def prepare_target(
             remove_empty_log(target.uri)
             properties = _MAPPING if needs_mapping(columns) else {}
             spark.sql(
-                f"create table {path(target.uri)} ({target_ddl(columns)}) using"
+                f"create table {target.relation} ({target_ddl(columns)}) using"
                 f" delta{_tblproperties(properties)}"
             )
         elif needs_mapping(columns) and not needs_mapping(existing.fields):
             listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
-            spark.sql(f"alter table {path(target.uri)} set tblproperties {listed}")
+            spark.sql(f"alter table {target.relation} set tblproperties {listed}")
 
 
 def writes_deletion_vectors(table: TargetVersion) -> bool:
@@ -151,14 +151,13 @@ def writes_deletion_vectors(table: TargetVersion) -> bool:
     return table.properties.get(_DELETION_VECTORS, "false").lower() == "true"
 
 
-def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
+def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool) -> None:
     """Set whether later commits mark rows as deleted; existing marks stay readable either way."""
-    spark.sql(
-        f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}"
-    )
+    listed = _tblproperties({_DELETION_VECTORS: str(wanted).lower()})
+    spark.sql(f"alter table {target.relation} set{listed}")
 
 
-def set_retention(spark: SparkSession, uri: str, table: TargetVersion, hours: int) -> None:
+def set_retention(spark: SparkSession, table: TargetVersion, hours: int) -> None:
     """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
 
     A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
@@ -172,12 +171,12 @@ def set_retention(spark: SparkSession, uri: str, table: TargetVersion, hours: in
     }
     kept = usual | table.properties
     if any(kept[name] != value for name, value in wanted.items()):
-        spark.sql(f"alter table {path(uri)} set{_tblproperties(wanted)}")
+        spark.sql(f"alter table {table.place.relation} set{_tblproperties(wanted)}")
 
 
-def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
+def set_generation(spark: SparkSession, target: DeltaTarget, generation: int) -> None:
     """Commit the target's generation: runs that still write an earlier one conflict with it."""
-    spark.sql(f"alter table {path(uri)} set{_tblproperties({_GENERATION: str(generation)})}")
+    spark.sql(f"alter table {target.relation} set{_tblproperties({_GENERATION: str(generation)})}")
 
 
 def replace_target(
@@ -195,7 +194,7 @@ def replace_target(
         frame, options[option] = plainly_typed(frame), "true"
     with writing_target(target.uri):
         target.write(frame, "overwrite", tag, options)
-    written = _read_commit(spark, target.uri, tag.metadata)
+    written = _read_commit(spark, target, tag.metadata)
     sync_commit(target.uri, written.version)
     return written
 
@@ -232,8 +231,8 @@ def target_write_error(uri: str, err: Exception) -> WaldeltaError:
     return not_writable_by_spark(uri, err, first_line(err))
 
 
-def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitResult:
-    history = spark.sql(f"describe history {path(uri)} limit 20")
+def _read_commit(spark: SparkSession, target: DeltaTarget, user_metadata: str) -> CommitResult:
+    history = spark.sql(f"describe history {target.relation} limit 20")
     mine = (
         history.where(history.userMetadata == user_metadata)
         .select("version", "operationMetrics")
@@ -241,7 +240,9 @@ def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitRes
     )
     if not mine:
         # Delta silently skips a repeated txnVersion.
-        raise LateWriter(f"{uri}: the commit isn't in the table's history: run the sync again")
+        raise LateWriter(
+            f"{target.uri}: the commit isn't in the table's history: run the sync again"
+        )
     version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
     return CommitResult(
         version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))

@@ -36,7 +36,6 @@ from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
 from waldelta.pipeline.task_errors import is_conflict
 from waldelta.quantities import counted
 from waldelta.slot.durable_position import durable_position
-from waldelta.spark_sql import path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,11 +87,11 @@ def _compact_as_chosen(
     Returns the error where another writer committed to it during each attempt. That can be a run
     that has lost the target's lock with its connection and still compacts.
     """
-    uri, chosen = table.place.uri, job.pipeline.target
+    chosen = job.pipeline.target
 
     def compact() -> None:
-        _keep_as_chosen(spark, uri, table, chosen.deletion_vectors_of(name))
-        set_retention(spark, uri, table, job.pipeline.maintenance.keep_versions_hours)
+        _keep_as_chosen(spark, table, chosen.deletion_vectors_of(name))
+        set_retention(spark, table, job.pipeline.maintenance.keep_versions_hours)
         _compact(spark, table)
 
     def see_that_commit(_: tenacity.RetryCallState) -> None:
@@ -133,12 +132,10 @@ def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
             log.info("%s is vacuumed by Spark: %s", table.place.uri, err)
         else:
             return
-    spark.sql(f"vacuum {path(table.place.uri)} retain {int(hours)} hours").collect()
+    spark.sql(f"vacuum {table.place.relation} retain {int(hours)} hours").collect()
 
 
-def _keep_as_chosen(
-    spark: SparkSession, uri: str, table: TargetVersion, deletion_vectors: bool
-) -> None:
+def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors: bool) -> None:
     """Follow the pipeline file's choice of deletion vectors.
 
     When they are switched off, existing ones are purged, so that every reader can read the table
@@ -149,16 +146,16 @@ def _keep_as_chosen(
     if not deletion_vectors:
         # Purged before they are switched off: if killed in between, the next maintenance repeats
         # it.
-        spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
+        spark.sql(f"reorg table {table.place.relation} apply (purge)").collect()
         fault_point("maintain.purged")
-    set_deletion_vectors(spark, uri, deletion_vectors)
+    set_deletion_vectors(spark, table.place, deletion_vectors)
 
 
 def _compact(spark: SparkSession, table: TargetVersion) -> None:
     table.update()
     if _has_work(table):
         with session_settings(spark, _FILE_SIZES):
-            spark.sql(f"optimize {path(table.place.uri)}").collect()
+            spark.sql(f"optimize {table.place.relation}").collect()
     fault_point("maintain.compacted")
 
 

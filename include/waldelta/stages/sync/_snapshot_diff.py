@@ -122,7 +122,7 @@ def mend_target(
     begins. Raises LateWriter, SnapshotLost, or the error that a task named.
     """
     target = job.lake.target(state.table_name)
-    uri, compared = target.uri, target.version
+    compared = target.version
     target.log.check_entry(compared + 1)
     diff: RowDiff | None = None
     try:
@@ -133,7 +133,7 @@ def mend_target(
     except StateError as err:
         why = str(err)
     if why is None:
-        merge = partial(merge_rows, spark, uri, copied.copy, copied.copy.key_columns)
+        merge = partial(merge_rows, spark, target, copied.copy, copied.copy.key_columns)
         diff = merge_differences(
             spark, job, state, copied, compared=compared, attempt=attempt, merge=merge
         )

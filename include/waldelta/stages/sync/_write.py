@@ -79,7 +79,6 @@ def write_copy(
     """
     table_id, target = rows.target, job.pipeline.target
     place, mode = job.lake.target(str(table_id)), target.mode_of(str(table_id))
-    uri = place.uri
     marks = target.deletion_vectors_of(str(table_id))
     is_plain = not (mode.keeps_rows or marks) and former is None
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
@@ -91,7 +90,7 @@ def write_copy(
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = writes_deletion_vectors(place.open())
     if marks and not marked:
-        set_deletion_vectors(spark, uri, wanted=True)
+        set_deletion_vectors(spark, place, wanted=True)
     read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(
         once(_in_frames(rows.reader)), target_schema(rows.columns)
     )
@@ -102,13 +101,13 @@ def write_copy(
     if mode.keeps_rows:
         return copy_states(spark, job, begun, given, rows), None, None
     if former is not None:
-        with writing_target(uri):
+        with writing_target(place.uri):
             diff = mend_target(spark, job, begun, former, given, rows.tag.number)
     if isinstance(diff, RowDiff):
         return CommitResult(diff.version, diff.compared, 0), None, diff
     written = replace_target(spark, place, frame, rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
-        set_deletion_vectors(spark, uri, wanted=False)
+        set_deletion_vectors(spark, place, wanted=False)
     return written, None, diff
 
 

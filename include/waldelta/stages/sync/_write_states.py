@@ -39,7 +39,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.snapshot import TableCopy
-from waldelta.spark_sql import parquet, path, quote
+from waldelta.spark_sql import parquet, quote
 from waldelta.stages.sync._snapshot_diff import CopiedRows, merge_differences
 from waldelta.target_modes import Fold, TargetMode
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
@@ -99,7 +99,7 @@ def prepare_states(
     ]
     prepare_target(spark, target, wanted)
     for name in key if is_log else ():
-        spark.sql(f"alter table {path(target.uri)} alter column {quote(name)} drop not null")
+        spark.sql(f"alter table {target.relation} alter column {quote(name)} drop not null")
 
 
 def copy_states(
@@ -150,7 +150,7 @@ def _add(
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         with tagged(spark, tag):
             states = as_states(kept, source, rows.moment)
-            spark.sql(mode.statement(target.uri, kept, f"({states})")).collect()
+            spark.sql(mode.statement(target.relation, kept, f"({states})")).collect()
         return tag
 
     done = merge_differences(

@@ -20,7 +20,7 @@ def test_merge_statement():
     TOAST.
     """
     assert (
-        merge_statement("file:///l/s/t", "src", NAMES, SHAPE, metadata_columns=False)
+        merge_statement("delta.`file:///l/s/t`", "src", NAMES, SHAPE, metadata_columns=False)
         == "merge into delta.`file:///l/s/t` as t\n"
         "using src as s\n"
         "on t.`the ``key``` = s.b0\n"
@@ -37,10 +37,10 @@ def test_truncated_leaves():
     any more.
     """
     cut = {"metadata_columns": False, "truncated": (7, 9)}
-    merged = merge_statement("u", "src", NAMES, SHAPE, **cut)
+    merged = merge_statement("delta.`u`", "src", NAMES, SHAPE, **cut)
     assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
     columns = [("_wd_relid", stored_type("bigint", "bigint"))]
-    rewritten = rewrite_statement("u", "src", columns, **cut)
+    rewritten = rewrite_statement("delta.`u`", "src", columns, **cut)
     assert (
         "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9),"
         " false))" in rewritten
@@ -49,18 +49,18 @@ def test_truncated_leaves():
 
 def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
     """_wd_raw is what came now, and what stood there for the columns that stay."""
-    statement = merge_statement("u", "src", NAMES, SHAPE, metadata_columns=True)
+    statement = merge_statement("delta.`u`", "src", NAMES, SHAPE, metadata_columns=True)
     assert "map_filter(t._wd_raw, (k, v) -> (k = 'it\\'s' and s.u2))" in statement
     assert statement.endswith("values (s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw)")
 
 
 def test_insert_statement():
     """Without a key rows are added; after a TRUNCATE they replace what was there."""
-    added = insert_statement("u", "src", NAMES, metadata_columns=False, overwrite=False)
+    added = insert_statement("delta.`u`", "src", NAMES, metadata_columns=False, overwrite=False)
     assert added.startswith(
         "insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src"
     )
-    replaced = insert_statement("u", "src", NAMES, metadata_columns=True, overwrite=True)
+    replaced = insert_statement("delta.`u`", "src", NAMES, metadata_columns=True, overwrite=True)
     assert replaced.startswith("insert overwrite delta.`u`")
     assert "_wd_raw" in replaced
     assert all(text.endswith("where action in ('insert', 'upsert')") for text in (added, replaced))
@@ -76,7 +76,7 @@ def test_rewrite_statement():
     entries.
     """
     columns = [("the `row", Text()), ("n", NumericAsText()), ("h", Hstore())]
-    statement = rewrite_statement("u", "src", columns, metadata_columns=True)
+    statement = rewrite_statement("delta.`u`", "src", columns, metadata_columns=True)
     assert statement.startswith(
         "insert overwrite delta.`u` (`the ``row`, `n`, `h`, _wd_lsn, _wd_commit_ts, _wd_raw)\n"
         "with plain as (select `the ``row` as v0, `n` as v1, `h` as v2, _wd_lsn as lsn, "
@@ -88,4 +88,4 @@ def test_rewrite_statement():
         "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action ="
         " 'insert'"
     )
-    assert "raw" not in rewrite_statement("u", "src", columns, metadata_columns=False)
+    assert "raw" not in rewrite_statement("delta.`u`", "src", columns, metadata_columns=False)

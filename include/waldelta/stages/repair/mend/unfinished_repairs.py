@@ -201,7 +201,7 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
 
 
 def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> None:
-    statement = void_statement(job.lake.target(begun.table_name).uri, begun.key_columns[0])
+    statement = void_statement(job.lake.target(begun.table_name).relation, begun.key_columns[0])
     try:
         with tagged(spark, replace(tag, verb=_VOID)):
             spark.sql(statement).collect()

@@ -21,7 +21,7 @@ from waldelta.lake import DeltaTarget
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
-from waldelta.spark_sql import parquet, path
+from waldelta.spark_sql import parquet
 from waldelta.stages.repair.replay._plan import ReplayPlan
 
 if TYPE_CHECKING:
@@ -60,17 +60,17 @@ def write_rows(
     plan, kept = replay.target, job.pipeline.target.metadata_columns
     columns, target = plan.decode.columns, job.lake.target(plan.state.table_name)
     staged = stage(spark, change_log, plan, f"{folder}-net/net")
-    version = (
-        "limit 0"
+    base = (
+        f"{target.relation} limit 0"
         if plan.is_truncated
-        else f"version as of {_version_of_copy(plan.state, target):d}"
+        else target.relation_at(_version_of_copy(plan.state, target))
     )
-    base, cut = f"{path(target.uri)} {version}", plan.truncated_leaves
+    cut = plan.truncated_leaves
     rows = spark.sql(
         rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut)
     )
     rows.write.mode("overwrite").parquet(folder)
-    statement = different_rows(target.uri, parquet(folder), columns, metadata_columns=kept)
+    statement = different_rows(target.relation, parquet(folder), columns, metadata_columns=kept)
     ((lacking, many),) = spark.sql(statement).collect()
     found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
     return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}

@@ -275,7 +275,7 @@ def _mend_by_key(
 ) -> tuple[TargetCut, int]:
     """Merge the rows that differ; returns how many keys were compared, too."""
     job, state, decode = run.job, plan.target.state, plan.target.decode
-    uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
+    target, kept = job.lake.target(state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = derive_states(run.spark, change_log, plan, f"{folder}-states")
     discarded = _stage_discarded(run, plan.target, f"{folder}-discarded")
@@ -298,7 +298,9 @@ def _mend_by_key(
         filled=filled,
     )
     source = as_stored(changes.source, decode.types)
-    statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
+    statement = merge_statement(
+        target.relation, source, decode.names, decode.shape, metadata_columns=kept
+    )
     cut = _commit(run, plan, statement, replace(tag, counts=changes.counts), fence)
     if filled:
         run.quarantine.add(filled, fence)
@@ -324,10 +326,10 @@ def _mend_whole(
 ) -> tuple[TargetCut, int]:
     """Replace all rows of a table without a key, if they differ; there are no keys to count."""
     job, state = run.job, plan.target.state
-    uri, kept = job.lake.target(state.table_name).uri, job.pipeline.target.metadata_columns
+    target, kept = job.lake.target(state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, folder)
     columns = plan.target.decode.columns
-    statement = replace_statement(uri, parquet(folder), columns, metadata_columns=kept)
+    statement = replace_statement(target.relation, parquet(folder), columns, metadata_columns=kept)
     return _commit(run, plan, statement, replace(tag, counts=counts), fence), 0
 
 
