@@ -28,7 +28,9 @@ from waldelta.lake.storage import (
     SPARKS_TIMESTAMPS,
     entry_path,
     is_local,
+    sync_behind,
     sync_commit,
+    sync_commits,
     write_checkpoint,
 )
 from waldelta.permissions import private_files
@@ -101,6 +103,21 @@ class DeltaTarget:
         except TableNotFoundError:
             return False
         return True
+
+    def sync_commit(self, version: int) -> None:
+        """Make a commit durable, with those before it; an object store's is, once it is made.
+
+        Raises OSError when one of its files is missing.
+        """
+        sync_commit(self.uri, version)
+
+    def sync_commits(self, versions: Iterable[int]) -> None:
+        """Make commits durable that may be external, except for files that are gone."""
+        sync_commits(self.uri, versions)
+
+    def sync_behind(self, version: int) -> int:
+        """Make the commits after a version durable, as sync_commits() does; returns the last."""
+        return sync_behind(self.uri, version)
 
     @property
     def relation(self) -> str:
@@ -434,7 +451,7 @@ class TargetVersion:
 
         A failure to write a checkpoint undoes no commit, and a later version gets one.
         """
-        sync_commit(self.place.uri, version)
+        self.place.sync_commit(version)
         if self.version < version:
             self.update()
         if self.version % CHECKPOINT_INTERVAL == 0:

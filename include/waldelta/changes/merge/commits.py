@@ -34,7 +34,6 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
-from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id
@@ -59,7 +58,7 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
     target = job.lake.target(state.table_name)
     set_generation(spark, target, state.generation)
     cut = read_untouched(job, state)
-    sync_commit(target.uri, cut.version)
+    target.sync_commit(cut.version)
     return cut
 
 
@@ -141,7 +140,7 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
     # A commit of this process is known; one of Spark's may not be.
     for table in (opened() for opened in (target.open_known, target.open)):
         if (entry := _commit_of(table, tag, _NEWEST)) is not None:
-            sync_commit(target.uri, int(entry["version"]))
+            target.sync_commit(int(entry["version"]))
             # This reads the commit's own metadata, because a late writer's may have come first.
             return _cut(state, entry)
     if any(tag.counts.values()):
@@ -205,7 +204,7 @@ def read_unreported(
         ):
             break
         # A commit isn't necessarily on disk, and its files may be compacted and gone by now.
-        sync_commits(target.uri, [version])
+        target.sync_commits([version])
         this = _cut(state, entry)
         if in_cut is not None and version <= in_cut:
             within = this if within is None else within + this

@@ -17,7 +17,7 @@ from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake import DeltaTarget, Tag, TargetVersion
-from waldelta.lake.storage import remove_empty_log, sync_commit
+from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error, raised_as
@@ -195,7 +195,7 @@ def replace_target(
     with writing_target(target.uri):
         target.write(frame, "overwrite", tag, options)
     written = _read_commit(spark, target, tag.metadata)
-    sync_commit(target.uri, written.version)
+    target.sync_commit(written.version)
     return written
 
 

@@ -20,7 +20,7 @@ from waldelta.arrow import grouped
 from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
 from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag, TargetVersion
-from waldelta.lake.storage import remove_empty_log, sync_commit
+from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import target_not_writable
 
 # The columns by which files are pruned, and from which the landed end is read.
@@ -86,7 +86,7 @@ def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
             configuration=_PROPERTIES,
             raise_if_key_not_exists=False,
         )
-        sync_commit(place.uri, 0)
+        place.sync_commit(0)
     except (DeltaError, OSError) as err:
         raise target_not_writable(place.uri, err, besides=_KEPT) from None
 

@@ -35,11 +35,7 @@ from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.quarantine import SKIPPED
 from waldelta.lake.ledger.records import ConsumedBatch
-from waldelta.lake.storage import (
-    CHANGES,
-    remove_empty_folders,
-    sync_behind,
-)
+from waldelta.lake.storage import CHANGES, remove_empty_folders
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
@@ -203,9 +199,9 @@ class ChangeLog(RowMessages):
             # batch is the partition column, so whole files are removed, and none is read.
             table.delete(f"batch <= {upto_batch:d}", properties)
         fault_point("maintain.forgotten")
-        version = sync_behind(self.uri, version)
+        version = self.place.sync_behind(version)
         table.vacuum(hours, full=True)
-        sync_behind(self.uri, version)
+        self.place.sync_behind(version)
         # A later batch's folder may be about to get its file.
         remove_empty_folders(
             self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch

@@ -30,10 +30,7 @@ from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger._file_cache import STATISTIC, read_files, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
-from waldelta.lake.storage import (
-    is_local,
-    sync_commit,
-)
+from waldelta.lake.storage import is_local
 from waldelta.lake.write_errors import target_not_writable
 
 log = logging.getLogger(__name__)
@@ -286,7 +283,7 @@ class LedgerTable(Generic[R]):
         if dropped or len(table.sized_files) > 1:
             table.overwrite(kept, writer_properties=self._groups)
             fault_point("maintain.pruned")
-            sync_commit(self.uri, table.version)
+            self.place.sync_commit(table.version)
         table.vacuum(_KEEP_FILES_HOURS)
         table.drop_old_entries()
         return dropped
@@ -298,7 +295,7 @@ class LedgerTable(Generic[R]):
             if self.place.find() is None:
                 raise
             raise CommitFailedError("another run created the table") from err
-        sync_commit(self.uri, 0)
+        self.place.sync_commit(0)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

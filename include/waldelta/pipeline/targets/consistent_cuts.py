@@ -74,7 +74,9 @@ def renew_cut(job: Job) -> list[str]:
     told = []
     for then, present in zip(cut.targets, targets, strict=True):
         told += expire_vacuumed(
-            job, then.table_name, check_durably(_log(job, then), then.version, present.version)
+            job,
+            then.table_name,
+            check_durably(job.lake.target(then.table_name), then.version, present.version),
         )
     with suppress(LateWriter):  # Another run has published a newer cut.
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog
+from waldelta.lake import DeltaLog, DeltaTarget
 from waldelta.lake.delta_log import Commit
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.records import ExternalCommit, now
-from waldelta.lake.storage import is_within, local_path, sync_commits
+from waldelta.lake.storage import is_within, local_path
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import check_same_copy
@@ -80,18 +80,18 @@ class Watch:
         LockHeld and LateWriter.
         """
         after = self.checked_upto(state)
-        table = self.job.lake.target(state.table_name).log
-        table.check_entry(version + 1)
+        target = self.job.lake.target(state.table_name)
+        target.log.check_entry(version + 1)
         if after is not None and version < after:
             raise StateError(
-                f"{state.table_name}: its target {table.uri} is another table"
+                f"{state.table_name}: its target {target.uri} is another table"
                 f" than the one that was copied (it is at version {version}, and a run has"
                 f" already seen version {after}): run the initial sync for it again"
             )
         if after is None or version == after:
             self._checked[state.table_name] = version
             return []
-        seen = check_durably(table, after, version)
+        seen = check_durably(target, after, version)
         known = {commit.version for commit in state.foreign_commits}
         fresh = [commit for commit in seen.commits if commit.version not in known]
         if fresh:
@@ -163,7 +163,7 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     after = checked_upto(job.ledger.last_cut(), state)
     if after is None or after >= version:
         return []
-    seen = check_durably(job.lake.target(state.table_name).log, after, version)
+    seen = check_durably(job.lake.target(state.table_name), after, version)
     vacuumed = expire_vacuumed(job, state.table_name, seen, only_new=False)
     if not seen.commits:
         return vacuumed
@@ -198,12 +198,12 @@ def check_target(job: Job, state: TableState, version: int | None = None) -> Non
     check_readable(target.log, state, job.ledger.last_cut(), newest)
 
 
-def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:
+def check_durably(target: DeltaTarget, after: int, upto: int) -> Seen:
     """Run check_log(), and force the external commits to disk, because a cut will be built on
     them.
     """
-    seen = check_log(table, after, upto)
-    sync_commits(table.uri, seen.others)
+    seen = check_log(target.log, after, upto)
+    target.sync_commits(seen.others)
     return seen
 
 

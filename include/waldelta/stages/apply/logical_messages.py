@@ -22,7 +22,7 @@ from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import commits, place_columns
-from waldelta.lake.storage import MESSAGES, sync_commit
+from waldelta.lake.storage import MESSAGES
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
@@ -109,7 +109,7 @@ def _append(
             named = record_unreadable(job, unread, named)
         raise named or ApplyError(f"messages not written: {err}") from err
     fault_point("messages.written")
-    sync_commit(place.uri, place.version)
+    place.sync_commit(place.version)
     return last
 
 

@@ -26,7 +26,7 @@ from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import find_leftovers
-from waldelta.lake.storage import remove_folder, sync_behind
+from waldelta.lake.storage import remove_folder
 from waldelta.pgoutput.transactions import Prepared
 from waldelta.pipeline import Job, RunResult, StageResult, target_lock
 from waldelta.pipeline.targets import Watermarks
@@ -61,7 +61,6 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     because another writer committed to it each time.
     """
     target, hours = job.lake.target(name), job.pipeline.maintenance.keep_versions_hours
-    uri = target.uri
     with target_lock(job, name):
         table = target.open()
         version = table.version
@@ -70,11 +69,11 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
         overtaken = _compact_as_chosen(spark, job, name, table)
         # Otherwise only the next commit would make the log durable, and a cut could name a version
         # that a power failure removes.
-        version = sync_behind(uri, version)
+        version = target.sync_behind(version)
     # The deleted files have been unused for a week at least, so no other run waits while the
     # table's folder is listed.
     _vacuum(spark, table, hours)
-    sync_behind(uri, version)
+    target.sync_behind(version)
     if overtaken is not None:
         raise overtaken
 
