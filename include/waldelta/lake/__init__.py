@@ -6,7 +6,14 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.lake.delta_log import DeltaLog
-    from waldelta.lake.delta_target import DeltaTarget, Tag, TargetVersion
+    from waldelta.lake.delta_target import (
+        READ_FAILURES,
+        WRITE_FAILURES,
+        DeltaTarget,
+        TableError,
+        Tag,
+        TargetVersion,
+    )
     from waldelta.lake.lake import Lake
     from waldelta.lake.storage import (
         bookkeeping_uri,
@@ -16,9 +23,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "READ_FAILURES",
+    "WRITE_FAILURES",
     "DeltaLog",
     "DeltaTarget",
     "Lake",
+    "TableError",
     "Tag",
     "TargetVersion",
     "bookkeeping_uri",
@@ -29,7 +39,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     delta_log="DeltaLog",
-    delta_target="DeltaTarget Tag TargetVersion",
+    delta_target="DeltaTarget TableError Tag TargetVersion READ_FAILURES WRITE_FAILURES",
     lake="Lake",
     storage="bookkeeping_uri check_writable target_uri write_parquet",
 )

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 
     from waldelta.lake.lake import Lake
 
+# delta-rs's error about a table, as DeltaTarget.open() raises it.
+TableError = DeltaError
+# What reading a table may raise, and what writing to it may.
+READ_FAILURES = (TableError, OSError, pa.ArrowException)
+WRITE_FAILURES = (TableError, OSError)
 # Delta writer features implemented without Spark, by Delta's names. A table that requires any other
 # feature is written by Spark.
 _LEGACY_WRITER = 2
@@ -151,7 +156,7 @@ class DeltaTarget:
     def open(self, version: int | None = None) -> TargetVersion:
         """Open the table at a version (None: the newest), without Spark.
 
-        Raises TableNotFoundError when there is no table, DeltaError when it can't be read.
+        Raises TableError: TableNotFoundError when there is no table, another when it can't be read.
         """
         kept = self.lake.cache.take(self.uri, version)
         if kept is not None and (version is not None or self._is_updated(kept)):
@@ -226,10 +231,10 @@ class DeltaTarget:
         storage = self.lake.storage_options
         write_deltalake(self.uri, rows, mode="error", storage_options=storage, **_ONE_COMMIT)
 
-    def create(self, schema: Schema, **options: Any) -> TargetVersion:
+    def create(self, columns: pa.Schema, **options: Any) -> TargetVersion:
         """Create the empty table with these columns; ``options`` as of delta-rs."""
         with private_files():
-            storage = self.lake.storage_options
+            schema, storage = Schema.from_arrow(columns), self.lake.storage_options
             DeltaTable.create(self.uri, schema, storage_options=storage, **options)
         return self.open_from_log()
 
@@ -288,14 +293,28 @@ class TargetVersion:
         return pa.schema(self.table.schema().to_arrow())
 
     @property
-    def delta_schema(self) -> Schema:
+    def _delta_schema(self) -> Schema:
         """The columns with the types that Delta's log names."""
         return self.table.schema()
+
+    def can_store(self, columns: pa.Schema) -> bool:
+        """Return whether the table has these columns and their types, and no others.
+
+        It may have fewer NOT NULL constraints, not more.
+        """
+        held, wanted = (
+            {field.name: field for field in schema.fields}
+            for schema in (self._delta_schema, Schema.from_arrow(columns))
+        )
+        return held.keys() == wanted.keys() and all(
+            held[name].type == field.type and (held[name].nullable or not field.nullable)
+            for name, field in wanted.items()
+        )
 
     @property
     def spark_types(self) -> dict[str, str]:
         """The type of each column as Spark's ``simpleString`` writes it."""
-        return {field.name: _spark_type(field.type) for field in self.delta_schema.fields}
+        return {field.name: _spark_type(field.type) for field in self._delta_schema.fields}
 
     @property
     def properties(self) -> dict[str, str]:
@@ -337,7 +356,7 @@ class TargetVersion:
             version_is_known
             and required <= _KNOWN
             and not is_append_only
-            and not any("delta.invariants" in field.metadata for field in self.delta_schema.fields)
+            and not any("delta.invariants" in field.metadata for field in self._delta_schema.fields)
             and not self.table.metadata().partition_columns
         )
 

@@ -11,10 +11,10 @@ from itertools import takewhile
 from typing import Any
 
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
 
 from waldelta.config import PipelineFile
 from waldelta.errors import SlotMissing, StateError
+from waldelta.lake import TableError
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.ledger import Ledger, TableState
@@ -97,7 +97,7 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
             after = watermarks.of(state)
             if sum(log.sizes(after, last).values()) <= _MOST_MESSAGES:
                 waiting = _count(log, (after, last), state)
-        except (StateError, DeltaError):
+        except (StateError, TableError):
             pass  # Changes that can't be counted can be released anyway.
         passes = [
             row

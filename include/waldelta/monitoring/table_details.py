@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
 
+from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import ColumnState, Ledger, TableState
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
@@ -74,9 +73,7 @@ def read_table_details(
         table = target.open()
         types, files = table.spark_types, table.files
     except (
-        DeltaError,
-        OSError,
-        pa.ArrowException,
+        READ_FAILURES
     ):  # The target isn't copied yet, or is gone: the ledger's columns are shown.
         known = tuple(
             _line(column.name, column.spark_type, column, state) for column in state.columns

@@ -11,12 +11,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError
+from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
@@ -50,7 +49,7 @@ from waldelta_airflow.views._reports import read_reports, reports_of
 log = logging.getLogger(__name__)
 
 # Errors raised by a store, a file, or a table that isn't waldelta's.
-READ_ERRORS = (DeltaError, OSError, pa.ArrowException, ConfigError, LakeError)
+READ_ERRORS = (*READ_FAILURES, ConfigError, LakeError)
 HOURS = (24, 168)
 # Used in addresses where only the run's id is known.
 ANY_VERB = "any"

@@ -191,3 +191,21 @@ def test_a_garbage_collection_in_the_cache_waits_for_nobody(target, monkeypatch)
 
     monkeypatch.setattr(DeltaTable, "version", collected)
     assert target.open().version == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "fits"),
+    [
+        ([("id", pa.int64(), False), ("v", pa.string(), False)], True),
+        ([("id", pa.int64(), False), ("v", pa.string(), True)], True),
+        ([("id", pa.int64(), True), ("v", pa.string(), True)], False),
+        ([("id", pa.int32(), False), ("v", pa.string(), True)], False),
+        ([("id", pa.int64(), False)], False),
+    ],
+)
+def test_a_table_can_store_rows_of_its_own_columns(lake, columns, fits):
+    """With their types, whose NOT NULL constraints are those of the table, or more."""
+    created = pa.schema([pa.field("id", pa.int64(), False), pa.field("v", pa.string())])
+    table = Lake(lake).target("s.created").create(created)
+    assert table.can_store(pa.schema([pa.field(*column) for column in columns])) is fits
+    assert table.can_store(table.schema)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from waldelta.arrow import table_of
 from waldelta.changes.decode import TargetPlan
@@ -23,7 +22,7 @@ from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, Event
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import TargetVersion
+from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
 from waldelta.lake.fence import Fence
@@ -86,7 +85,7 @@ def commit_in_driver(
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         return _merge(table, changes, tag, fence)
-    except (DeltaError, OSError, pa.ArrowException) as err:
+    except READ_FAILURES as err:
         # For example, another writer has committed since. Spark will merge, or report why it can't.
         # If this commit succeeded after all, Spark won't repeat it.
         log.info("table=%s can't be merged by the driver, so Spark merges it: %s", table_name, err)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import tenacity
-from deltalake import Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow.fs import FileSelector
 
@@ -80,7 +79,7 @@ def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
         if any(found.base_name != "_delta_log" for found in there) and not place.exists:
             raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
         place.create(
-            Schema.from_arrow(pa.schema([("batch", pa.int64()), *schema])),
+            pa.schema([("batch", pa.int64()), *schema]),
             mode="ignore",
             partition_by=["batch"],
             configuration=_PROPERTIES,

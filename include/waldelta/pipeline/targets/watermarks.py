@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deltalake.exceptions import DeltaError, TableNotFoundError
-
 from waldelta.errors import LateWriter, StateError
+from waldelta.lake import TableError
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.ledger import TableState
@@ -62,14 +61,13 @@ class Watermarks:
         """
         place = self._job.lake.target(state.table_name)
         try:
-            table = place.open()
+            if (table := place.find()) is None:
+                raise StateError(
+                    f"{state.table_name}: its target {place.uri} is gone: run the initial sync for"
+                    " it again"
+                )
             committed = table.committed(apply_app_id(self.identity, state))
-        except TableNotFoundError as err:
-            raise StateError(
-                f"{state.table_name}: its target {place.uri} is gone: run the initial sync for"
-                " it again"
-            ) from err
-        except DeltaError as err:
+        except TableError as err:
             raise StateError(
                 f"{state.table_name}: its target {place.uri} can't be read"
                 f" ({str(err).splitlines()[0]}): restore the missing files of its _delta_log, or"

@@ -8,9 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-
+from waldelta.lake import READ_FAILURES
 from waldelta.spark.session_pool import MOST_AT_ONCE
 from waldelta.stages.check.measure import DuplicateKeys, Measured, Reference
 from waldelta.stages.check.measure.profile import profile_by_values
@@ -79,7 +77,7 @@ def profile_early(
     def measure() -> Measured | None:
         try:
             return profile_by_values(target.open(), asked[0].kwargs["columns"])
-        except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+        except (*READ_FAILURES, KeyError) as err:
             log.info(
                 "table=%s can't be measured on the driver, so Spark measures it: %s",
                 target.state.table_name,

@@ -16,11 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.lake import TargetVersion
+from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.lake.driver_limits import is_small
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import LSN
@@ -151,7 +149,7 @@ def affordable(rules: SourceRules) -> SourceRules:
         try:
             sides = reference.referring, reference.referenced
             counts = [row_count(side.open().files) for side in sides]
-        except (DeltaError, OSError, pa.ArrowException, KeyError):
+        except (*READ_FAILURES, KeyError):
             counts = [None]
         rows = sum(count for count in counts if count is not None)
         if None in counts or rows > _MOST_ROWS_REFERRED:
@@ -177,7 +175,7 @@ def quick_profile(
         return None, plan
     try:
         found = profile_in_driver(table, asked[0].kwargs["columns"])
-    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+    except (*READ_FAILURES, KeyError) as err:
         log.info("table=%s can't be measured on the driver: %s", plan.table, type(err).__name__)
         found = None
     if found is not None:
@@ -260,7 +258,7 @@ def is_met_in_driver(
         rows = table.dataset().to_table(columns=sorted(columns))
         if any(rows_without_parent_in_driver(one) != 0 for one in references):
             return False
-    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+    except (*READ_FAILURES, KeyError) as err:
         log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
         return False
     return all(kind_of(p.type).is_met_by(rows, p) for p in plan.expectations)

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltalake.exceptions import TableNotFoundError
-
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
@@ -215,12 +213,9 @@ def _without_references(
 
 
 def _current_version(table: str, target: DeltaTarget) -> int:
-    try:
-        return target.version
-    except TableNotFoundError as err:
-        raise StateError(
-            f"the target of {table} isn't at {target.uri}: run the initial sync again"
-        ) from err
+    if (newest := target.find()) is None:
+        raise StateError(f"the target of {table} isn't at {target.uri}: run the initial sync again")
+    return newest.version
 
 
 def _before(

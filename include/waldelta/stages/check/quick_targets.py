@@ -9,10 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-
-from waldelta.lake import DeltaTarget
+from waldelta.lake import READ_FAILURES, DeltaTarget
 from waldelta.lake.storage import row_count
 from waldelta.pipeline import Job, RunResult
 
@@ -48,7 +45,7 @@ def is_little(changes: int, target: DeltaTarget, version: int | None) -> bool:
         return True
     try:
         rows = row_count(target.open(version).files)
-    except (DeltaError, OSError, pa.ArrowException) as err:
+    except READ_FAILURES as err:
         log.info("%s gets a full check, since its rows can't be counted: %s", target.uri, err)
         return False
     return rows is not None and changes <= rows * _SHARE

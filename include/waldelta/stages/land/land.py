@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 from waldelta.config import Source
 from waldelta.errors import DecodeError
 from waldelta.failpoints import fault_point
+from waldelta.lake import WRITE_FAILURES
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.pgoutput import UnreadMessage
@@ -87,7 +87,7 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
     check_read()
     try:
         change_log.add(batch, file, _commit_metadata(batch, source, bound))
-    except (DeltaError, OSError) as err:
+    except WRITE_FAILURES as err:
         raise change_log_write_error(change_log.uri, err) or err from err
     fault_point("land.committed")
     return PeekTimes(row.server_s, row.total_s, row.messages)

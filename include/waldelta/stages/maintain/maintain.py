@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 import tenacity
-from deltalake.exceptions import DeltaError
 
 from waldelta.changes.merge.statements import session_settings
 from waldelta.changes.merge.target_table import (
@@ -21,7 +20,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import TargetVersion
+from waldelta.lake import WRITE_FAILURES, TargetVersion
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
@@ -127,7 +126,7 @@ def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
     if table.is_writable:
         try:
             table.vacuum(hours, full=True)
-        except (DeltaError, OSError) as err:  # The files may belong to another user, for example.
+        except WRITE_FAILURES as err:  # The files may belong to another user, for example.
             log.info("%s is vacuumed by Spark: %s", table.place.uri, err)
         else:
             return

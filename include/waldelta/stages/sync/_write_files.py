@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import Schema
-from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector
 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
@@ -27,7 +25,7 @@ from waldelta.changes.merge.target_table import (
     target_write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake import DeltaTarget, Tag, TargetVersion
+from waldelta.lake import WRITE_FAILURES, DeltaTarget, TableError, Tag, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.write_errors import target_not_writable
@@ -75,39 +73,32 @@ def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVe
     """
     if needs_mapping(columns) or any(column.spark_type == Variant.spark for column in columns):
         return None
-    wanted = Schema.from_arrow(pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns]))
     try:
-        table = _opened(place, wanted)
-        return table if _fits(table, wanted) else None
-    except (DeltaError, OSError) as err:
+        table = _opened(place, columns)
+        return table if _fits(table, _wanted(columns)) else None
+    except WRITE_FAILURES as err:
         log.info("Spark writes %s, since the driver can't: %s", place.uri, first_line(err))
         return None
 
 
-def _opened(place: DeltaTarget, wanted: Schema) -> TargetVersion:
+def _wanted(columns: Sequence[TargetColumn]) -> pa.Schema:
+    return pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
+
+
+def _opened(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVersion:
     """Returns the table, created if missing; raises OSError for a folder with other files in it."""
     if (table := place.find()) is not None:
         return table
-    if _NTZ in wanted.to_json():
-        raise DeltaError(f"Spark can't read a table with {_NTZ} columns that delta-rs created")
+    if any(_NTZ in column.spark_type for column in columns):
+        raise TableError(f"Spark can't read a table with {_NTZ} columns that delta-rs created")
     if place.files.get_file_info(FileSelector("", allow_not_found=True)):
         raise FileExistsError(f"{place.uri} has files and no Delta log")
-    return place.create(wanted)
+    return place.create(_wanted(columns))
 
 
-def _fits(table: TargetVersion, wanted: Schema) -> bool:
-    """Returns whether the table has the wanted columns, and no feature that requires Spark.
-
-    It may have fewer NOT NULL constraints, not more.
-    """
-    held, asked = (
-        {field.name: field for field in schema.fields} for schema in (table.delta_schema, wanted)
-    )
-    if not table.is_writable or held.keys() != asked.keys():
-        return False
-    if any(held[name].type != field.type for name, field in asked.items()):
-        return False
-    if any(field.nullable and not held[name].nullable for name, field in asked.items()):
+def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
+    """Returns whether the table has the wanted columns, and no feature that requires Spark."""
+    if not (table.is_writable and table.can_store(wanted)):
         return False
     # A path with more than a file name belongs to a clone, or to a table that was partitioned.
     return not any(mark in path for path, _ in table.sized_files for mark in "/%:")
@@ -143,7 +134,7 @@ def copy_files(
         # After any other error the commit may exist: its response was lost, or a later step failed.
         discard(place, prefix)
         raise
-    except (DeltaError, OSError) as err:
+    except WRITE_FAILURES as err:
         raise target_not_writable(place.uri, err) from None
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
@@ -212,7 +203,7 @@ def _commit(table: TargetVersion, files: Sequence[tuple[str, int, str]], tag: Ta
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
-    place, wanted = table.place, table.delta_schema
+    place, wanted = table.place, table.schema
     late = LateWriter(
         f"{place.uri} was changed by another writer while it was replaced: run the sync again"
     )

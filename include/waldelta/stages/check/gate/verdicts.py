@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
 
 from waldelta.errors import WaldeltaError
+from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.records import now
@@ -119,7 +118,7 @@ def record_or_warn(what: str, tables: Collection[str]) -> Iterator[None]:
     """
     try:
         yield
-    except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
+    except (WaldeltaError, *READ_FAILURES) as err:
         log.warning(
             "%s can't be recorded for %s before the next check: %s",
             what,

@@ -18,10 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
 from waldelta.spark_sql import quote
 
@@ -129,7 +128,7 @@ class IntegerKey:
         try:
             known = self._table.place.open(version)
             held = known.files["path"]
-        except (DeltaError, OSError, pa.ArrowException) as err:
+        except READ_FAILURES as err:
             log.info(
                 "all keys of %s are compared, since version %d can't be read: %s",
                 self._table.place.uri,

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
-from waldelta.lake import TargetVersion
+from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.lake.driver_limits import is_small
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
@@ -92,7 +91,7 @@ def count_rows_without_parent(spark: SparkSession, reference: Reference) -> Dupl
         if found == 0:
             return DuplicateKeys(0)
         reference = reference if found is None else replace(reference, since=None)
-    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+    except (*READ_FAILURES, KeyError) as err:
         log.info(
             "foreign key %s can't be checked on the driver: %s", reference.name, type(err).__name__
         )

@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import DeltaTarget
+from waldelta.lake import READ_FAILURES, DeltaTarget
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_at_most
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
@@ -142,7 +141,7 @@ class TargetSide:
                 return pa.Table.from_batches(
                     task(self._batches(self.small)), schema
                 ).combine_chunks()
-            except (DeltaError, OSError, pa.ArrowException) as err:
+            except READ_FAILURES as err:
                 log.info("%s is read by Spark: %s", self.target.uri, err)
         return self._run_by_spark(task, schema)
 
@@ -183,7 +182,7 @@ def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | 
         dataset = table.dataset()
         # The driver reads one row group at a time.
         return dataset if max(row_group_bytes(dataset), default=0) <= MOST_DRIVER_BYTES else None
-    except (DeltaError, OSError, pa.ArrowException) as err:
+    except READ_FAILURES as err:
         log.info("%s is read by Spark: %s", target.uri, err)
         return None
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deltalake.exceptions import DeltaError
-
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
 from waldelta.changes.merge.keyless import different_rows, rewritten_rows
 from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
-from waldelta.lake import DeltaTarget
+from waldelta.lake import DeltaTarget, TableError
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
@@ -87,7 +85,7 @@ def _version_of_copy(state: TableState, target: DeltaTarget) -> int:
         if (written.get("verb"), written.get("generation")) == ("sync", state.generation):
             try:
                 copied = target.open(int(entry["version"]))
-            except DeltaError:
+            except TableError:
                 break
             if copied.schema.names == present:
                 return copied.version

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from deltalake import Schema
 
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
@@ -72,7 +71,7 @@ def probe_commits(target: Target, lake: Lake) -> Iterator[DeltaTarget]:
 
 def _is_exclusive(probe: DeltaTarget) -> bool:
     """Return whether only the first of two writers who have read the same version commits."""
-    probe.create(Schema.from_arrow(_ROW.schema))
+    probe.create(_ROW.schema)
     first, second = probe.open(), probe.open()
     replace_by_rows(first, [], _ROW, Tag("probe", 0, "first"))
     try:
