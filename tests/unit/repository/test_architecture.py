@@ -348,16 +348,40 @@ def _is_deltalake(path: Path, name: str) -> bool:
     return name == "DeltaTable" and "deltalake" in imported(path) and "delta" not in imported(path)
 
 
-def test_only_the_lake_opens_and_writes_delta_tables():
-    """Without Spark. Another table format, or store, stands behind one module."""
-    wrong = {
-        str(path.relative_to(ROOT))
-        for folder in ("include/waldelta", "include/waldelta_airflow", "spark_jobs")
+# How code names a Delta table, or a version of one, for Spark.
+NAMES_DELTA = re.compile(r"^delta$|\bdelta\.(`|$)|^(version|timestamp)AsOf$|\bversion as of\b")
+
+
+def test_only_the_lake_knows_the_table_format():
+    """Another table format, or store, is a change of one folder: no other module imports delta-rs,
+    or reads, writes or names a Delta table for Spark.
+    """
+    wrong = [
+        f"{path.relative_to(ROOT)} has {found}"
+        for folder in ("include/waldelta", "include/waldelta_airflow", "spark_jobs", "plugins")
         for path in modules(folder)
-        if {"deltalake.DeltaTable", "deltalake.write_deltalake"} & set(imports(path))
-        and "include/waldelta/lake/" not in path.as_posix()
+        if "include/waldelta/lake/" not in path.as_posix()
+        for found in [
+            *({"deltalake", "delta"} & imported(path)),
+            *(text for text in texts(tree_of(path)) if NAMES_DELTA.search(text)),
+        ]
+    ]
+    assert wrong == []
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """The strings of a file, and the parts of its f-strings, without its docstrings."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
     }
-    assert wrong == set()
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    for node in constants:
+        if isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
 
 
 def test_only_byte_readers_read_integers_out_of_bytes():
