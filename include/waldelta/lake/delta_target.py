@@ -1,7 +1,7 @@
 """A Delta table of the lake: where it is, its versions, and the protocol of every commit to it.
 
-Another table format, or another store, would be written here: no other module of a stage opens a
-Delta table, or commits to one without Spark.
+Another table format would be written here and in delta_statements.py: no module outside of this
+package opens a Delta table, reads, writes or names one for Spark, or commits to one.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ WRITE_FAILURES = (TableError, OSError)
 # feature is written by Spark.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
+DELETION_VECTORS = "delta.enableDeletionVectors"
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
 _ONE_COMMIT: dict[str, Any] = {
@@ -336,6 +337,16 @@ class TargetVersion:
     def has_deletion_vectors(self) -> bool:
         """Whether files may have deleted rows, which the log's row counts of a file include."""
         return "deletionVectors" in (self.table.protocol().reader_features or ())
+
+    @property
+    def writes_deletion_vectors(self) -> bool:
+        """Whether commits mark rows as deleted instead of rewriting files; a new table's don't."""
+        return self.properties.get(DELETION_VECTORS, "false").lower() == "true"
+
+    @property
+    def maps_columns(self) -> bool:
+        """Whether columns have other names in files, and in the files' statistics."""
+        return self.properties.get("delta.columnMapping.mode", "none") != "none"
 
     @property
     def has_optional_layout(self) -> bool:

@@ -18,10 +18,10 @@ from tests.oracles.compare import compare_target
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
-from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
 from waldelta.errors import LateWriter
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake, bookkeeping_uri
+from waldelta.lake.delta_statements import set_deletion_vectors, set_retention
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger import prune_ledger as ledger_upkeep
 from waldelta.lake.ledger.records import Run, SlotMove, now

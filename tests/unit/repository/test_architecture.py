@@ -348,8 +348,12 @@ def _is_deltalake(path: Path, name: str) -> bool:
     return name == "DeltaTable" and "deltalake" in imported(path) and "delta" not in imported(path)
 
 
-# How code names a Delta table, or a version of one, for Spark.
-NAMES_DELTA = re.compile(r"^delta$|\bdelta\.(`|$)|^(version|timestamp)AsOf$|\bversion as of\b")
+# How code names a Delta table, its versions and properties, or a statement of Delta's, for Spark. A
+# session's settings, and the errors that Spark reports, stand in the packages of Spark instead.
+NAMES_DELTA = re.compile(
+    r"^delta$|(^|\s)delta\.|\busing delta\b|\btblproperties\b|^(version|timestamp)AsOf$"
+    r"|\bversion as of\b|^(optimize|vacuum|reorg table|describe history) "
+)
 
 
 def test_only_the_lake_knows_the_table_format():

@@ -28,10 +28,11 @@ from waldelta.changes.merge.statements import (
     tagged,
     void_statement,
 )
-from waldelta.changes.merge.target_table import set_generation, writing_target
+from waldelta.changes.merge.target_table import writing_target
 from waldelta.errors import LateWriter, SnapshotLost
 from waldelta.failpoints import fault_point
 from waldelta.lake import TargetVersion
+from waldelta.lake.delta_statements import set_generation
 from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.pipeline import Job, SlotIdentity

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -16,7 +15,15 @@ from pyspark.sql import functions as F
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
-from waldelta.lake import DeltaTarget, Tag, TargetVersion
+from waldelta.lake import DeltaTarget, Tag
+from waldelta.lake.delta_statements import (
+    create_table,
+    find_commit,
+    is_absent,
+    map_columns,
+    needs_mapping,
+    schema_option,
+)
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -33,21 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
-# Parquet's own column names can't have these characters, so a table with one is written with column
-# mapping.
-_UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
-_MAPPING = {
-    "delta.columnMapping.mode": "name",
-    "delta.minReaderVersion": "2",
-    "delta.minWriterVersion": "5",
-}
-_GENERATION = "waldelta.generation"
-_DELETION_VECTORS = "delta.enableDeletionVectors"
-_FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-_FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
-_ABSENT = re.compile(
-    r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,53 +122,14 @@ def prepare_target(
             " permissions of the user that runs Spark"
         )
 
+    mapped = needs_mapping(column.name for column in columns)
     with raised_as(not_writable):
         existing = _read_schema(spark, target)
         if existing is None:
             remove_empty_log(target.uri)
-            properties = _MAPPING if needs_mapping(columns) else {}
-            spark.sql(
-                f"create table {target.relation} ({target_ddl(columns)}) using"
-                f" delta{_tblproperties(properties)}"
-            )
-        elif needs_mapping(columns) and not needs_mapping(existing.fields):
-            listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
-            spark.sql(f"alter table {target.relation} set tblproperties {listed}")
-
-
-def writes_deletion_vectors(table: TargetVersion) -> bool:
-    """Return whether commits mark rows as deleted instead of rewriting files; a new target's
-    don't.
-    """
-    return table.properties.get(_DELETION_VECTORS, "false").lower() == "true"
-
-
-def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool) -> None:
-    """Set whether later commits mark rows as deleted; existing marks stay readable either way."""
-    listed = _tblproperties({_DELETION_VECTORS: str(wanted).lower()})
-    spark.sql(f"alter table {target.relation} set{listed}")
-
-
-def set_retention(spark: SparkSession, table: TargetVersion, hours: int) -> None:
-    """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
-
-    A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
-    VACUUM treats the file as unknown, whatever its retention is.
-    """
-    files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
-    wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
-    usual = {
-        _FILE_RETENTION: f"interval {_FILE_HOURS} hours",
-        _LOG_RETENTION: f"interval {_LOG_HOURS} hours",
-    }
-    kept = usual | table.properties
-    if any(kept[name] != value for name, value in wanted.items()):
-        spark.sql(f"alter table {table.place.relation} set{_tblproperties(wanted)}")
-
-
-def set_generation(spark: SparkSession, target: DeltaTarget, generation: int) -> None:
-    """Commit the target's generation: runs that still write an earlier one conflict with it."""
-    spark.sql(f"alter table {target.relation} set{_tblproperties({_GENERATION: str(generation)})}")
+            create_table(spark, target, target_ddl(columns), mapped=mapped)
+        elif mapped and not needs_mapping(existing.names):
+            map_columns(spark, target)
 
 
 def replace_target(
@@ -190,13 +143,20 @@ def replace_target(
     Raises the named error of a task, or LateWriter when another writer committed at the same time.
     """
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
-    if (option := _schema_option(_read_schema(spark, target), frame.schema)) is not None:
+    if (option := schema_option(_read_schema(spark, target), frame.schema)) is not None:
         frame, options[option] = plainly_typed(frame), "true"
     with writing_target(target.uri):
         target.write(frame, "overwrite", tag, options)
-    written = _read_commit(spark, target, tag.metadata)
-    target.sync_commit(written.version)
-    return written
+    if (commit := find_commit(spark, target, tag.metadata)) is None:
+        # Delta silently skips a repeated txnVersion.
+        raise LateWriter(
+            f"{target.uri}: the commit isn't in the table's history: run the sync again"
+        )
+    version, metrics = commit
+    target.sync_commit(version)
+    return CommitResult(
+        version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
+    )
 
 
 def plainly_typed(frame: DataFrame) -> DataFrame:
@@ -231,56 +191,10 @@ def target_write_error(uri: str, err: Exception) -> WaldeltaError:
     return not_writable_by_spark(uri, err, first_line(err))
 
 
-def _read_commit(spark: SparkSession, target: DeltaTarget, user_metadata: str) -> CommitResult:
-    history = spark.sql(f"describe history {target.relation} limit 20")
-    mine = (
-        history.where(history.userMetadata == user_metadata)
-        .select("version", "operationMetrics")
-        .collect()
-    )
-    if not mine:
-        # Delta silently skips a repeated txnVersion.
-        raise LateWriter(
-            f"{target.uri}: the commit isn't in the table's history: run the sync again"
-        )
-    version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
-    return CommitResult(
-        version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
-    )
-
-
 def _read_schema(spark: SparkSession, target: DeltaTarget) -> StructType | None:
     try:
         return target.frame(spark).schema
     except AnalysisException as err:
-        if _ABSENT.search(str(err)):
+        if is_absent(err):
             return None
         raise
-
-
-def _schema_option(existing: StructType | None, wanted: StructType) -> str | None:
-    """Return how the target's schema must change.
-
-    Merging keeps its NOT NULL columns, overwriting makes all nullable. Tried on Delta 4.4:
-    overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is
-    refused afterwards, and so is CREATE OR REPLACE with other columns at a path. createOrReplace
-    can add a CHECK constraint in the same commit, but that isn't NOT NULL in the schema and
-    requires more of every writer.
-    """
-    held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
-    added = {field.name: field.dataType for field in wanted.fields}
-    if held == added:
-        return None
-    return "mergeSchema" if held.items() <= added.items() else "overwriteSchema"
-
-
-def needs_mapping(columns: Sequence[Any]) -> bool:
-    """Return whether Parquet can't use a column's name, so that columns have other names in
-    files.
-    """
-    return any(_UNMAPPABLE.search(column.name) for column in columns)
-
-
-def _tblproperties(properties: Mapping[str, str]) -> str:
-    listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-    return f" tblproperties ({listed})" if listed else ""

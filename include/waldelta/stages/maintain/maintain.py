@@ -13,14 +13,16 @@ import pyarrow.compute as pc
 import tenacity
 
 from waldelta.changes.merge.statements import session_settings
-from waldelta.changes.merge.target_table import (
-    set_deletion_vectors,
-    set_retention,
-    writes_deletion_vectors,
-)
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
 from waldelta.lake import WRITE_FAILURES, TargetVersion
+from waldelta.lake.delta_statements import (
+    optimize,
+    purge_deleted_rows,
+    set_deletion_vectors,
+    set_retention,
+    vacuum,
+)
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
@@ -130,7 +132,7 @@ def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
             log.info("%s is vacuumed by Spark: %s", table.place.uri, err)
         else:
             return
-    spark.sql(f"vacuum {table.place.relation} retain {int(hours)} hours").collect()
+    vacuum(spark, table.place, hours)
 
 
 def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors: bool) -> None:
@@ -139,12 +141,12 @@ def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors:
     When they are switched off, existing ones are purged, so that every reader can read the table
     again.
     """
-    if writes_deletion_vectors(table) == deletion_vectors:
+    if table.writes_deletion_vectors == deletion_vectors:
         return
     if not deletion_vectors:
         # Purged before they are switched off: if killed in between, the next maintenance repeats
         # it.
-        spark.sql(f"reorg table {table.place.relation} apply (purge)").collect()
+        purge_deleted_rows(spark, table.place)
         fault_point("maintain.purged")
     set_deletion_vectors(spark, table.place, deletion_vectors)
 
@@ -153,7 +155,7 @@ def _compact(spark: SparkSession, table: TargetVersion) -> None:
     table.update()
     if _has_work(table):
         with session_settings(spark, _FILE_SIZES):
-            spark.sql(f"optimize {table.place.relation}").collect()
+            optimize(spark, table.place)
     fault_point("maintain.compacted")
 
 

@@ -15,13 +15,12 @@ from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
     replace_target,
-    set_deletion_vectors,
     stored_frame,
     target_schema,
-    writes_deletion_vectors,
     writing_target,
 )
 from waldelta.lake import Tag, TargetVersion
+from waldelta.lake.delta_statements import set_deletion_vectors
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
@@ -88,7 +87,7 @@ def write_copy(
         copied = _copy_in_tasks(spark, here, rows)
         return copied.written, copied.raw_rows, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
-    marked = writes_deletion_vectors(place.open())
+    marked = place.open().writes_deletion_vectors
     if marks and not marked:
         set_deletion_vectors(spark, place, wanted=True)
     read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(

@@ -21,12 +21,12 @@ from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
-    needs_mapping,
     target_write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake import WRITE_FAILURES, DeltaTarget, TableError, Tag, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
+from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.write_errors import target_not_writable
 from waldelta.metadata_columns import RAW
@@ -71,7 +71,8 @@ def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVe
     Spark must write tables with column mapping, variants, deletion vectors or other features,
     tables with other columns, and tables that delta-rs can't access.
     """
-    if needs_mapping(columns) or any(column.spark_type == Variant.spark for column in columns):
+    mapped = needs_mapping(column.name for column in columns)
+    if mapped or any(column.spark_type == Variant.spark for column in columns):
         return None
     try:
         table = _opened(place, columns)

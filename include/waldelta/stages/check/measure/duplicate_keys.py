@@ -98,7 +98,7 @@ class IntegerKey:
             table = target.open(version)
             # Statistics use the files' own column names, and with a column mapping such a name may
             # belong to another column.
-            if table.properties.get("delta.columnMapping.mode", "none") != "none":
+            if table.maps_columns:
                 return None
             files = table.files
         except Exception as err:

@@ -1,0 +1,137 @@
+"""Statements of Delta Lake that Spark runs: they create a table, set its properties, find a commit
+in its history and maintain its files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from waldelta.lake.delta_target import DELETION_VECTORS, DeltaTarget, TargetVersion
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+# Parquet's own column names can't have these characters, so a table with one is written with column
+# mapping.
+_UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
+_MAPPING = {
+    "delta.columnMapping.mode": "name",
+    "delta.minReaderVersion": "2",
+    "delta.minWriterVersion": "5",
+}
+_GENERATION = "waldelta.generation"
+_FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
+_ABSENT = re.compile(
+    r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND"
+)
+
+
+def needs_mapping(columns: Iterable[str]) -> bool:
+    """Return whether Parquet can't use a column's name, so that columns have other names in
+    files.
+    """
+    return any(_UNMAPPABLE.search(column) for column in columns)
+
+
+def create_table(spark: SparkSession, target: DeltaTarget, columns: str, *, mapped: bool) -> None:
+    """Create the empty table with these columns (as DDL), perhaps with column mapping."""
+    properties = f" tblproperties ({_listed(_MAPPING)})" if mapped else ""
+    spark.sql(f"create table {target.relation} ({columns}) using delta{properties}")
+
+
+def map_columns(spark: SparkSession, target: DeltaTarget) -> None:
+    """Give the columns of a table other names in its files, which needs_mapping() asks for."""
+    _set_properties(spark, target, _MAPPING)
+
+
+def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool) -> None:
+    """Set whether later commits mark rows as deleted; existing marks stay readable either way."""
+    _set_properties(spark, target, {DELETION_VECTORS: str(wanted).lower()})
+
+
+def set_retention(spark: SparkSession, table: TargetVersion, hours: int) -> None:
+    """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
+
+    A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
+    VACUUM treats the file as unknown, whatever its retention is.
+    """
+    files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
+    wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
+    usual = {
+        _FILE_RETENTION: f"interval {_FILE_HOURS} hours",
+        _LOG_RETENTION: f"interval {_LOG_HOURS} hours",
+    }
+    kept = usual | table.properties
+    if any(kept[name] != value for name, value in wanted.items()):
+        _set_properties(spark, table.place, wanted)
+
+
+def set_generation(spark: SparkSession, target: DeltaTarget, generation: int) -> None:
+    """Commit the target's generation: runs that still write an earlier one conflict with it."""
+    _set_properties(spark, target, {_GENERATION: str(generation)})
+
+
+def _set_properties(
+    spark: SparkSession, target: DeltaTarget, properties: Mapping[str, str]
+) -> None:
+    spark.sql(f"alter table {target.relation} set tblproperties ({_listed(properties)})")
+
+
+def _listed(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+
+
+def find_commit(
+    spark: SparkSession, target: DeltaTarget, user_metadata: str
+) -> tuple[int, Mapping[str, str]] | None:
+    """Return the newest commit with this userMetadata, as its version and its metrics.
+
+    None when there is none among the last commits.
+    """
+    history = spark.sql(f"describe history {target.relation} limit 20")
+    mine = (
+        history.where(history.userMetadata == user_metadata)
+        .select("version", "operationMetrics")
+        .collect()
+    )
+    return max(((row[0], row[1]) for row in mine), key=lambda commit: commit[0], default=None)
+
+
+def is_absent(err: Exception) -> bool:
+    """Return whether an error of Spark's says that there is no table."""
+    return _ABSENT.search(str(err)) is not None
+
+
+def schema_option(existing: StructType | None, wanted: StructType) -> str | None:
+    """Return the option by which DeltaTarget.write() changes the target's schema, if it must.
+
+    Merging keeps its NOT NULL columns, overwriting makes all nullable. Tried on Delta 4.4:
+    overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is
+    refused afterwards, and so is CREATE OR REPLACE with other columns at a path. createOrReplace
+    can add a CHECK constraint in the same commit, but that isn't NOT NULL in the schema and
+    requires more of every writer.
+    """
+    held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
+    added = {field.name: field.dataType for field in wanted.fields}
+    if held == added:
+        return None
+    return "mergeSchema" if held.items() <= added.items() else "overwriteSchema"
+
+
+def purge_deleted_rows(spark: SparkSession, target: DeltaTarget) -> None:
+    """Rewrite the files that have rows marked as deleted, without these rows."""
+    spark.sql(f"reorg table {target.relation} apply (purge)").collect()
+
+
+def optimize(spark: SparkSession, target: DeltaTarget) -> None:
+    """Compact small files, by the session's settings of file sizes."""
+    spark.sql(f"optimize {target.relation}").collect()
+
+
+def vacuum(spark: SparkSession, target: DeltaTarget, hours: int) -> None:
+    """Delete the files that no version of the last ``hours`` needs."""
+    spark.sql(f"vacuum {target.relation} retain {int(hours)} hours").collect()
