@@ -228,9 +228,10 @@ class DeltaTarget:
             return None
 
     def create_with(self, rows: pa.Table) -> None:
-        """Create the table with its first rows; raises DeltaError when there is one."""
+        """Create the table with its first rows, durably; raises TableError when there is one."""
         storage = self.lake.storage_options
         write_deltalake(self.uri, rows, mode="error", storage_options=storage, **_ONE_COMMIT)
+        self.sync_commit(0)
 
     def create(self, columns: pa.Schema, **options: Any) -> TargetVersion:
         """Create the empty table with these columns; ``options`` as of delta-rs."""
@@ -397,7 +398,7 @@ class TargetVersion:
         return (entry | {"waldelta": read_metadata(entry)} for entry in entries)
 
     def append(self, rows: pa.Table, schema_mode: Literal["merge"] | None = None) -> None:
-        """Add rows in one commit, which is a compare-and-swap on this version.
+        """Add rows in one commit, a compare-and-swap on this version; it is durable on return.
 
         ``schema_mode`` "merge" adds columns that the table lacks. Raises CommitFailedError.
         """
@@ -405,6 +406,7 @@ class TargetVersion:
         write_deltalake(self.table, rows, mode="append", schema_mode=schema_mode, **_ONE_COMMIT)
         if isinstance(self.table, CopiedTable):
             self.table.push(before)
+        self.keep(self.version)
 
     def overwrite(self, rows: pa.Table, **options: Any) -> None:
         """Replace the rows, or those of a predicate; a commit as of append().
@@ -413,9 +415,14 @@ class TargetVersion:
         """
         write_deltalake(self._stored, rows, mode="overwrite", **options, **_ONE_COMMIT)
         self.update()
+        self.keep(self.version)
 
-    def delete(self, predicate: str, properties: CommitProperties) -> None:
-        """Delete the rows of a predicate; whole files where it names partitions alone."""
+    def delete(self, predicate: str, app_id: str, number: int) -> None:
+        """Delete the rows of a predicate in one commit with this transaction id and number.
+
+        These are whole files where it names partitions alone. The commit isn't durable yet.
+        """
+        properties = CommitProperties(app_transactions=[_transaction(app_id, number)])
         self._stored.delete(
             predicate, commit_properties=properties, post_commithook_properties=NO_HOOKS
         )
@@ -444,7 +451,7 @@ class TargetVersion:
         properties = CommitProperties(
             custom_metadata={"userMetadata": tag.metadata},
             max_commit_retries=0,
-            app_transactions=[Transaction(tag.app_id, tag.number, at)],
+            app_transactions=[_transaction(tag.app_id, tag.number)],
         )
         try:
             self.table.create_write_transaction(
@@ -504,6 +511,10 @@ class TargetVersion:
         """Write a checkpoint, and drop the log's old entries, which it replaces."""
         if write_checkpoint(self.table):
             self._stored.cleanup_metadata()
+
+
+def _transaction(app_id: str, number: int) -> Transaction:
+    return Transaction(app_id, number, int(time.time() * 1000))
 
 
 def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:

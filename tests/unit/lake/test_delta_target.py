@@ -193,6 +193,17 @@ def test_a_garbage_collection_in_the_cache_waits_for_nobody(target, monkeypatch)
     assert target.open().version == 0
 
 
+def test_commits_without_spark_are_durable_on_return(lake, monkeypatch):
+    synced, target = [], Lake(lake).target("s.durable")
+    monkeypatch.setattr(module, "sync_commit", lambda _, version: synced.append(version))
+    target.create_with(ROWS)
+    table = target.open()
+    table.append(ROWS)
+    table.overwrite(ROWS)
+    no_files(table)
+    assert synced == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("columns", "fits"),
     [

@@ -6,7 +6,6 @@ back what the commit really contains.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, Transaction
 
 from waldelta.arrow import with_column
 from waldelta.errors import DecodeError, SlotGap
@@ -193,11 +191,8 @@ class ChangeLog(RowMessages):
         table = self.place.open()
         version = table.version
         if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
-            properties = CommitProperties(
-                app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))]
-            )
             # batch is the partition column, so whole files are removed, and none is read.
-            table.delete(f"batch <= {upto_batch:d}", properties)
+            table.delete(f"batch <= {upto_batch:d}", _PRUNED, upto_batch)
         fault_point("maintain.forgotten")
         version = self.place.sync_behind(version)
         table.vacuum(hours, full=True)

@@ -158,7 +158,6 @@ class LedgerTable(Generic[R]):
             return list(rows)
         rows = self._behind(table, rows)
         table.append(self._stored(rows), self._schema_mode(table))
-        table.keep(table.version)
         self._compact_when_many(table)
         return rows
 
@@ -238,7 +237,6 @@ class LedgerTable(Generic[R]):
                 predicate=predicate,
                 schema_mode=self._schema_mode(table),
             )
-            table.keep(table.version)
 
     @_again_when_changed
     def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
@@ -263,7 +261,6 @@ class LedgerTable(Generic[R]):
         }
         with self._named_errors():
             table.overwrite(pa.table(columns), schema_mode="merge")
-            table.keep(table.version)
         return int(marked)
 
     @_again_when_changed
@@ -283,7 +280,6 @@ class LedgerTable(Generic[R]):
         if dropped or len(table.sized_files) > 1:
             table.overwrite(kept, writer_properties=self._groups)
             fault_point("maintain.pruned")
-            self.place.sync_commit(table.version)
         table.vacuum(_KEEP_FILES_HOURS)
         table.drop_old_entries()
         return dropped
@@ -295,7 +291,6 @@ class LedgerTable(Generic[R]):
             if self.place.find() is None:
                 raise
             raise CommitFailedError("another run created the table") from err
-        self.place.sync_commit(0)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
