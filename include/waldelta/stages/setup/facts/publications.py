@@ -17,11 +17,11 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import namedtuple_row
 
 from waldelta.config import Publication
 from waldelta.postgres import Connection, TableColumn, TableId
 from waldelta.postgres.table_patterns import MatchedTable
+from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter import parse_row_filter, refused_filter
 
 DDL_LOCK_TIMEOUT_MS = 5_000
@@ -188,10 +188,7 @@ def read_marked(conn: Connection) -> dict[str, PublicationState]:
 
     Reading filters would take their tables' locks.
     """
-    with conn.cursor(row_factory=namedtuple_row) as cursor:
-        rows: list[Any] = cursor.execute(
-            _PUBLICATIONS.encode(), {"names": [], "every": True, "marked": True}
-        ).fetchall()
+    rows = fetch(conn, _PUBLICATIONS, {"names": [], "every": True, "marked": True})
     return {row.name: _state(row, []) for row in rows}
 
 
@@ -199,10 +196,8 @@ def read_publications(
     conn: Connection, names: Sequence[str] | None = None
 ) -> dict[str, PublicationState]:
     """Returns the publications of these names that exist, or all of the database's."""
-    with conn.cursor(row_factory=namedtuple_row) as cursor:
-        params = {"names": list(names or []), "every": names is None, "marked": False}
-        rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), params).fetchall()
-        relations: list[Any] = cursor.execute(_RELATIONS.encode(), params).fetchall()
+    params = {"names": list(names or []), "every": names is None, "marked": False}
+    rows, relations = fetch(conn, _PUBLICATIONS, params), fetch(conn, _RELATIONS, params)
     return {
         row.name: _state(row, [r for r in relations if r.publication == row.name]) for row in rows
     }
@@ -351,16 +346,11 @@ def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable
 
 
 def _plan_settings(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
-    changed: dict[str, sql.Composable] = {}
-    if wanted.publish != actual.publish:
-        changed["publish"] = _publish(wanted)
-    if wanted.via_root != actual.via_root:
-        changed["publish_via_partition_root"] = _via_root(wanted)
-    if wanted.publishes_generated != actual.publishes_generated:
-        changed["publish_generated_columns"] = _generated(wanted)
+    before = _options(actual)
+    changed = {name: v for name, v in _options(wanted).items() if v != before[name]}
     if changed:
-        settings = sql.SQL(", ").join(changed.values())
-        yield _alter(wanted, "set (", settings, ")", reason=f"{' and '.join(changed)} changed")
+        reason = f"{' and '.join(changed)} changed"
+        yield _alter(wanted, "set (", _settings(changed), ")", reason=reason)
 
 
 def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
@@ -414,14 +404,11 @@ def _create(wanted: PublicationState) -> sql.Composed:
         members = sql.SQL(" for all tables")
     elif wanted.tables or wanted.schemas:
         members = sql.SQL(" for {}").format(_members(wanted.tables, wanted.schemas))
-    # Before 18 there is no such option.
-    settings = [
-        _publish(wanted),
-        _via_root(wanted),
-        *([_generated(wanted)] if wanted.publishes_generated else []),
-    ]
+    options = _options(wanted)
+    if not wanted.publishes_generated:
+        del options["publish_generated_columns"]  # Before 18 there is no such option.
     return sql.SQL("create publication {}{} with ({})").format(
-        sql.Identifier(wanted.name), members, sql.SQL(", ").join(settings)
+        sql.Identifier(wanted.name), members, _settings(options)
     )
 
 
@@ -448,20 +435,19 @@ def _member(table: PublicationTable) -> sql.Composed:
     return sql.SQL("{}{}{}").format(table.id.identifier, columns, text)
 
 
-def _publish(wanted: PublicationState) -> sql.Composed:
-    operations = ", ".join(o for o in OPERATIONS if o in wanted.publish)
-    return sql.SQL("publish = {}").format(sql.Literal(operations))
+def _options(state: PublicationState) -> dict[str, sql.Composable]:
+    """Returns the value of each option that setup sets."""
+    return {
+        "publish": sql.Literal(", ".join(o for o in OPERATIONS if o in state.publish)),
+        "publish_via_partition_root": sql.SQL("true" if state.via_root else "false"),
+        "publish_generated_columns": sql.SQL("stored" if state.publishes_generated else "none"),
+    }
 
 
-def _via_root(wanted: PublicationState) -> sql.Composed:
-    return sql.SQL("publish_via_partition_root = {}").format(
-        sql.SQL("true" if wanted.via_root else "false")
+def _settings(options: Mapping[str, sql.Composable]) -> sql.Composable:
+    return sql.SQL(", ").join(
+        [sql.SQL("{} = {}").format(sql.SQL(name), value) for name, value in options.items()]
     )
-
-
-def _generated(wanted: PublicationState) -> sql.Composed:
-    kind = sql.SQL("stored" if wanted.publishes_generated else "none")
-    return sql.SQL("publish_generated_columns = {}").format(kind)
 
 
 def _comment(wanted: PublicationState) -> Statement:

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from psycopg.rows import namedtuple_row
 
 from waldelta.config import PipelineFile
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
 from waldelta.postgres.table_patterns import MatchedTable, matched_tables
+from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter.runtime_errors import Pattern
 from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
@@ -190,8 +188,7 @@ def is_pooled(client_pid: int, server_pid: int) -> bool:
 
 def read_server(conn: Connection) -> ServerFacts:
     """Query a server about itself and the connection's role."""
-    with conn.cursor(row_factory=namedtuple_row) as cursor:
-        row: Any = cursor.execute(_SERVER.encode(), {"settings": list(_SETTINGS)}).fetchone()
+    (row,) = fetch(conn, _SERVER, {"settings": list(_SETTINGS)})
     return ServerFacts(
         version=int(row.settings["server_version_num"]),
         in_recovery=row.in_recovery,
