@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import psycopg
-from psycopg import sql
 
 from waldelta.errors import TableBusy
 from waldelta.postgres.connection import Connection
@@ -31,18 +30,17 @@ _ATTEMPTS = 3
 def limited(
     connection: Connection, setting: Literal["statement_timeout", "lock_timeout"], seconds: float
 ) -> Iterator[None]:
-    """Limit the time of each statement inside.
+    """Limit the time of each statement inside; afterwards the session's own limit holds again.
 
     PostgreSQL ends it with QueryCanceled or LockNotAvailable.
     """
-    connection.execute(
-        "select set_config(%s, %s, false)", (setting, str(math.ceil(seconds * 1000)))
-    )
+    limit = str(math.ceil(seconds * 1000))
+    ((before, _),) = connection.execute(_LIMIT, {"setting": setting, "limit": limit}).fetchall()
     try:
         yield
     finally:
         with suppress(psycopg.OperationalError):  # A lost connection was reported before.
-            connection.execute(sql.SQL("reset {}").format(sql.Identifier(setting)))
+            connection.execute("select set_config(%s, %s, false)", (setting, before))
 
 
 def within(connection: Connection) -> AbstractContextManager[object]:
@@ -128,6 +126,13 @@ def named_holders(
     ).fetchall()
     return [f"{who} on {table}" for who, table in holders] or ["(they have ended just now)"]
 
+
+# Materialized, so that the value is read before it is set.
+_LIMIT = """
+with session as materialized (select current_setting(%(setting)s) as before)
+select before, set_config(%(setting)s, %(limit)s, false)
+from session
+"""
 
 _LOCKED = """
 select distinct l.relation::bigint

@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import namedtuple_row
 
 from waldelta.errors import (
     ConfigError,
@@ -25,6 +24,8 @@ from waldelta.errors import (
 )
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
+from waldelta.postgres.lock_waits import limited
+from waldelta.postgres.type_catalog import fetch
 from waldelta.slot.read.peek import reader_name
 from waldelta.slot.read.read_window import open_transactions
 
@@ -102,10 +103,10 @@ class SlotState:
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
     """Return the slot's current state on the server; None when no slot has this name."""
-    with conn.cursor(row_factory=namedtuple_row) as cursor:
-        row: Any = cursor.execute(_SLOT.encode(), {"name": name}).fetchone()
-    if row is None:
+    rows = fetch(conn, _SLOT, {"name": name})
+    if not rows:
         return None
+    (row,) = rows
     extra: dict[str, Any] = row.everything  # These columns don't exist in every version.
     since = extra.get("inactive_since")
     return SlotState(
@@ -236,16 +237,14 @@ def create_slot(
     created. On a standby, the ``primary`` knows them. Raises StandbyAway when there are none, but
     the standby wasn't informed of that.
     """
-    before = conn.execute("select current_setting('statement_timeout')").fetchone()
-    conn.execute("select set_config('statement_timeout', %s, false)", (f"{timeout_s * 1000:.0f}",))
+    # Before PostgreSQL 17 the function doesn't have the last argument.
+    given = (name, PLUGIN, False, two_phase, *([True] if failover else []))
+    create = sql.SQL("select pg_create_logical_replication_slot({})").format(
+        sql.SQL(", ").join(map(sql.Literal, given))
+    )
     try:
-        # Before PostgreSQL 17 the function doesn't have the argument.
-        given = (name, PLUGIN, False, two_phase, *([True] if failover else []))
-        conn.execute(
-            sql.SQL("select pg_create_logical_replication_slot({})").format(
-                sql.SQL(", ").join(map(sql.Literal, given))
-            )
-        )
+        with limited(conn, "statement_timeout", timeout_s):
+            conn.execute(create)
     except psycopg.errors.QueryCanceled as err:
         raise _not_created(conn, primary, name, timeout_s) from err
     except psycopg.errors.ConfigurationLimitExceeded as err:
@@ -253,8 +252,6 @@ def create_slot(
             f"slot {name!r} can't be created: {err.diag.message_primary}; drop unused slots or"
             " raise max_replication_slots"
         ) from err
-    finally:
-        conn.execute("select set_config('statement_timeout', %s, false)", before)
     slot = read_slot(conn, name)
     if slot is None:
         raise SlotMissing(f"slot {name!r} was dropped right after its creation: run setup again")

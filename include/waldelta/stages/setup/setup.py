@@ -99,7 +99,6 @@ class SetupPlan:
     sources: tuple[str, ...] = ()
     # The requesting role, as SQL writes it.
     role: str = ""
-    lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
     # The targets, the slot's server, and what the copies of new targets will cost.
     targets: PlannedTargets | None = field(default=None, repr=False)
     server: ServerFacts | None = field(default=None, repr=False)
@@ -152,7 +151,7 @@ class SetupPlan:
         # A filter's text was checked with standard_conforming_strings on, where backslashes
         # escape nothing.
         standard = "set local standard_conforming_strings = on;"
-        lines = ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
+        lines = ["begin;", f"set local lock_timeout = '{DDL_LOCK_TIMEOUT_MS}ms';", standard]
         for statement in self.statements:
             lines += [f"-- {on_one_line(statement.reason)}", statement.text() + ";"]
         lines.append("commit;")
@@ -401,9 +400,8 @@ def run_statements(
         return
 
     def run() -> None:
-        with conn.transaction():
-            limit = str(DDL_LOCK_TIMEOUT_MS)
-            conn.execute("select set_config('lock_timeout', %s, true)", (limit,))
+        # The limit is outside: it couldn't be reset in a transaction that has failed.
+        with limited(conn, "lock_timeout", DDL_LOCK_TIMEOUT_MS / 1000), conn.transaction():
             for statement in statements:
                 log.info("%s", statement.reason)
                 conn.execute(statement.sql)

@@ -128,7 +128,7 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
         relations = read_relations(conn, list(facts))
         fit, excluded = [], []
         for relation in relations:
-            reason = _unfit(relation)
+            reason = next(_reasons(relation), None)
             if reason is None:
                 fit.append(relation)
             else:
@@ -170,10 +170,6 @@ def _found(
     return FoundTable(
         relation, leaves, rows, facts.toast_bytes, tuple(wide), facts.has_row_security
     )
-
-
-def _unfit(relation: CatalogRelation) -> str | None:
-    return next(_reasons(relation), None)
 
 
 def _reasons(relation: CatalogRelation) -> Iterator[str]:
