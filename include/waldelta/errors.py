@@ -60,8 +60,9 @@ Messages are lower case without a final dot, name the object and say what to do 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from waldelta.quantities import counted
 
@@ -414,3 +415,21 @@ class StateError(WaldeltaError):
 
 class ModeRefused(StateError):
     """A target's mode doesn't allow what was asked: rows that it keeps on purpose would be lost."""
+
+
+@contextmanager
+def raised_as(
+    name: Callable[[Any], WaldeltaError],
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+) -> Iterator[None]:
+    """Raise errors of these kinds as the named error that ``name`` returns for each.
+
+    Errors that are named already stay. The traceback doesn't show the first error, whose own text
+    may have values of rows, a query or credentials.
+    """
+    try:
+        yield
+    except WaldeltaError:
+        raise
+    except kinds as err:
+        raise name(err) from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from waldelta import errors
@@ -121,18 +119,6 @@ def is_passing(err: BaseException) -> bool:
     return (is_conflict(err) or _FILE_GONE.search(str(err)) is not None) and _FENCED.search(
         str(err)
     ) is None
-
-
-@contextmanager
-def raised_as(name: Callable[[Exception], errors.WaldeltaError]) -> Iterator[None]:
-    """Raise any other error than a named one as the named error that ``name`` returns for it."""
-    try:
-        yield
-    except errors.WaldeltaError:
-        raise
-    except Exception as err:
-        # The error's own text may have values of rows.
-        raise name(err) from None
 
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:

@@ -9,6 +9,13 @@ from psycopg import sql
 from waldelta.postgres.connection import Connection
 
 
+def rows_where(relation: sql.Composable, conditions: Sequence[sql.Composable]) -> sql.Composable:
+    """Return a relation's rows that meet all conditions, as SQL to write after FROM."""
+    if not conditions:
+        return relation
+    return sql.SQL("{} where {}").format(relation, sql.SQL(" and ").join(conditions))
+
+
 def planned_rows(
     conn: Connection, relation: sql.Composable, conditions: Sequence[sql.Composable] = ()
 ) -> int:
@@ -17,7 +24,7 @@ def planned_rows(
     The relation is written as after FROM. The planner takes the table's present size, even if the
     table was never analyzed. It needs SELECT on the table.
     """
-    where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
-    query = sql.SQL("explain (format json) select 1 from {}{}").format(relation, where)
+    rows = rows_where(relation, conditions)
+    query = sql.SQL("explain (format json) select 1 from {}").format(rows)
     ((found,),) = conn.execute(query).fetchall()
     return int(found[0]["Plan"]["Plan Rows"])

@@ -7,7 +7,6 @@ index.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 import adbc_driver_postgresql.dbapi as adbc
@@ -18,15 +17,14 @@ from waldelta.errors import SnapshotLost
 from waldelta.metadata_columns import RELID
 from waldelta.postgres import Leaf, PublishedTable
 from waldelta.postgres.catalog import Through
-from waldelta.postgres.connection import connect_arrow
 from waldelta.snapshot.read_table import (
     TableCopy,
     begin_snapshot,
     fetch_rows,
-    named_errors,
     of_leaves,
     run_statement,
     select_statement,
+    snapshot_reader,
 )
 
 # One statement lists this many keys.
@@ -84,10 +82,7 @@ def read_choices(
 
     Raises SnapshotLost when a leaf has another file than the snapshot sees.
     """
-    with (
-        closing(connect_arrow(conninfo, application_name)) as connection,
-        named_errors(connection, conninfo, copy),
-    ):
+    with snapshot_reader(conninfo, copy, application_name) as connection:
         for choice in choices:
             yield from _read(connection, copy, choice, choice.statement(copy))
 
@@ -104,10 +99,7 @@ def read_keys(
 
     ``key`` names columns and types; the first columns of each batch are the keys' texts.
     """
-    with (
-        closing(connect_arrow(conninfo, application_name)) as connection,
-        named_errors(connection, conninfo, copy),
-    ):
+    with snapshot_reader(conninfo, copy, application_name) as connection:
         for batch in batches:
             if batch.num_rows:
                 statement = choice.statement(copy, is_one_of(key, batch.columns[: len(key)]))

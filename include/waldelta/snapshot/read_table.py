@@ -14,7 +14,6 @@ from typing import Any
 
 import adbc_driver_postgresql.dbapi as adbc
 import numpy as np
-import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +31,7 @@ from waldelta.errors import (
     SourceUnreachable,
     TableBusy,
     WaldeltaError,
+    raised_as,
 )
 from waldelta.failpoints import fault_point
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
@@ -39,6 +39,7 @@ from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
 from waldelta.postgres.connection import connect_arrow, limit_batches
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
+from waldelta.postgres.planner_estimate import rows_where
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot.chunks import Chunk
 from waldelta.types import TargetType, column_types
@@ -158,9 +159,14 @@ def of_leaves(oids: Sequence[int]) -> sql.Composable:
 
 
 def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
-    """Return the filter of a copy's rows, if it has one."""
-    row_filter = _row_filter(copy)
-    return [] if row_filter is None else [sql.SQL("(" + row_filter + ")")]
+    """Return the publications' filter combined with the target's own, if there is any.
+
+    The latter is evaluated only for rows that pass the first, as in the stream.
+    """
+    row_filter = copy.where or copy.row_filter
+    if copy.row_filter is not None and copy.where is not None:
+        row_filter = f"case when ({copy.row_filter}) then ({copy.where}) else false end"
+    return [] if row_filter is None else [sql.SQL(f"({row_filter})")]
 
 
 def select_statement(
@@ -168,7 +174,6 @@ def select_statement(
 ) -> str:
     """Return the SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
     selected = [e for pair in _expressions(copy) for e in pair if e is not None]
-    where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
     return sql.Composed(
         [
             sql.SQL("select "),
@@ -176,20 +181,9 @@ def select_statement(
             # other.
             sql.SQL(", ").join(e + sql.SQL(f" as c{n}") for n, e in enumerate(selected)),
             sql.SQL(" from "),
-            relation,
-            where,
+            rows_where(relation, conditions),
         ]
     ).as_string(None)
-
-
-def _row_filter(copy: TableCopy) -> str | None:
-    """Return the publications' filter combined with the target's own.
-
-    The latter is evaluated only for rows that pass the first, as in the stream.
-    """
-    if copy.row_filter is None or copy.where is None:
-        return copy.where or copy.row_filter
-    return f"case when ({copy.row_filter}) then ({copy.where}) else false end"
 
 
 def read_chunks(
@@ -201,10 +195,7 @@ def read_chunks(
     snapshot can't be imported any more or a leaf has another file than it sees, ApplyError for a
     key that its type in the lake can't hold.
     """
-    with (
-        closing(connect_arrow(conninfo, application_name)) as connection,
-        named_errors(connection, conninfo, copy),
-    ):
+    with snapshot_reader(conninfo, copy, application_name) as connection:
         for chunk in chunks:
             yield from _read_chunk(connection, copy, chunk)
 
@@ -356,34 +347,24 @@ def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
     """
     if not raws:
         return pa.nulls(row_count, RAW_TYPE)
-    present = [np.flatnonzero(_is_valid(raw)) for raw in raws.values()]
+    present = [np.flatnonzero(np.asarray(pc.is_valid(raw))) for raw in raws.values()]
     rows = np.concatenate(present)
     order = np.argsort(rows, kind="stable")
     names = np.repeat(np.arange(len(raws)), [len(p) for p in present])[order]
     texts: ArrowArray = pa.concat_arrays(
         [
-            raw.take(_indexes(p)).cast(pa.string())
+            raw.take(pa.array(p)).cast(pa.string())
             for raw, p in zip(raws.values(), present, strict=True)
         ]
     )
     counts = np.bincount(rows, minlength=row_count)
-    offsets = _indexes(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
-    keys: ArrowArray = pa.array(list(raws), pa.string()).take(_indexes(names))
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    keys: ArrowArray = pa.array(list(raws), pa.string()).take(pa.array(names))
     # A null slot still needs an offset, so nulls are set by mask.
     made: ArrowArray = pa.MapArray.from_arrays(
-        offsets, keys, texts.take(_indexes(order)), mask=pa.array(counts == 0)
+        offsets, keys, texts.take(pa.array(order)), mask=pa.array(counts == 0)
     )
     return made
-
-
-def _is_valid(array: ArrowArray) -> npt.NDArray[np.bool_]:
-    valid: ArrowArray = pc.is_valid(array)
-    mask: npt.NDArray[np.bool_] = valid.to_numpy(zero_copy_only=False)
-    return mask
-
-
-def _indexes(values: npt.NDArray[np.integer[Any]]) -> ArrowArray:
-    return pa.array(values)
 
 
 def run_statement(connection: adbc.Connection, statement: str) -> None:
@@ -393,19 +374,20 @@ def run_statement(connection: adbc.Connection, statement: str) -> None:
 
 
 @contextmanager
-def named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) -> Iterator[None]:
-    """Raise the driver's errors as named ones, in one line and without credentials."""
-    try:
-        yield
-    except WaldeltaError:
-        raise
-    except (adbc.Error, OSError, pa.ArrowException) as err:
-        named = _named(err, connection, conninfo, copy)
-    else:
-        return
-    # Raised outside the except block, so that the driver's exception with its query isn't even the
-    # context.
-    raise named
+def snapshot_reader(
+    conninfo: str, copy: TableCopy, application_name: str
+) -> Iterator[adbc.Connection]:
+    """Yield a connection, and raise the driver's errors as named ones, in one line and without
+    credentials.
+    """
+    with (
+        closing(connect_arrow(conninfo, application_name)) as connection,
+        raised_as(
+            lambda err: _named(err, connection, conninfo, copy),
+            (adbc.Error, OSError, pa.ArrowException),
+        ),
+    ):
+        yield connection
 
 
 def _named(

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
-from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
+from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError, raised_as
 from waldelta.lake import DeltaTarget, Tag
 from waldelta.lake.delta_statements import (
     create_table,
@@ -27,7 +27,7 @@ from waldelta.lake.delta_statements import (
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
-from waldelta.pipeline.task_errors import first_line, is_conflict, named_error, raised_as
+from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import psycopg
 
 from waldelta.config import Source
+from waldelta.errors import raised_as
 from waldelta.lake.changelog.transaction_counts import PreparedRows, Transactions
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
@@ -59,19 +60,10 @@ def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Tra
     """Return what a call of the slot functions returns up to a position, counted on the server.
 
     It reads the ``whole`` source: the counts are the same however the landed messages were
-    streamed.
+    streamed. Rows of prepared transactions are counted by transaction.
     """
-    with named_use(source.slot):
-        return _count(
-            connection, call(verb, source, upto, None, _KIND), two_phase=source.options.two_phase
-        )
-
-
-def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
-    """Count on the server what a call returns; rows of prepared transactions are counted by
-    transaction.
-    """
-    if two_phase:
+    changes = call(verb, source, upto, None, _KIND)
+    if source.options.two_phase:
         query = _WITH_PREPARED.format(changes=changes) + _COUNTED.format(
             xid=_XID_PREPARED, changes="changes"
         )
@@ -79,12 +71,14 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
         query = _COUNTED.format(xid="null::bigint", changes=f"({changes})")
     sums: Counter[str] = Counter()
     in_prepared: dict[int, Counter[str]] = {}
-    for xid, kind, rows, xid_sum, lsn_sum in connection.execute(query.encode()):
-        counted = {_FIELDS[kind]: int(rows)} if kind in _FIELDS else {}
+    with named_use(source.slot):
+        counts = connection.execute(query.encode()).fetchall()
+    for xid, kind, rows, xid_sum, lsn_sum in counts:
+        of_kind = {_FIELDS[kind]: int(rows)} if kind in _FIELDS else {}
         if xid is None:
-            sums.update(counted, xid_sum=int(xid_sum), end_lsn_sum=int(lsn_sum))
+            sums.update(of_kind, xid_sum=int(xid_sum), end_lsn_sum=int(lsn_sum))
         else:
-            in_prepared.setdefault(int(xid), Counter()).update(counted)
+            in_prepared.setdefault(int(xid), Counter()).update(of_kind)
     prepared = (PreparedRows(xid, **of) for xid, of in in_prepared.items())
     return Transactions(**sums, in_prepared=tuple(sorted(prepared)))
 
@@ -135,10 +129,6 @@ def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | 
         most *= _MORE
 
 
-@contextmanager
-def named_use(slot: str) -> Iterator[None]:
+def named_use(slot: str) -> AbstractContextManager[None]:
     """Name the server's error when another process reads the slot at that moment."""
-    try:
-        yield
-    except (psycopg.errors.ObjectInUse, *NO_ROOM) as err:
-        raise peek_error(slot, str(err)) from err
+    return raised_as(lambda err: peek_error(slot, str(err)), (psycopg.errors.ObjectInUse, *NO_ROOM))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,13 @@ from psycopg import sql
 
 from waldelta.arrow import Bools
 from waldelta.changes.decode import TargetPlan
-from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
+from waldelta.errors import (
+    PrivilegeMissing,
+    SourceError,
+    SourceUnreachable,
+    TableBusy,
+    raised_as,
+)
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
@@ -70,7 +75,7 @@ def read_values(
         return values
     with (
         job.source.connect("reread") as connection,
-        _named_errors(job, plan.state, connection),
+        raised_as(lambda err: _named(err, job, plan.state, connection), psycopg.Error),
         limited(connection, "lock_timeout", LOCK_TIMEOUT_S),
     ):
         lookup = _lookup(connection, plan, flagged, lacking, values)
@@ -183,41 +188,26 @@ def _give_up(values: SourceValues, rows: Bools, reason: str) -> None:
     values.missing |= rows
 
 
-@contextmanager
-def _named_errors(
-    job: Job, state: TableState, connection: psycopg.Connection[Any]
-) -> Iterator[None]:
-    try:
-        yield
-    except psycopg.errors.LockNotAvailable:
-        named: SourceError = TableBusy(
-            f"missing TOAST values of {state.table_name} can't be read, because another session"
-            " keeps the table locked. Locks that stand in the"
+def _named(
+    err: psycopg.Error, job: Job, state: TableState, connection: psycopg.Connection[Any]
+) -> SourceError:
+    # Only the primary message is used: detail and context may contain values.
+    reason = err.diag.message_primary or type(err).__name__
+    what = f"missing TOAST values of {state.table_name}"
+    if isinstance(err, psycopg.errors.LockNotAvailable):
+        return TableBusy(
+            f"{what} can't be read, because another session keeps the table locked. Locks that"
+            " stand in the"
             f" way:\n{lock_holders(connection, EXCLUSIVE_MODES, waiting=True)}\nwait until they"
             " end, and run again"
         )
-    except psycopg.errors.InsufficientPrivilege as err:
-        named = PrivilegeMissing(
-            f"missing TOAST values of {state.table_name} can't be read ({_reason(err)}): grant"
-            " select on it"
+    if isinstance(err, psycopg.errors.InsufficientPrivilege):
+        return PrivilegeMissing(f"{what} can't be read ({reason}): grant select on it")
+    if isinstance(err, psycopg.OperationalError):
+        return SourceUnreachable(
+            f"reading {what} from {describe(job.source.conninfo)} broke off ({reason}): run again"
         )
-    except psycopg.OperationalError as err:
-        named = SourceUnreachable(
-            f"reading missing TOAST values of {state.table_name} from"
-            f" {describe(job.source.conninfo)} broke off ({_reason(err)}): run again"
-        )
-    except psycopg.Error as err:
-        named = SourceError(
-            f"missing TOAST values of {state.table_name} can't be read ({_reason(err)}): run again"
-        )
-    else:
-        return
-    raise named
-
-
-def _reason(err: psycopg.Error) -> str:
-    # Only the primary message is used: detail and context may contain values.
-    return err.diag.message_primary or type(err).__name__
+    return SourceError(f"{what} can't be read ({reason}): run again")
 
 
 _TABLE = f"""

@@ -39,6 +39,7 @@ from waldelta.errors import (
     NeedsSync,
     StateError,
     WaldeltaError,
+    raised_as,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
@@ -62,7 +63,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import first_line, named_error, raised_as
+from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted

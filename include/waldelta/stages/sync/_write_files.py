@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from waldelta.changes.merge.target_table import (
     TargetColumn,
     target_write_error,
 )
-from waldelta.errors import LateWriter, WaldeltaError
+from waldelta.errors import LateWriter, WaldeltaError, raised_as
 from waldelta.lake import WRITE_FAILURES, DeltaTarget, TableError, Tag, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
@@ -151,7 +150,7 @@ def _write(
 ) -> pa.Table:
     """Run one task: write what it reads as files, and return a row for each."""
     files, told = place.files, []
-    with _named(place.uri):
+    with raised_as(lambda err: target_not_writable(place.uri, err, "Spark's tasks"), OSError):
         groups = _row_groups(parts)
         group = next(groups, None)
         while group is not None:
@@ -189,15 +188,6 @@ def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _raw_rows(rows: pa.Table) -> int:
     return len(rows) - rows[RAW].null_count if RAW in rows.column_names else 0
-
-
-@contextmanager
-def _named(uri: str) -> Iterator[None]:
-    """Raise the file system's errors as waldelta's."""
-    try:
-        yield
-    except OSError as err:
-        raise target_not_writable(uri, err, "Spark's tasks") from None
 
 
 def _commit(table: TargetVersion, files: Sequence[tuple[str, int, str]], tag: Tag) -> int:

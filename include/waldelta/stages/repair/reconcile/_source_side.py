@@ -25,9 +25,11 @@ from waldelta.errors import (
     SourceError,
     SourceUnreachable,
     TableBusy,
+    raised_as,
 )
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, connect, describe
+from waldelta.postgres.planner_estimate import rows_where
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
 from waldelta.snapshot.exported_snapshot import reader_name
@@ -218,7 +220,7 @@ class SourceSide:
                     f"{chunk.id} was truncated, rewritten or detached while it was compared: run"
                     " again"
                 )
-            rows = _where(chunk_relation(chunk), chunk_conditions(self.copy, chunk, bounds))
+            rows = rows_where(chunk_relation(chunk), chunk_conditions(self.copy, chunk, bounds))
             return connection.execute(statement(rows).as_string(None).encode()).fetchall()
 
     def _of_keys(
@@ -234,7 +236,7 @@ class SourceSide:
                     named,
                 ]
                 listed = sql.SQL(", ").join([self._hashes(), *further])
-                rows = _where(sql.SQL(self.again.relation), conditions)
+                rows = rows_where(sql.SQL(self.again.relation), conditions)
                 statement = sql.SQL("select {} from {}").format(listed, rows)
                 with self._transaction(connection):
                     yield from connection.execute(statement.as_string(None).encode()).fetchall()
@@ -249,7 +251,7 @@ class SourceSide:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
         with (
             connect(self.conninfo, name[:63]) as connection,
-            _named_errors(self.conninfo, self.copy),
+            raised_as(lambda err: _named(err, self.conninfo, self.copy), psycopg.Error),
         ):
             connection.execute("select set_config('statement_timeout', '0', false)")
             connection.execute(
@@ -275,23 +277,6 @@ class SourceSide:
         )
         yield
         connection.execute("commit")
-
-
-def _where(relation: sql.Composable, conditions: Sequence[sql.Composable]) -> sql.Composable:
-    if not conditions:
-        return relation
-    return sql.SQL("{} where {}").format(relation, sql.SQL(" and ").join(conditions))
-
-
-@contextmanager
-def _named_errors(conninfo: str, copy: TableCopy) -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as err:
-        named = _named(err, conninfo, copy)
-    else:
-        return
-    raise named
 
 
 def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:

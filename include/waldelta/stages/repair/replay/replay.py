@@ -33,7 +33,13 @@ from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
 from waldelta.changes.merge.statements import as_stored, merge_statement, tagged
 from waldelta.changes.stage import staged_in
-from waldelta.errors import LockHeld, ModeRefused, SchemaChanged, WaldeltaError
+from waldelta.errors import (
+    LockHeld,
+    ModeRefused,
+    SchemaChanged,
+    WaldeltaError,
+    raised_as,
+)
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import BatchRanges, Snapshot
@@ -47,7 +53,7 @@ from waldelta.pipeline.targets import RequiredAction, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, states
 from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
-from waldelta.pipeline.task_errors import of_table, raised_as, writing_error
+from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ import pyarrow as pa
 
 from waldelta.config.pipeline_file import Target
 from waldelta.lake.data_file import DataFile
-from waldelta.postgres.connection import connect_arrow
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import Chunk, plan_chunks
 from waldelta.snapshot.read_table import (
@@ -28,8 +26,8 @@ from waldelta.snapshot.read_table import (
     chunk_query,
     fetch_rows,
     lock_query,
-    named_errors,
     run_statement,
+    snapshot_reader,
 )
 from waldelta.stages.setup.estimate.planned_copies import PlannedCopy
 
@@ -117,10 +115,7 @@ class _Sampling:
     def run(self) -> Sample:
         """Read places until the time is over."""
         blocks = rows = size = 0
-        with (
-            closing(connect_arrow(self._conninfo, "waldelta estimate")) as connection,
-            named_errors(connection, self._conninfo, self._copy),
-        ):
+        with snapshot_reader(self._conninfo, self._copy, "waldelta estimate") as connection:
             begin_snapshot(connection, self._copy)
             run_statement(connection, f"set local lock_timeout = {_LOCK_TIMEOUT_MS}")
             run_statement(connection, f"set local statement_timeout = {_STATEMENT_TIMEOUT_MS}")

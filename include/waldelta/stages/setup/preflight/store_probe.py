@@ -12,14 +12,17 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import PreflightFailed
+from waldelta.errors import (
+    PreflightFailed,
+    raised_as,
+)
 from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import remove_folder
 from waldelta.lake.write_errors import named_write_errors
-from waldelta.pipeline.task_errors import first_line, raised_as
+from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.preflight.lake import check_log_store, is_in_store
 
