@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
@@ -106,7 +106,7 @@ def _get_verified(
     fault_point("consume.copied")
     consumed = None
     if sessions is not None and landed.changes >= BINARY_COUNT_FROM and not source.options.binary:
-        consumed = _get_in_binary(sessions, source, move, _Kept(keep, _backend_pid(connection)))
+        consumed = _get_in_binary(sessions, source, move, keep, connection.info.backend_pid)
         if consumed is None:
             _check_alone(connection, move)
     if consumed is None:
@@ -119,7 +119,10 @@ def _get_verified(
         # Log before anything else may fail, so that the log has it in any case.
         log.error(differs)
         try:
-            kept = _keep_copy(connection, source.slot, keep)
+            kept = name_of_kept(source.slot)
+            connection.execute(
+                "select pg_copy_logical_replication_slot(%s, %s, false)", (keep, kept)
+            )
         except psycopg.Error as err:
             raise ConsumeMismatch(
                 f"{differs}; the copy of the slot that holds these changes could not be kept"
@@ -137,21 +140,8 @@ def _get_verified(
     return consumed
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The slot copy that is the way back, and the backend of its session."""
-
-    name: str
-    pid: int
-
-
-def _backend_pid(connection: Connection) -> int:
-    ((pid,),) = connection.execute("select pg_backend_pid()").fetchall()
-    return int(pid)
-
-
-def _check_kept(session: Connection, kept: _Kept) -> None:
-    """Raise SourceUnreachable when this session doesn't see the slot copy.
+def _check_kept(session: Connection, keep: str, pid: int) -> None:
+    """Raise SourceUnreachable when this session doesn't see the slot copy of the backend ``pid``.
 
     The copy's own session may be lost, or on another server: the address may have moved to a
     promoted standby.
@@ -159,9 +149,9 @@ def _check_kept(session: Connection, kept: _Kept) -> None:
     query = (
         "select 1 from pg_replication_slots where slot_name = %s and temporary and active_pid = %s"
     )
-    if session.execute(query, (kept.name, kept.pid)).fetchone() is None:
+    if session.execute(query, (keep, pid)).fetchone() is None:
         raise SourceUnreachable(
-            f"the session that holds the slot copy {kept.name!r} was lost before anything was"
+            f"the session that holds the slot copy {keep!r} was lost before anything was"
             " consumed: the changes have landed; run again"
         )
 
@@ -176,7 +166,7 @@ def _check_alone(connection: Connection, move: SlotMove) -> None:
 
 
 def _get_in_binary(
-    sessions: Sessions, source: Source, move: SlotMove, kept: _Kept
+    sessions: Sessions, source: Source, move: SlotMove, keep: str, pid: int
 ) -> Transactions | None:
     """Count the same call with values in binary format, so that the server needn't print them.
 
@@ -187,7 +177,7 @@ def _get_in_binary(
     with sessions() as session:
         if not is_plain(session, source.publication_names):
             return None
-        _check_kept(session, kept)
+        _check_kept(session, keep, pid)
         try:
             return counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
         except psycopg.Error as err:  # The slot moves only after the last message.
@@ -252,12 +242,6 @@ def _copy_slot(connection: Connection, slot: str) -> str:
         )
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
     return name
-
-
-def _keep_copy(connection: Connection, slot: str, temporary: str) -> str:
-    kept = name_of_kept(slot)
-    connection.execute("select pg_copy_logical_replication_slot(%s, %s, false)", (temporary, kept))
-    return kept
 
 
 def _advance(connection: Connection, slot: str, lsn: int) -> None:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
-
-import psycopg
 
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
@@ -38,7 +35,7 @@ def durable_position(job: Job) -> Lsn:
     """
     slot = job.pipeline.source.slot
     with job.source.connect_slot("maintain") as connection:
-        row = _read(connection, slot)
+        row = connection.execute(_WRITTEN_DOWN, (slot,)).fetchone()
     if row is None or row[0] is None:
         return Lsn(0)
     incarnation = job.read_identity().incarnation
@@ -48,10 +45,6 @@ def durable_position(job: Job) -> Lsn:
         if (move.slot, move.incarnation) == (slot, incarnation)
     ]
     return written_down(moves, Lsn.parse(row[0]), now() - timedelta(seconds=row[1]))
-
-
-def _read(connection: psycopg.Connection[tuple[Any, ...]], slot: str) -> tuple[Any, ...] | None:
-    return connection.execute(_WRITTEN_DOWN, (slot,)).fetchone()
 
 
 def written_down(moves: Sequence[SlotMove], confirmed: Lsn, checkpoint: datetime) -> Lsn:

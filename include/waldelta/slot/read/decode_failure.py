@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import psycopg
 
@@ -169,9 +170,7 @@ class Reading:
             raise err
         self.source, self._upto, self._most = whole(self.source), None, None
 
-        def ask(most: int) -> Answer | Refusal:
-            return _read_whole(self.job, self.source, bound, most)
-
+        ask = partial(_read_whole, self.job, self.source, bound)
         first = ask(1)
         if isinstance(first, Refusal):
             return _unreadable(self.job, self.source, first)
@@ -206,9 +205,7 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
         raise err
     source = whole(job.pipeline.source)
 
-    def ask(most: int) -> Answer | Refusal:
-        return _read_whole(job, source, bound, most)
-
+    ask = partial(_read_whole, job, source, bound)
     first = ask(1)
     last, refusal = (None, first) if isinstance(first, Refusal) else last_readable(ask, first)
     if refusal is not None and (last is None or not last.landing):
