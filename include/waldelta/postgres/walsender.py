@@ -11,12 +11,19 @@ import re
 import select
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import ExecStatus
 
-from waldelta.errors import SlotInUse, SourceError
+from waldelta.errors import (
+    AuthenticationFailed,
+    PrivilegeMissing,
+    SlotInUse,
+    SourceError,
+    SourceUnreachable,
+)
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect_walsender
 
@@ -54,6 +61,24 @@ def read_timeline(conninfo: str) -> int:
     timeline, and its control file is as old as its last restartpoint.
     """
     return int(_run(conninfo, sql.SQL("IDENTIFY_SYSTEM").format())[1])
+
+
+@contextmanager
+def unread_timeline(what: str, setting: str) -> Iterator[None]:
+    """Raise SourceUnreachable when ``what`` can't be read, which doesn't make the server another
+    one.
+
+    Errors of authentication and privileges stay as they are, since a retry wouldn't change them.
+    ``setting`` limits how many walsenders there are.
+    """
+    try:
+        yield
+    except (AuthenticationFailed, PrivilegeMissing):
+        raise
+    except SourceError as err:
+        raise SourceUnreachable(
+            f"{what} couldn't be read: {err}; this needs a free place in {setting}"
+        ) from err
 
 
 def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:

@@ -16,14 +16,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import (
-    AuthenticationFailed,
-    LateWriter,
-    PrivilegeMissing,
-    SourceChanged,
-    SourceError,
-    SourceUnreachable,
-)
+from waldelta.errors import LateWriter, SourceChanged
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import TableState
@@ -33,7 +26,7 @@ from waldelta.pipeline import Job, SlotIdentity, target_lock
 from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.postgres.server_position import ServerPosition, read_position
-from waldelta.postgres.walsender import read_timeline_ends
+from waldelta.postgres.walsender import read_timeline_ends, unread_timeline
 from waldelta.slot.slot import SlotState, read_slot
 
 log = logging.getLogger(__name__)
@@ -124,23 +117,12 @@ def check_followed(job: Job, identity: SlotIdentity) -> None:
 
 
 def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict[int, Lsn]:
-    """Return the server's timeline history.
-
-    A failure to read it doesn't make the server another one.
-    """
-    try:
+    with unread_timeline(
+        f"{_moved(identity, server)}; only its timeline history shows whether it continues from"
+        " what has landed, and that",
+        f"max_wal_senders ({RUNBOOK})",
+    ):
         return read_timeline_ends(job.source.conninfo, server.timeline)
-    except (
-        AuthenticationFailed,
-        PrivilegeMissing,
-    ):  # A retry wouldn't change these errors.
-        raise
-    except SourceError as err:
-        raise SourceUnreachable(
-            f"{_moved(identity, server)}; only its timeline history shows whether it continues"
-            f" from what has landed, and that couldn't be read: {err}; this needs a free place in"
-            f" max_wal_senders ({RUNBOOK})"
-        ) from err
 
 
 def _landed_upto(job: Job, change_log: ChangeLog, floor: int) -> Lsn:

@@ -21,12 +21,8 @@ import psycopg
 from waldelta.background import run_concurrently
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.errors import (
-    AuthenticationFailed,
     NotStandby,
-    PrivilegeMissing,
     SourceChanged,
-    SourceError,
-    SourceUnreachable,
     StandbyAway,
 )
 from waldelta.lsn import Lsn
@@ -40,7 +36,7 @@ from waldelta.postgres.server_position import (
     read_position,
     read_standby_position,
 )
-from waldelta.postgres.walsender import read_timeline
+from waldelta.postgres.walsender import read_timeline, unread_timeline
 from waldelta.quantities import size
 from waldelta.slot.health import SlotWarning
 from waldelta.slot.slot import SlotState, check_health, read_slot
@@ -86,12 +82,10 @@ def committed_upto(
     That is ``requested_at``, a time before the position was read. For a standby that was behind
     then, it is the commit time of the last transaction that it has replayed.
     """
-    if server.replay_lag:
-        row = connection.execute("select pg_last_xact_replay_timestamp()").fetchone()
-        if row is not None and row[0] is not None:
-            at: datetime = row[0]
-            return at
-    return requested_at
+    if not server.replay_lag:
+        return requested_at
+    ((replayed,),) = connection.execute("select pg_last_xact_replay_timestamp()").fetchall()
+    return replayed or requested_at
 
 
 def check_slot(connection: Connection, job: Job) -> SlotState:
@@ -204,19 +198,11 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
 
 
 def _timeline(job: Job) -> int:
-    try:
+    with unread_timeline(
+        f"the timeline that the standby {describe(job.source.slot_conninfo)} replays",
+        "its max_wal_senders (docs/how-to/read-from-a-standby.md)",
+    ):
         return read_timeline(job.source.slot_conninfo)
-    except (
-        AuthenticationFailed,
-        PrivilegeMissing,
-    ):  # A retry wouldn't change these errors.
-        raise
-    except SourceError as err:
-        raise SourceUnreachable(
-            f"the timeline that the standby {describe(job.source.slot_conninfo)} replays couldn't"
-            f" be read: {err}; this needs a free place in its max_wal_senders"
-            " (docs/how-to/read-from-a-standby.md)"
-        ) from err
 
 
 def _check_follows(
