@@ -5,12 +5,14 @@ block them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import psycopg
+import tenacity
 
 from waldelta.errors import TableBusy
 from waldelta.postgres.connection import Connection
@@ -127,11 +129,58 @@ def named_holders(
     return [f"{who} on {table}" for who, table in holders] or ["(they have ended just now)"]
 
 
+def open_transactions(
+    connection: Connection, xids: Iterable[str] | None = None
+) -> list[tuple[str, str]]:
+    """Return who has a transaction with an xid open, prepared ones included, and since when.
+
+    The oldest comes first. ``xids``: only those that hold one of these.
+    """
+    wanted = None if xids is None else list(xids)
+    rows = connection.execute(_OPEN_TRANSACTIONS, {"xids": wanted}).fetchall()
+    return list(dict.fromkeys(rows))  # A subtransaction has an xid of its own.
+
+
+def wait_until_none(
+    read: Callable[[], Collection[_Found]],
+    timeout_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Collection[_Found]:
+    """Read until there is nothing, or the time is over; return what is left then."""
+    attempts = tenacity.Retrying(
+        sleep=sleep,
+        wait=tenacity.wait_exponential(0.02, max=0.5),
+        stop=tenacity.stop_after_delay(timeout_s),
+        retry=tenacity.retry_if_result(bool),
+    )
+    try:
+        return attempts(read)
+    except tenacity.RetryError as err:
+        return err.last_attempt.result()  # type: ignore[no-any-return]
+
+
 # Materialized, so that the value is read before it is set.
 _LIMIT = """
 with session as materialized (select current_setting(%(setting)s) as before)
 select before, set_config(%(setting)s, %(limit)s, false)
 from session
+"""
+
+_OPEN_TRANSACTIONS = """
+select coalesce(
+           'prepared transaction ' || quote_literal(p.gid),
+           'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
+       ),
+       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text,
+         'a time that pg_read_all_stats would show')
+from pg_locks l
+left join pg_stat_activity a on a.pid = l.pid
+left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
+where l.locktype = 'transactionid'
+  and l.granted
+  and l.pid is distinct from pg_backend_pid()
+  and (%(xids)s::text[] is null or l.transactionid::text = any(%(xids)s))
+order by age(l.transactionid) desc
 """
 
 _LOCKED = """

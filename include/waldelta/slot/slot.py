@@ -24,10 +24,9 @@ from waldelta.errors import (
 )
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
-from waldelta.postgres.lock_waits import limited
+from waldelta.postgres.lock_waits import limited, open_transactions
 from waldelta.postgres.type_catalog import fetch
 from waldelta.slot.read.peek import reader_name
-from waldelta.slot.read.read_window import open_transactions
 
 PLUGIN = "pgoutput"
 CREATE_TIMEOUT_S = 60

@@ -12,19 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import psycopg
 
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect, describe
+from waldelta.postgres.lock_waits import open_transactions, wait_until_none
 from waldelta.postgres.server_position import WRITTEN_SQL
-
-if TYPE_CHECKING:
-    pass
-
-_POLL_S = (0.02, 1.0)  # First and longest pause between two checks.
 
 # Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may
 # be decoded already, but no snapshot sees it. It keeps the lock on its own xid until it is visible;
@@ -35,20 +31,6 @@ _OPEN_XIDS = """
      where locktype = 'transactionid'
        and granted
 """
-_HOLDERS = """
-    select coalesce('prepared transaction ' || quote_literal(p.gid),
-                    'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')),
-           coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text,
-             'a time that pg_read_all_stats would show')
-      from pg_locks l
-      left join pg_stat_activity a on a.pid = l.pid
-      left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
-     where l.locktype = 'transactionid'
-       and l.granted
-       and l.transactionid::text = any(%s)
-     order by 1
-"""
-
 _ACTIVE_TASKS = """
     select substring(a.application_name from %s), coalesce(p.tuples_processed, 0)
       from pg_stat_activity a
@@ -66,11 +48,11 @@ def reader_name(holder_pid: int, task: int, table: object = "") -> str:
     return f"waldelta copy {holder_pid}/{task} {table}".rstrip()
 
 
-def not_primary(conninfo: str) -> NotPrimary:
-    """Return the error for a copy that would read from this standby."""
+def not_primary(conninfo: str, use: str = "copy from") -> NotPrimary:
+    """Return the error for a ``use`` of this standby, whose snapshots can't be read exactly."""
     return NotPrimary(
-        f"{describe(conninfo)} is a standby, whose snapshots leave running transactions out: copy"
-        " from the primary"
+        f"{describe(conninfo)} is a standby, whose snapshots leave running transactions out:"
+        f" {use} the primary"
     )
 
 
@@ -83,7 +65,8 @@ def wait_for_old_transactions(
     Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after
     ``timeout_s``.
     """
-    if old := _open_after(conn, _open_xids(conn), timeout_s, sleep):
+    held = _open_xids(conn)
+    if old := wait_until_none(lambda: held & _open_xids(conn), timeout_s, sleep):
         raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 
 
@@ -96,8 +79,8 @@ def wait_until_visible(
     TransactionsStillOpen, naming each, when some still aren't visible after ``timeout_s``.
     """
     decoded = {str(xid & 0xFFFFFFFF) for xid in xids}
-    if hidden := _open_after(conn, decoded & _open_xids(conn), timeout_s, time.sleep):
-        holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
+    if hidden := wait_until_none(lambda: decoded & _open_xids(conn), timeout_s):
+        holders = ", ".join(who for who, _ in open_transactions(conn, hidden))
         raise TransactionsStillOpen(
             f"transactions that the slot has decoded aren't visible after {timeout_s:g} s, because"
             f" they wait for a synchronous standby: {holders}; run again"
@@ -114,22 +97,9 @@ def _open_xids(conn: psycopg.Connection[Any]) -> set[str]:
     return {xid for (xid,) in conn.execute(_OPEN_XIDS)}
 
 
-def _open_after(
-    conn: psycopg.Connection[Any], held: set[str], timeout_s: float, sleep: Callable[[float], None]
-) -> set[str]:
-    """Return which of these xids are still locked after the timeout; returns early when none is."""
-    deadline = time.monotonic() + timeout_s
-    pause, longest = _POLL_S
-    while held and time.monotonic() < deadline:
-        sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(pause * 2, longest)
-        held = held & _open_xids(conn)
-    return held
-
-
 def _still_open(conn: psycopg.Connection[Any], xids: Iterable[str], timeout_s: float) -> str:
-    holders = conn.execute(_HOLDERS, (sorted(xids),)).fetchall()
-    lines = "\n".join(f"  - {who} since {since}" for who, since in dict.fromkeys(holders))
+    holders = open_transactions(conn, xids)
+    lines = "\n".join(f"  - {who} since {since}" for who, since in holders)
     return (
         "a table can't be copied while transactions are open that are older than the slot or the"
         f" publication's last change; still open after {timeout_s:g} s:\n{lines}\nend them"

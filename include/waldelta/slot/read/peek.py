@@ -19,7 +19,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-import tenacity
 from psycopg import sql
 
 from waldelta.arrow import storage
@@ -43,6 +42,7 @@ from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.unread_message import MARK
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow, ended_by_replay, limit_batches
+from waldelta.postgres.lock_waits import wait_until_none
 
 log = logging.getLogger(__name__)
 
@@ -175,12 +175,12 @@ def plugin_options(source: Source) -> list[str]:
     options = {"proto_version": str(protocol_version(chosen)), "publication_names": names}
     if chosen.streaming != "off":
         options["streaming"] = chosen.streaming
-    if chosen.two_phase:
-        options["two_phase"] = "true"
-    if chosen.messages:
-        options["messages"] = "true"
-    if chosen.binary:
-        options["binary"] = "true"
+    flags = {
+        "two_phase": chosen.two_phase,
+        "messages": chosen.messages,
+        "binary": chosen.binary,
+    }
+    options |= {name: "true" for name, is_on in flags.items() if is_on}
     if chosen.origin != "any":
         options["origin"] = chosen.origin
     return [text for pair in options.items() for text in pair]
@@ -273,16 +273,12 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
 
     ``whole(source)`` instead of a source keeps open transactions out of the answer.
     """
-    function = {
-        "peek": "pg_logical_slot_peek_binary_changes",
-        "get": "pg_logical_slot_get_binary_changes",
-    }[verb]
     template = sql.SQL(
         "select {select} from pg_catalog.{function}({slot}, {lsn}::pg_lsn, {nchanges}, {options})"
     )
     return template.format(
         select=sql.SQL(select),
-        function=sql.Identifier(function),
+        function=sql.Identifier(f"pg_logical_slot_{verb}_binary_changes"),
         slot=sql.Literal(source.slot),
         lsn=sql.Literal(str(upto_lsn)),
         nchanges=sql.Literal(upto_nchanges),
@@ -340,13 +336,7 @@ def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
             log.warning("slot=%s ended the backend %d, which an earlier run left behind", slot, pid)
             ended.add(pid)
     if ended:
-        waiting = tenacity.Retrying(
-            wait=tenacity.wait_exponential(0.02, max=0.5),
-            stop=tenacity.stop_after_delay(OLD_BACKEND_TIMEOUT_S),
-            retry=tenacity.retry_if_result(bool),
-            retry_error_callback=lambda _: None,
-        )
-        waiting(lambda: ended.intersection(found()))
+        wait_until_none(lambda: ended.intersection(found()), OLD_BACKEND_TIMEOUT_S)
 
 
 _READERS = (

@@ -11,32 +11,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
-
-import psycopg
 
 from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger.records import KeptWindow, now
 from waldelta.pipeline import Job
-
-# Only transactions that have an xid block the snapshot builder.
-_OPEN_TRANSACTIONS = """
-select coalesce(
-           'prepared transaction ' || quote_literal(p.gid),
-           'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
-       ),
-       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text,
-         'a time that pg_read_all_stats would show')
-from pg_locks l
-left join pg_stat_activity a on a.pid = l.pid
-left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
-where l.locktype = 'transactionid'
-  and l.granted
-  and l.pid is distinct from pg_backend_pid()
-order by age(l.transactionid) desc
-"""
-
+from waldelta.postgres.lock_waits import open_transactions
 
 log = logging.getLogger(__name__)
 
@@ -204,11 +184,3 @@ class ReadWindows:
             f"every call reads from the start of the oldest open transaction, {who}, open since"
             f" {since}: end it if it is stuck"
         )
-
-
-def open_transactions(conn: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """Return who has a transaction with an xid open, prepared ones included, and since when.
-
-    The oldest comes first.
-    """
-    return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, cast
 from waldelta.errors import (
     ConfigError,
     NeedsSync,
-    NotPrimary,
     StateError,
     TargetNotWritable,
     WaldeltaError,
@@ -36,11 +35,12 @@ from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import first_line, of_table
-from waldelta.postgres import describe
 from waldelta.postgres.connection import named_loss
+from waldelta.postgres.server_position import is_standby
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import not_primary
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.repair.mend import end_killed_repairs
@@ -125,11 +125,8 @@ def compare_all(work: Reconciling) -> None:
     """
     job = work.job
     with job.source.connect("reconcile") as connection:
-        if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
-            raise NotPrimary(
-                f"{describe(job.source.conninfo)} is a standby, whose snapshots leave running"
-                " transactions out: compare with the primary"
-            )
+        if is_standby(connection):
+            raise not_primary(job.source.conninfo, "compare with")
         check_source(connection, job)
         mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}

@@ -36,6 +36,7 @@ from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import PublishedTable, TableId
 from waldelta.postgres.connection import named_loss
+from waldelta.postgres.server_position import is_standby
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
@@ -296,7 +297,7 @@ def source_as_of(
 
 def check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
     """Raise NotPrimary for a connection to a standby."""
-    if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
+    if is_standby(connection):
         raise not_primary(job.source.conninfo)
 
 
