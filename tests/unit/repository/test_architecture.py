@@ -489,11 +489,9 @@ KEPT = {
     # A key of what the command status prints.
     "Forecast.left_bytes",
     # Left and right operands.
-    "_and(left)",
     "_by_rank(left)",
     "_comparison(left)",
     "_greater(left)",
-    "_or(left)",
     "_outside_years(left)",
     "compare(left)",
     "lambda(left)",

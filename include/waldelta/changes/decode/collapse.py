@@ -331,14 +331,26 @@ def in_order_of(events: pa.Table) -> Ints:
 
 def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
     """Return integers that are equal exactly where the identities of old and new rows are equal."""
-    count = len(events)
-    both = [
-        pa.chunked_array(
-            [*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type
-        )
-        for k, i in enumerate(shape.identity)
-    ]
-    codes = codes_of(both)
+    return codes_of_both(
+        [events[f"o{k}"] for k in range(len(shape.identity))],
+        [events[f"c{i}"] for i in shape.identity],
+    )
+
+
+def codes_of_both(
+    columns: Sequence[pa.ChunkedArray], others: Sequence[pa.ChunkedArray]
+) -> tuple[Ints, Ints]:
+    """Return integers that are equal exactly where the rows of two tables are equal.
+
+    The other table's columns are cast to the types of the first one's.
+    """
+    codes = codes_of(
+        [
+            pa.chunked_array([*column.chunks, *other.cast(column.type).chunks], column.type)
+            for column, other in zip(columns, others, strict=True)
+        ]
+    )
+    count = len(columns[0]) if columns else 0
     return codes[:count], codes[count:]
 
 

@@ -19,7 +19,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPSERT,
     EventShape,
-    codes_of,
+    codes_of_both,
 )
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -62,17 +62,16 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
     pairs = [
         (held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)
     ]
-    codes = codes_of(
-        [pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs]
-    )
+    of_net, of_held = codes_of_both([s for _, s in pairs], [t for t, _ in pairs])
     # Nulls equal nothing: a new row whose old row moved elsewhere in the batch has no base.
     in_target, in_net = (np.ones(n, np.bool_) for n in (len(held), len(net)))
     for t, s in pairs:
         in_target &= np.asarray(t.is_valid())
         in_net &= np.asarray(s.is_valid())
-    change_of = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
-    change_of[codes[len(held) :][in_net]] = np.flatnonzero(in_net)
-    return np.where(in_target, change_of[codes[: len(held)]], -1)
+    codes = max(of_net.max(initial=-1), of_held.max(initial=-1)) + 1
+    change_of = np.full(int(codes), -1, np.int64)
+    change_of[of_net[in_net]] = np.flatnonzero(in_net)
+    return np.where(in_target, change_of[of_held], -1)
 
 
 def are_new(net: pa.Table, matched: Bools) -> Bools:

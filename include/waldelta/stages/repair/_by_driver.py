@@ -20,7 +20,7 @@ from waldelta.arrow import Ints
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_UPSERT,
-    codes_of,
+    codes_of_both,
 )
 from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
@@ -78,13 +78,7 @@ def net_changes(again: pa.Table, touched: pa.Table, places: Sequence[int]) -> pa
     for base, place in zip(bases, places, strict=True):
         again = again.append_column(base, again[f"c{place}"])
     keys = pa.table({base: touched[f"k{k}"].cast(again[base].type) for k, base in enumerate(bases)})
-    codes = codes_of(
-        [
-            pa.chunked_array([*again[base].chunks, *keys[base].chunks], again[base].type)
-            for base in bases
-        ]
-    )
-    read, asked = codes[: len(again)], codes[len(again) :]
+    read, asked = codes_of_both([again[base] for base in bases], keys.columns)
     found = again.take(pa.array(_first_of_each(read)))
     first = _first_of_each(asked)
     gone = keys.take(pa.array(first[~np.isin(asked[first], read)]))

@@ -22,7 +22,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
-    codes_of,
+    codes_of_both,
 )
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
@@ -104,15 +104,10 @@ def _in_driver(
 
 def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
     """Returns which net changes would write one of these rows."""
-    both = [
-        pa.chunked_array(
-            [*net[f"c{i}"].chunks, *rows[f"c{i}"].chunks], net.schema.field(f"c{i}").type
-        )
-        for i in plan.decode.shape.key
-    ]
-    codes = codes_of(both)
+    key = [f"c{i}" for i in plan.decode.shape.key]
+    of_net, of_rows = codes_of_both([net[name] for name in key], [rows[name] for name in key])
     written: Bools = np.asarray(pc.is_in(net["action"], value_set=pa.array(WRITTEN)))
-    return np.isin(codes[: len(net)], codes[len(net) :]) & written
+    return np.isin(of_net, of_rows) & written
 
 
 def _by_spark(

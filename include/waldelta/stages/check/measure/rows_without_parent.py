@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import codes_of
+from waldelta.changes.decode.collapse import codes_of_both
 from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.lake.driver_limits import is_small
 from waldelta.metadata_columns import LSN
@@ -45,9 +46,9 @@ def find_rows_without_parent(spark: SparkSession, reference: Reference) -> Dupli
     places = range(len(reference.comparisons))
     present = [F.col(f"r{k}").isNotNull() for k in places]
     partners = [F.col(f"r{k}") == F.col(f"p{k}") for k in places]
-    orphans = own.where(reduce(_and, present)).join(there, reduce(_and, partners), "left_anti")
+    orphans = own.where(reduce(and_, present)).join(there, reduce(and_, partners), "left_anti")
     if reference.whole and len(present) > 1:
-        orphans = orphans.unionByName(own.where(~reduce(_and, present) & reduce(_or, present)))
+        orphans = orphans.unionByName(own.where(~reduce(and_, present) & reduce(or_, present)))
     count = orphans.count()
     if not count:
         return DuplicateKeys(0)
@@ -70,14 +71,6 @@ def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> l
         (F.rtrim(column) if is_padded else column).alias(f"{letter}{k}")
         for k, (column, is_padded) in enumerate(zip(columns, padded, strict=True))
     ]
-
-
-def _and(left: Column, right: Column) -> Column:
-    return left & right
-
-
-def _or(left: Column, right: Column) -> Column:
-    return left | right
 
 
 def count_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
@@ -115,12 +108,7 @@ def rows_without_parent_in_driver(reference: Reference) -> int | None:
     )
     complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
     rows = own.filter(complete)
-    together = [
-        pa.chunked_array([*left.chunks, *right.cast(left.type).chunks], left.type)
-        for left, right in zip(rows.columns, there.columns, strict=True)
-    ]
-    codes = codes_of(together)
-    orphans = int(np.count_nonzero(~np.isin(codes[: len(rows)], codes[len(rows) :])))
+    orphans = int(np.count_nonzero(~np.isin(*codes_of_both(rows.columns, there.columns))))
     if reference.whole and len(own.columns) > 1:
         begun = reduce(pc.or_, [pc.is_valid(column) for column in own.columns])
         orphans += int(pc.sum(pc.and_not(begun, complete)).as_py() or 0)
