@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from waldelta import errors

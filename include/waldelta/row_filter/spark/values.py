@@ -129,18 +129,14 @@ def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
     if left.raw is None and right.raw is None:
         return Sql(plain, raises=raises)
     if kinds[0].name == "numeric":
-        return Sql(_by_rank(operator, plain, left, right), raises=raises)
-    if left.in_years and right.in_years and None in (left.raw, right.raw):
+        # NaN is greater than infinity, infinity than any number; NaN equals NaN.
+        keys = f"({_rank(left)} {operator} {_rank(right)})"
+    elif left.in_years and right.in_years and None in (left.raw, right.raw):
         return Sql(_outside_years(operator, plain, left, right), raises=raises)
+    else:
+        keys = f"({_order_key(kinds[0], left)} {operator} {_order_key(kinds[1], right)})"
     held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
-    keys = f"({_order_key(kinds[0], left)} {operator} {_order_key(kinds[1], right)})"
     return Sql(f"case when {held} then {plain} else {keys} end", raises=raises)
-
-
-def _by_rank(operator: str, plain: str, left: Sql, right: Sql) -> str:
-    """Compare by rank: NaN is greater than infinity, infinity than any number; NaN equals NaN."""
-    held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
-    return f"case when {held} then {plain} else ({_rank(left)} {operator} {_rank(right)}) end"
 
 
 def _rank(side: Sql) -> str:

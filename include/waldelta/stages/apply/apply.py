@@ -230,35 +230,25 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
         late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
-    with (
-        splitting(spark, job, change_log, waiting) as split,
-        planning,
-        locks,
-        _telling(watch, applied),
-    ):
-        yield _Run(
-            spark,
-            job,
-            held,
-            watermarks,
-            sizes,
-            BatchRanges(change_log, sizes, split),
-            selected.catalog_tables,
-            watch,
-            gates,
-            quarantine,
-            locks,
-            types,
-            pace.caller,
-        )
-
-
-@contextmanager
-def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        applied.foreign = sorted({*applied.foreign, *watch.reported})
+    with splitting(spark, job, change_log, waiting) as split, planning, locks:
+        try:
+            yield _Run(
+                spark,
+                job,
+                held,
+                watermarks,
+                sizes,
+                BatchRanges(change_log, sizes, split),
+                selected.catalog_tables,
+                watch,
+                gates,
+                quarantine,
+                locks,
+                types,
+                pace.caller,
+            )
+        finally:
+            applied.foreign = sorted({*applied.foreign, *watch.reported})
 
 
 def _apply_batch(
