@@ -7,11 +7,10 @@ its position. ``waldelta.row_filter.spark.translate`` turns the result into Spar
 
 from waldelta.row_filter._analyze import refused_filter, resolve_filter
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter, published_filter
-from waldelta.row_filter.parse.syntax import FilterText, parse_row_filter
+from waldelta.row_filter.parse.syntax import parse_row_filter
 
 __all__ = [
     "Collation",
-    "FilterText",
     "RowFilter",
     "parse_row_filter",
     "published_filter",

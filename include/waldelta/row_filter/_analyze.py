@@ -55,7 +55,7 @@ def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
     catalogs show which functions are immutable and what users defined. Reasons that only CREATE
     PUBLICATION can find aren't returned.
     """
-    parsed = parse_row_filter(text)
+    columns = parse_row_filter(text)
     statement = sql.SQL("prepare {} as select from only {} where (").format(
         sql.Identifier(_CONSTRAINT), table.identifier
     )
@@ -67,12 +67,12 @@ def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
             return str(err)
         except psycopg.errors.InsufficientPrivilege:
             return None
-    if system := sorted(_SYSTEM_COLUMNS.intersection(parsed.columns)):
+    if system := sorted(_SYSTEM_COLUMNS.intersection(columns)):
         return f"filter {text!r}: PostgreSQL rejects system columns in it: {', '.join(system)}"
     asked = {
         "schema": table.schema,
         "name": table.name,
-        "columns": list(parsed.columns),
+        "columns": list(columns),
         "functions": functions_of(text),
     }
     refused = [f"{row.what} {row.name}" for row in fetch(conn, _REFUSED, asked)]

@@ -6,8 +6,6 @@ Only the text is judged here. The server decides what it means, and whether it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, SqlglotError
@@ -18,22 +16,13 @@ from waldelta.row_filter.parse.place import place
 _DIALECT = "postgres"
 
 
-@dataclass(frozen=True, slots=True)
-class FilterText:
-    """A filter's text, its syntax tree and the columns it uses, in order of appearance."""
-
-    text: str
-    columns: tuple[str, ...]
-    expression: exp.Expr
-
-
-def parse_row_filter(text: str) -> FilterText:
-    """Read a filter expression as PostgreSQL does.
+def parse_row_filter(text: str) -> tuple[str, ...]:
+    """Read a filter expression as PostgreSQL does; return its columns, in order of appearance.
 
     Unquoted names are folded to lower case. Raises ConfigError with the position where it can't be
     read.
 
-    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns
+    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5")
     ('origin', 'Dep')
     """
     try:
@@ -56,7 +45,7 @@ def parse_row_filter(text: str) -> FilterText:
         )
     # find_all searches breadth first, but a message reads better in the order of the text.
     columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
-    return FilterText(text, tuple(dict.fromkeys(columns)), expression)
+    return tuple(dict.fromkeys(columns))
 
 
 # Functions that SQL calls without parentheses; none is immutable.

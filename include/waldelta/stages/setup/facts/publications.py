@@ -286,7 +286,7 @@ def _judge_untried(conn: Connection, publication: str, table: PublicationTable) 
     """
     if table.row_filter is None:
         return _Trial(table)
-    columns = frozenset(parse_row_filter(table.row_filter).columns)
+    columns = frozenset(parse_row_filter(table.row_filter))
     refused = refused_filter(conn, table.id, table.row_filter)
     if refused is None:
         return _Trial(table, columns)
