@@ -37,7 +37,7 @@ from waldelta.stages.check.reports.index import (
     remove_entry,
     write_whole,
 )
-from waldelta.stages.check.reports.page import is_own_page, static_index
+from waldelta.stages.check.reports.page import static_index
 from waldelta.stages.check.reports.store_reports import (
     CHECKS,
     RECONCILIATIONS,
@@ -171,14 +171,6 @@ def write_check_page(
     return path
 
 
-def replace_unescaped_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
-    """Write pages of earlier versions again, which Great Expectations' own view wrote unescaped."""
-    for identifier in _kept_of(context, pipeline):
-        path = page_path(folder, identifier)
-        if path.is_file() and not is_own_page(path):
-            write_check_page(context, folder, identifier)
-
-
 def list_reports(
     place: Place,
     pipeline: PipelineFile,
@@ -305,7 +297,6 @@ def prune_reports(pipeline: PipelineFile, lake: Lake, keep: int | None = None) -
         if (folder / RESULTS_FOLDER).is_dir():
             context = open_context(folder)
             dropped += drop_old_results(context, folder, pipeline.pipeline, keep)
-            replace_unescaped_pages(context, folder, pipeline.pipeline)
         if drop_old_pageless(folder, pipeline.pipeline, keep) or dropped:
             _write_index(folder, pipeline)
     return dropped

@@ -8,7 +8,6 @@ import hashlib
 import html
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 from waldelta.quantities import counted
@@ -43,9 +42,8 @@ POLICY = (
     f" 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; base-uri 'none';"
     " form-action 'none'"
 )
-_FIRST = '<html lang="en"><head><meta http-equiv="Content-Security-Policy"'
 _PAGE = """<!doctype html>
-{first} content="{policy}">
+<html lang="en"><head><meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>{style}</style></head>
 <body><h1>{title}</h1>{body}</body></html>
@@ -59,15 +57,7 @@ _HEAD = (
 
 def page(title: str, body: str) -> str:
     """Returns a complete page; ``body`` must be HTML."""
-    return _PAGE.format(
-        first=_FIRST, policy=POLICY, title=html.escape(title), style=_STYLE, body=body
-    )
-
-
-def is_own_page(path: Path) -> bool:
-    """Returns whether page() made this file, by the policy at its beginning."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return _FIRST in file.read(len(_PAGE))
+    return _PAGE.format(policy=POLICY, title=html.escape(title), style=_STYLE, body=body)
 
 
 def fact_table(facts: Iterable[tuple[str, str]]) -> str:
