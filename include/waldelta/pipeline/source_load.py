@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Self
 
@@ -23,6 +23,8 @@ from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.postgres.connection import OneStatementCursor
 from waldelta.quantities import counted, size
+
+_OF_SNAPSHOTS = ("snapshot_seconds", "xmin_age")
 
 
 @dataclass(slots=True)
@@ -58,17 +60,10 @@ class SourceBill:
 
     def add(self, other: SourceBill) -> None:
         """Add the cost of another part of the run; of snapshots, the longest counts."""
-        self.slot_calls += other.slot_calls
-        self.wal_read_bytes += other.wal_read_bytes
-        self.decoded_bytes += other.decoded_bytes
-        self.spilled_bytes += other.spilled_bytes
-        self.streamed_bytes += other.streamed_bytes
-        self.slot_seconds = round(self.slot_seconds + other.slot_seconds, 3)
-        self.timeouts += other.timeouts
-        self.server_seconds = round(self.server_seconds + other.server_seconds, 3)
-        self.database_temp_bytes += other.database_temp_bytes
-        self.snapshot_seconds = round(max(self.snapshot_seconds, other.snapshot_seconds), 3)
-        self.xmin_age = max(self.xmin_age, other.xmin_age)
+        for one in fields(self):
+            both = getattr(self, one.name), getattr(other, one.name)
+            together = max(both) if one.name in _OF_SNAPSHOTS else sum(both)
+            setattr(self, one.name, round(together, 3))
 
     def describe(self) -> str:
         """Return one line for people; empty when the source wasn't used."""

@@ -49,7 +49,7 @@ def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[di
     all tables, or of these, follow. Raises ConfigError for a table that isn't a target, because an
     empty list would look like success.
     """
-    rows = [_listed(row) for row in _open_rows(job, _states(job, tables))]
+    rows = [_listed(row) for row in _open_rows(job, chosen_states(job, tables))]
     messages = open_messages(job.ledger, job.pipeline.source.slot)
     return rows + [as_json(one) for one in messages if tables is None or one.is_about(tables)]
 
@@ -76,7 +76,7 @@ def discard_quarantined(
     messages = messages_to_acknowledge(job, rows)
     settled = decided(job, messages, RESOLVED, by, reason)
     rows_left = set(rows) - {message.row.id for message in messages}
-    states = _states(job, tables)
+    states = chosen_states(job, tables)
     # When only messages are named, no target's rows are discarded.
     named = _named(_open_rows(job, states), rows_left) if rows_left or not rows else []
     wanted = {name: states[name] for name in named}
@@ -143,7 +143,7 @@ def rows_to_accept(
     """
     quarantine, states = (
         Quarantine(job.lake),
-        _states(job, tables),
+        chosen_states(job, tables),
     )
     done = quarantine.ids_decided(job.run_id, ACCEPTED)
     found = _open_rows(job, states)
@@ -210,7 +210,8 @@ def current_user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
+def chosen_states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
+    """Returns the states of these targets (None: of all); raises ConfigError for unknown ones."""
     states = job.read_states()
     if unknown := sorted(set(tables or ()) - states.keys()):
         raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")

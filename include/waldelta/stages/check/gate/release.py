@@ -14,7 +14,7 @@ from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.stages.check.gate.quarantined_rows import current_user
+from waldelta.stages.check.gate.quarantined_rows import chosen_states, current_user
 
 
 def release_tables(
@@ -27,9 +27,7 @@ def release_tables(
     """
     if not tables:
         raise ConfigError("name the tables whose changes to release (--tables)")
-    states = job.read_states()
-    if unknown := sorted(set(tables) - states.keys()):
-        raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")
+    states = chosen_states(job, tables)
     identity = job.read_identity()
     upto, by = landed_upto(job, identity), by or current_user()
     if not upto:
