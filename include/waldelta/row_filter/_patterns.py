@@ -8,7 +8,6 @@ function raises PatternRefused with the reason.
 from __future__ import annotations
 
 import re
-from typing import NoReturn
 
 _MAX_REPEATS = 255  # DUPMAX of PostgreSQL's regular expressions
 _CONTROL = {
@@ -117,13 +116,9 @@ class _Regex:
 
     def take(self) -> str:
         if not self.rest:
-            self.refuse("an unfinished bracket, group or escape")
+            raise PatternRefused("an unfinished bracket, group or escape")
         taken, self.rest = self.rest[0], self.rest[1:]
         return taken
-
-    @staticmethod
-    def refuse(reason: str) -> NoReturn:
-        raise PatternRefused(reason)
 
     def alternatives(self) -> str:
         branches = [self.branch()]
@@ -139,7 +134,7 @@ class _Regex:
 
     def piece(self) -> str:
         if self.rest[0] in "*+?{":
-            self.refuse(f"the quantifier {self.rest[0]!r} with nothing before it")
+            raise PatternRefused(f"the quantifier {self.rest[0]!r} with nothing before it")
         before = self.rest
         atom, is_anchor = self.atom()
         source = before[: len(before) - len(self.rest)]
@@ -147,12 +142,12 @@ class _Regex:
         if not quantifier:
             return atom
         if is_anchor:
-            self.refuse("a quantified anchor")
+            raise PatternRefused("a quantified anchor")
         if source.startswith("(") and (quantifier in "*+" or quantifier.endswith(",}")):
             # Java's stack gets one level deeper with each repetition, and it may need exponential
             # time.
             if (letters := re.fullmatch(r"\((?:\?:)?(\w(?:\|\w)*)\)", source)) is None:
-                self.refuse("a group that is repeated without limit")
+                raise PatternRefused("a group that is repeated without limit")
             atom = f"[{letters[1].replace('|', '')}]"
         return atom + quantifier
 
@@ -171,11 +166,11 @@ class _Regex:
 
     def group(self) -> str:
         if self.rest.startswith("?") and not self.rest.startswith("?:"):
-            self.refuse("a lookahead or lookbehind")
+            raise PatternRefused("a lookahead or lookbehind")
         self.skip("?:")
         inner = self.alternatives()
         if not self.skip(")"):
-            self.refuse("an unmatched '('")
+            raise PatternRefused("an unmatched '('")
         return f"(?:{inner})"
 
     def escape(self) -> tuple[str, bool]:
@@ -188,22 +183,22 @@ class _Regex:
         if c in _CONTROL:
             return _literal(_CONTROL[c]), False
         if c.isascii() and c.isalnum():
-            self.refuse(f"the escape \\{c}")
+            raise PatternRefused(f"the escape \\{c}")
         return _literal(c), False
 
     def quantifier(self) -> str:
         found = re.match(r"[*+?]|\{(\d+)(,(\d*))?\}", self.rest)
         if found is None:
             if self.rest.startswith("{"):
-                self.refuse("a '{' that begins no quantifier")
+                raise PatternRefused("a '{' that begins no quantifier")
             return ""
         self.rest = self.rest[found.end() :]
         least, most = int(found[1] or 0), int(found[3] or found[1] or 0)
         if max(least, most) > _MAX_REPEATS or (found[3] and most < least):
-            self.refuse("a number of repetitions that PostgreSQL doesn't take")
+            raise PatternRefused("a number of repetitions that PostgreSQL doesn't take")
         self.skip("?")  # Skips the mark of a reluctant quantifier.
         if self.rest[:1] in ("*", "+", "?", "{") and self.rest:
-            self.refuse("two quantifiers in a row")
+            raise PatternRefused("two quantifiers in a row")
         return found[0]
 
     def bracket(self) -> str:
@@ -218,19 +213,19 @@ class _Regex:
             self.rest = self.rest[named.end() :]
             self.need_ascii(named[0])
             if named[1] not in _NAMED:
-                self.refuse(f"the class {named[0]}")
+                raise PatternRefused(f"the class {named[0]}")
             return _NAMED[named[1]]
         if self.rest.startswith(("[.", "[=")):
-            self.refuse("a collating element")
+            raise PatternRefused("a collating element")
         first = self.bracket_character()
         if len(first) > 1 or not self.rest.startswith("-") or self.rest.startswith("-]"):
             return first if len(first) > 1 else _literal(first)
         self.take()
         if self.rest.startswith("["):
-            self.refuse("a range that ends in a class")
+            raise PatternRefused("a range that ends in a class")
         last = self.bracket_character()
         if len(last) > 1 or last < first:
-            self.refuse("a range whose end is before its start")
+            raise PatternRefused("a range whose end is before its start")
         return f"{_literal(first)}-{_literal(last)}"
 
     def bracket_character(self) -> str:
@@ -244,12 +239,12 @@ class _Regex:
         if c in _CONTROL:
             return _CONTROL[c]
         if c.isascii() and c.isalnum():
-            self.refuse(f"the escape \\{c} in brackets")
+            raise PatternRefused(f"the escape \\{c} in brackets")
         return c
 
     def need_ascii(self, what: str) -> None:
         if not self.certain_case:
-            self.refuse(f'{what}, which depends on the collation (add COLLATE "C")')
+            raise PatternRefused(f'{what}, which depends on the collation (add COLLATE "C")')
 
 
 def _literal(c: str) -> str:
