@@ -14,9 +14,8 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partitions import of_partition, with_leaves
+from waldelta.pipeline.drift.partitions import of_partition, read_own_tables, with_leaves
 from waldelta.pipeline.drift.rewrites import to_record
-from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets.target_filter import column_states, to_text
 from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets
 from waldelta.postgres import connect
@@ -154,16 +153,10 @@ def look(conn, file, states):
     """What a run tells of each target, and the states that it records."""
     feeds = read_target_sources(conn, file)
     states = [with_leaves(state, feeds) for state in states]
-    there = read_catalog_state(conn, states)
-    narrowed = [
-        of_partition(state, there[state.table_name], feeds[state.table_name]) for state in states
-    ]
+    states, present = read_own_tables(conn, states, feeds)
     targets = {str(t.id): t for t in read_targets(conn, file, feeds, sizes=False)}
-    present = with_truncated(
-        conn, [state for state, _ in narrowed], {s.table_name: p for s, p in narrowed}
-    )
     found, recorded = {}, []
-    for state, _ in narrowed:
+    for state in states:
         known, target, now_there = state, targets[state.table_name], present[state.table_name]
         if drift := find_drift(file, state, target.table, now_there, target.mapping):
             found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)

@@ -6,16 +6,18 @@ holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.drift.catalog_state import CatalogTable, stored
+from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state, stored
+from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.postgres import Connection
 from waldelta.postgres.publication_membership import from_texts
 
 
@@ -56,6 +58,26 @@ def of_partition(
         if mapping.partition is not None
         else (state, catalog)
     )
+
+
+def read_own_tables(
+    connection: Connection,
+    states: Sequence[TableState],
+    mappings: Mapping[str, TargetSource],
+    landed_as_of: int | None = None,
+) -> tuple[list[TableState], dict[str, CatalogTable]]:
+    """Read what the source has of these targets now; return both reduced as by of_partition().
+
+    ``landed_as_of``: see with_truncated().
+    """
+    there = read_catalog_state(connection, states)
+    found = [
+        of_partition(state, there[state.table_name], mappings.get(state.table_name))
+        for state in states
+    ]
+    reduced = [state for state, _ in found]
+    own = {state.table_name: table for state, table in found}
+    return reduced, with_truncated(connection, reduced, own, landed_as_of)
 
 
 def _of_one(

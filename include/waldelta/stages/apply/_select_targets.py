@@ -14,13 +14,12 @@ import psycopg
 from waldelta.errors import StateError
 from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import CatalogTable, read_catalog_state
+from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partitions import of_partition, record_leaves, with_leaves
+from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves, with_leaves
 from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
 from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
 from waldelta.pipeline.drift.rewrites import unsent_changes
-from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
 from waldelta.pipeline.targets.lifecycle import states as due_states
@@ -134,15 +133,7 @@ def _read_source(
     locked: LockedTables,
     landed_as_of: int | None,
 ) -> _Source:
-    there = read_catalog_state(connection, states)
-    found = [
-        of_partition(state, there[state.table_name], published.get(state.table_name))
-        for state in states
-    ]
-    states = [state for state, _ in found]
-    catalog_tables = with_truncated(
-        connection, states, {s.table_name: table for s, table in found}, landed_as_of
-    )
+    states, catalog_tables = read_own_tables(connection, states, published, landed_as_of)
     targets, locked = read_around(
         connection,
         LOCK_TIMEOUT_S,

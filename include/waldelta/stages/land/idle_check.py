@@ -23,11 +23,11 @@ from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job, SlotIdentity, slot_lock
-from waldelta.pipeline.drift import CatalogTable, read_catalog_state
+from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partitions import of_partition, with_leaves
+from waldelta.pipeline.drift.partitions import read_own_tables, with_leaves
+from waldelta.pipeline.drift.record_drift import read_published_now
 from waldelta.pipeline.drift.rewrites import unsent_changes
-from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
 from waldelta.pipeline.targets.lifecycle import (
     copied_by_runs,
@@ -38,7 +38,6 @@ from waldelta.pipeline.targets.lifecycle import (
     requiring,
     states,
 )
-from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.pipeline.targets.watermarks import messages_applied
 from waldelta.postgres.lock_waits import LockedTables, limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
@@ -274,17 +273,9 @@ def _changed_on_source(
     oldest_xid: int,
 ) -> str | None:
     """Returns which tables were rewritten or have publication drift, as a reason for a run."""
-    there = read_catalog_state(connection, replicated)
-    found = [
-        of_partition(state, there[state.table_name], published.get(state.table_name))
-        for state in replicated
-    ]
-    replicated = [state for state, _ in found]
     # A run couldn't judge what may not have landed either, and would be started for nothing until
     # then.
-    catalog_tables = with_truncated(
-        connection, replicated, {state.table_name: table for state, table in found}, oldest_xid
-    )
+    replicated, catalog_tables = read_own_tables(connection, replicated, published, oldest_xid)
     if written_anew := [
         s.table_name for s in replicated if unsent_changes(s, catalog_tables[s.table_name].storage)
     ]:
@@ -319,17 +310,11 @@ def _drifted(
     locked: Collection[int],
 ) -> list[str]:
     """Returns targets whose drift a run would repair or hasn't reported; locked ones come later."""
-    if not replicated:
-        return []
-    targets = {
-        str(target.id): target
-        for target in read_targets(connection, job.pipeline, mappings, sizes=False, locked=locked)
-        if not target.is_unread
-    }
+    targets = read_published_now(connection, job, mappings, replicated, locked)
     found = []
     for state in replicated:
         target = targets.get(state.table_name)
-        if target is None or target.problem is not None:
+        if target is None or target.is_unread or target.problem is not None:
             continue
         if drift := find_drift(
             job.pipeline, state, target.table, catalog_tables[state.table_name], target.mapping
