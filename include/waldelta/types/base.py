@@ -28,11 +28,13 @@ class TargetType(ABC):
     """A column's type in the lake: as Spark's DDL names it, and as Arrow carries it.
 
     ``may_be_raw``: the type can't hold some values that PostgreSQL prints. ``has_checksum``: both
-    sides can produce the same text for a checksum.
+    sides can produce the same text for a checksum. ``is_fixed_size``: PostgreSQL never stores a
+    value out of line (TOAST), so it is always sent.
     """
 
     may_be_raw: ClassVar[bool] = True
     has_checksum: ClassVar[bool] = True
+    is_fixed_size: ClassVar[bool] = False
 
     spark: str
     arrow: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,8 @@ _UNHELD = "infinity|BC$|^[0-9]{5}"
 @dataclass(frozen=True)
 class Moment(TargetType):
     """date, timestamp or timestamptz; ``name`` is PostgreSQL's."""
+
+    is_fixed_size: ClassVar[bool] = True
 
     name: str
 

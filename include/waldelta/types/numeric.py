@@ -48,6 +48,7 @@ class Boolean(TargetType):
     """A boolean, printed as t or f."""
 
     may_be_raw: ClassVar[bool] = False
+    is_fixed_size: ClassVar[bool] = True
 
     spark: str = "boolean"
     arrow: Any = field(default_factory=pa.bool_)
@@ -76,6 +77,7 @@ class Number(TargetType):
     """Integers; ``name`` is PostgreSQL's."""
 
     may_be_raw: ClassVar[bool] = False
+    is_fixed_size: ClassVar[bool] = True
 
     name: str
 

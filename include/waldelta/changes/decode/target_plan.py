@@ -39,25 +39,10 @@ from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.postgres import PgType, TableId
 from waldelta.postgres.type_catalog import INT8
 from waldelta.types import TargetType, column_types
-from waldelta.types.numeric import NumericAsDouble
 from waldelta.types.wire import wire_name
 
 # Describes types, given as (oid, typmod), as type_catalog.read_types does.
 ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]
-# Values of these types are never TOASTed, so they are always sent.
-_FIXED_SIZE = frozenset(
-    {
-        "boolean",
-        "smallint",
-        "int",
-        "bigint",
-        "float",
-        "double",
-        "date",
-        "timestamp",
-        "timestamp_ntz",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +148,7 @@ def plan_decode(
     shape = EventShape(
         column_count=len(names),
         key=tuple(names.index(name) for name in evolution.key_columns),
-        toastable=tuple(i for i, kind in enumerate(targets.values()) if _may_be_toasted(kind)),
+        toastable=tuple(i for i, kind in enumerate(targets.values()) if not kind.is_fixed_size),
     )
     relid = names.index(RELID) if state.root_id is not None else None
     return DecodePlan(
@@ -243,10 +228,6 @@ def _evolution(
     if rules.policy == "fail" and evolution.changes(state):
         raise refusal(state, f"its columns changed ({evolution.describe()})")
     return evolution
-
-
-def _may_be_toasted(kind: TargetType) -> bool:
-    return kind.spark not in _FIXED_SIZE or isinstance(kind, NumericAsDouble)
 
 
 def _target_types(
