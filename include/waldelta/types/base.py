@@ -29,12 +29,14 @@ class TargetType(ABC):
 
     ``may_be_raw``: the type can't hold some values that PostgreSQL prints. ``has_checksum``: both
     sides can produce the same text for a checksum. ``is_fixed_size``: PostgreSQL never stores a
-    value out of line (TOAST), so it is always sent.
+    value out of line (TOAST), so it is always sent. ``is_number``: a mean and a deviation have a
+    meaning.
     """
 
     may_be_raw: ClassVar[bool] = True
     has_checksum: ClassVar[bool] = True
     is_fixed_size: ClassVar[bool] = False
+    is_number: ClassVar[bool] = False
 
     spark: str
     arrow: Any

@@ -78,6 +78,7 @@ class Number(TargetType):
 
     may_be_raw: ClassVar[bool] = False
     is_fixed_size: ClassVar[bool] = True
+    is_number: ClassVar[bool] = True
 
     name: str
 
@@ -98,6 +99,8 @@ class Number(TargetType):
 
 class Fraction(TargetType):
     """Numbers of which equal ones may have several texts: -0 and 0, or 1.0 and 1.00."""
+
+    is_number: ClassVar[bool] = True
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return the digits, or what PostgreSQL calls them."""

@@ -22,6 +22,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.lake.storage import by_row_group, row_count
 from waldelta.spark_sql import quote
+from waldelta.types import stored_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 # Of wide tables only the first columns are measured.
 _MOST_COLUMNS = 100
 _ROWS_AT_ONCE = 1 << 16
-_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 
 Measured = tuple[int, list[ColumnProfile]]
 
@@ -41,7 +41,7 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
     """
     keys = set(state.key_columns)
     columns = [column for column in state.columns if column.name not in keys][:_MOST_COLUMNS]
-    return [(column.name, column.spark_type.lower().startswith(_NUMBERS)) for column in columns]
+    return [(c.name, stored_type(c.type_name, c.spark_type).is_number) for c in columns]
 
 
 def profile_in_driver(table: TargetVersion, columns: Sequence[tuple[str, bool]]) -> Measured | None:
