@@ -30,13 +30,14 @@ class TargetType(ABC):
     ``may_be_raw``: the type can't hold some values that PostgreSQL prints. ``has_checksum``: both
     sides can produce the same text for a checksum. ``is_fixed_size``: PostgreSQL never stores a
     value out of line (TOAST), so it is always sent. ``is_number``: a mean and a deviation have a
-    meaning.
+    meaning. ``is_text``: PostgreSQL's text is stored, whatever it is.
     """
 
     may_be_raw: ClassVar[bool] = True
     has_checksum: ClassVar[bool] = True
     is_fixed_size: ClassVar[bool] = False
     is_number: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
 
     spark: str
     arrow: Any
@@ -50,7 +51,7 @@ class TargetType(ABC):
         """
         if values.null_count == len(values):
             return pa.nulls(len(values), self.arrow), None
-        if not is_text(values.type):
+        if not may_be_text(values.type):
             return values.cast(self.arrow), None
         typed, raw = self.read(_as_string(values))
         return typed, raw if raw is not None and raw.null_count < len(raw) else None
@@ -121,7 +122,7 @@ class TargetType(ABC):
         return raw
 
 
-def is_text(kind: pa.DataType) -> bool:
+def may_be_text(kind: pa.DataType) -> bool:
     """Return True for Arrow types that may contain PostgreSQL's text."""
     t = pa.types
     return bool(

@@ -18,6 +18,7 @@ class Text(TargetType):
     """Unchanged text; ``is_plain`` when the type is text itself and needs no output function."""
 
     may_be_raw: ClassVar[bool] = False
+    is_text: ClassVar[bool] = True
 
     spark: str = "string"
     arrow: Any = field(default_factory=pa.string)

@@ -24,28 +24,28 @@ from waldelta.postgres import PgType
 from waldelta.types.type_map import _SCALARS, target_type
 
 # What may be true of a type, and what is.
-ASPECTS = ("is_fixed_size", "is_number")
+ASPECTS = ("is_fixed_size", "is_number", "is_text")
 BUILT_IN = {
     16: "is_fixed_size",
     17: "",
     20: "is_fixed_size is_number",
     21: "is_fixed_size is_number",
     23: "is_fixed_size is_number",
-    25: "",
+    25: "is_text",
     700: "is_fixed_size is_number",
     701: "is_fixed_size is_number",
-    1043: "",
+    1043: "is_text",
     1082: "is_fixed_size",
     1114: "is_fixed_size",
     1184: "is_fixed_size",
 }
 OTHERS = [
     (numeric(12, 2), DEFAULT_TYPES, "is_number"),
-    (ANY_NUMERIC, DEFAULT_TYPES, ""),
+    (ANY_NUMERIC, DEFAULT_TYPES, "is_text"),
     (ANY_NUMERIC, AS_DECIMAL, "is_number"),
     (ANY_NUMERIC, AS_DOUBLE, "is_number"),
     (JSONB, AS_VARIANT, ""),
-    (ENUM, DEFAULT_TYPES, ""),
+    (ENUM, DEFAULT_TYPES, "is_text"),
     (HSTORE, DEFAULT_TYPES, ""),
     (VECTOR, DEFAULT_TYPES, ""),
     (array_of(INT4), DEFAULT_TYPES, ""),

@@ -47,7 +47,6 @@ from waldelta.snapshot.read_table import RAW_TYPE, raw_map
 from waldelta.target_modes import Fold
 from waldelta.target_modes.target_mode import STATE_XID
 from waldelta.types import TargetType
-from waldelta.types.text import Text
 from waldelta.types.type_map import unheld_key
 from waldelta.types.wire import text_of
 
@@ -280,9 +279,7 @@ def _read_rows(
     relation, positions = described
     # Rows are identified by these columns before they are typed, and some values may have arrived
     # as text.
-    exact = [
-        isinstance(kind, Text) or i in plan.shape.identity for i, kind in enumerate(plan.types)
-    ]
+    exact = [kind.is_text or i in plan.shape.identity for i, kind in enumerate(plan.types)]
     kinds = zip(plan.wire_names, exact, strict=True)
     wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
 

@@ -180,7 +180,7 @@ def _reshaped(
     ]
     if metadata_columns:
         raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
-        columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, raws).alias(RAW)]
+        columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, types, raws).alias(RAW)]
         columns += [F.col(name) for name in mode_column_names() if name in frame.columns]
     return frame.select(*columns)
 
@@ -202,18 +202,18 @@ def _expression(
         return source
     # A value that the narrower type couldn't hold is in the raw column. A string can hold it.
     widened = source.cast(types[name].spark)
-    verbatim = metadata_columns and types[name].spark == "string"
+    verbatim = metadata_columns and types[name].is_text
     return F.coalesce(F.col(RAW)[column.source], widened) if verbatim else widened
 
 
-def _raw(evolution: Evolution, fills: dict[str, str]) -> Column:
+def _raw(evolution: Evolution, types: dict[str, TargetType], fills: dict[str, str]) -> Column:
     """Return the raw values of kept columns, under the columns' new names, and those of new
     columns.
     """
     kept = {
         c.source: c.state.name
         for c in evolution.columns
-        if c.source is not None and (c.same_type or c.state.spark_type != "string")
+        if c.source is not None and (c.same_type or not types[c.state.name].is_text)
     }
     raw = F.map_filter(RAW, lambda k, _: k.isin(*kept)) if kept else F.lit(None)
     renamed = {old: new for old, new in kept.items() if old != new}

@@ -11,6 +11,8 @@ from typing import Any
 from waldelta.postgres.type_catalog import BIT_OID
 from waldelta.spark_sql import quote, string
 from waldelta.stages.check.constraints import DeclaredType
+from waldelta.types import TargetType
+from waldelta.types.numeric import Decimal
 
 LENGTHS_BETWEEN = "expect_column_value_lengths_to_be_between"
 LENGTHS_EQUAL = "expect_column_value_lengths_to_equal"
@@ -29,12 +31,10 @@ class Limit:
     condition: str | None = None
 
 
-def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
-    """Yields the limits that a column stored as ``spark_type`` doesn't enforce; null meets them
-    all.
-    """
+def limits(declared: DeclaredType, kind: TargetType) -> Iterator[Limit]:
+    """Yields the limits that a column stored as ``kind`` doesn't enforce; null meets them all."""
     meaning = f"{declared.column} fits {declared.base_type}"
-    if declared.length is not None and spark_type == "string":
+    if declared.length is not None and kind.is_text:
         if declared.base_oid == BIT_OID:
             yield Limit(
                 meaning, LENGTHS_EQUAL, {"value": declared.length}, _of_length(declared, "=")
@@ -45,7 +45,7 @@ def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
             yield Limit(
                 meaning, LENGTHS_BETWEEN, {"max_value": declared.length}, _of_length(declared, "<=")
             )
-    elif declared.precision is not None and spark_type == "string":
+    elif declared.precision is not None and kind.is_text:
         regex = printed_numeric(*declared.precision)
         yield Limit(
             meaning,
@@ -53,7 +53,7 @@ def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
             {"regex": regex},
             _or_null(declared, f"rlike({{}}, {string(regex)})"),
         )
-    elif declared.precision is not None and spark_type.startswith("decimal"):
+    elif declared.precision is not None and isinstance(kind, Decimal):
         precision, scale = declared.precision
         if scale < 0:
             yield Limit(meaning, condition=_or_null(declared, f"{{}} % 1{'0' * -scale} = 0"))

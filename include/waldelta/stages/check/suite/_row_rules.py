@@ -63,7 +63,8 @@ def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     """Yields that enum columns have only labels of their type."""
     for column in facts.state.columns:
         labels = facts.rules.labels.get(column.name)
-        if labels and column.spark_type == "string" and _nameable(column.name):
+        is_text = stored_type(column.type_name, column.spark_type).is_text
+        if labels and is_text and _nameable(column.name):
             kwargs = {"column": listed(column.name), "value_set": list(labels)}
             meaning = f"{column.name} has labels of {column.type_name} only"
             yield PlannedExpectation(IN_SET, kwargs, "critical", "catalog", meaning)
@@ -122,7 +123,7 @@ def _is_null(facts: TargetFacts, column: ColumnState) -> str:
 
 
 def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    types = {column.name: column.spark_type for column in facts.state.columns}
+    types = {c.name: stored_type(c.type_name, c.spark_type) for c in facts.state.columns}
     for one in facts.rules.declared:
         for limit in limits(one, types[one.column]):
             if limit.kind is not None and _nameable(one.column):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.postgres import TableColumn
 from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
 from waldelta.quantities import counted, first_of, size
 from waldelta.stages.setup.draft.inventory import FoundTable
+from waldelta.types.array import Array
 from waldelta.types.type_map import target_type
 
 _IDENTITIES = {"d": "default", "i": "using index", "f": "full", "n": "nothing"}
 _TEXTS = frozenset({TEXT_OID, BPCHAR_OID, VARCHAR_OID})
-_MOMENTS = ("date", "timestamp")
 
 
 def rows_of(table: FoundTable) -> str:
@@ -89,10 +88,9 @@ def _typed(column: TableColumn) -> str:
 def _becomes_text(column: TableColumn) -> bool:
     """Returns whether a column that isn't text becomes text in the lake, without a loss."""
     innermost = column.type.base or column.type
-    return innermost.oid not in _TEXTS and target_type(column.type).spark == "string"
+    return innermost.oid not in _TEXTS and target_type(column.type).is_text
 
 
 def _may_fail(column: TableColumn, identity: tuple[str, ...]) -> bool:
-    kind = target_type(column.type, DEFAULT_TYPES)
-    return column.name in identity and kind.may_be_raw and kind.spark.startswith(
-        (*_MOMENTS, "decimal"))  # fmt: skip
+    kind = target_type(column.type)
+    return column.name in identity and kind.may_be_raw and not isinstance(kind, Array)

@@ -11,6 +11,7 @@ from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.suite import plan_suite
 from waldelta.stages.check.suite._declared_limits import limits, printed_numeric
 from waldelta.stages.check.suite.target_facts import SourceRules
+from waldelta.types import stored_type
 
 
 def numeric(precision, scale):
@@ -75,7 +76,8 @@ CASES = [
 )
 def test_limits(declared, spark_type, expected):
     """Only what the target's type doesn't force."""
-    found = [(one.kind, one.arguments or one.condition) for one in limits(declared, spark_type)]
+    kind = stored_type(declared.base_type, spark_type)
+    found = [(one.kind, one.arguments or one.condition) for one in limits(declared, kind)]
     assert found == expected
 
 
