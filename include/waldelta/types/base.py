@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # in this array).
 Representable: TypeAlias = tuple[ArrowArray, ArrowArray | None]
 Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
+# How values of a foreign key are compared. Trailing blanks don't count on either side ("padded"),
+# or only where the referring side is char(n) ("own padded").
+Comparison: TypeAlias = Literal["same", "integer", "number", "padded", "own padded"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class TargetType(ABC):
     sides can produce the same text for a checksum. ``is_fixed_size``: PostgreSQL never stores a
     value out of line (TOAST), so it is always sent. ``is_number``: a mean and a deviation have a
     meaning. ``is_text``: PostgreSQL's text is stored, whatever it is.
+    ``has_one_form``: equal values are equal as stored, in Spark's joins too. ``prints_alike``:
+    equal values have equal texts.
     """
 
     may_be_raw: ClassVar[bool] = True
@@ -38,6 +43,8 @@ class TargetType(ABC):
     is_fixed_size: ClassVar[bool] = False
     is_number: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    has_one_form: ClassVar[bool] = False
+    prints_alike: ClassVar[bool] = False
 
     spark: str
     arrow: Any
@@ -85,6 +92,12 @@ class TargetType(ABC):
     def equal_sql(self, value: str) -> str:
         """Return Spark SQL whose results are equal where the values are equal in PostgreSQL."""
         return value
+
+    def compared_with(self, referenced: TargetType) -> Comparison | None:
+        """Return how values of a foreign key are compared with the referenced ones, as PostgreSQL
+        does; None where equality is uncertain.
+        """
+        return "same" if self.has_one_form and self.spark == referenced.spark else None
 
     def equal_texts(self, texts: ArrowArray) -> ArrowArray:
         """Return binary texts that are the same for printed values that are equal in PostgreSQL."""

@@ -34,6 +34,7 @@ class Bytea(TargetType):
     """Bytes, printed as ``\\x`` and two digits each."""
 
     may_be_raw: ClassVar[bool] = False
+    has_one_form: ClassVar[bool] = True
 
     spark: str = "binary"
     arrow: Any = field(default_factory=pa.binary)

@@ -27,6 +27,8 @@ class Moment(TargetType):
     """date, timestamp or timestamptz; ``name`` is PostgreSQL's."""
 
     is_fixed_size: ClassVar[bool] = True
+    has_one_form: ClassVar[bool] = True
+    prints_alike: ClassVar[bool] = True
 
     name: str
 

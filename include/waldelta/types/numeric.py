@@ -14,6 +14,7 @@ from psycopg import sql
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres.type_catalog import VARHDRSZ
 from waldelta.types.base import (
+    Comparison,
     Representable,
     Selected,
     TargetType,
@@ -49,6 +50,8 @@ class Boolean(TargetType):
 
     may_be_raw: ClassVar[bool] = False
     is_fixed_size: ClassVar[bool] = True
+    has_one_form: ClassVar[bool] = True
+    prints_alike: ClassVar[bool] = True
 
     spark: str = "boolean"
     arrow: Any = field(default_factory=pa.bool_)
@@ -72,13 +75,34 @@ class Boolean(TargetType):
         return pc.if_else(values, "t", "f")
 
 
+class AnyNumber(TargetType):
+    """Integers, floats and decimals; of a float, both zeros and all NaN are equal in joins."""
+
+    is_number: ClassVar[bool] = True
+    has_one_form: ClassVar[bool] = True
+
+    def compared_with(self, referenced: TargetType) -> Comparison | None:
+        """Compare integers and decimals as numbers; a float may be rounded."""
+        kinds = self.arrow, referenced.arrow
+        found = super().compared_with(referenced)
+        if found is None and all(map(pa.types.is_integer, kinds)):
+            found = "integer"
+        elif found is None and all(map(_is_exact, kinds)):
+            found = "number"
+        return found
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
 @dataclass(frozen=True)
-class Number(TargetType):
+class Number(AnyNumber):
     """Integers; ``name`` is PostgreSQL's."""
 
     may_be_raw: ClassVar[bool] = False
     is_fixed_size: ClassVar[bool] = True
-    is_number: ClassVar[bool] = True
+    prints_alike: ClassVar[bool] = True
 
     name: str
 
@@ -97,10 +121,10 @@ class Number(TargetType):
         return as_text(column), None
 
 
-class Fraction(TargetType):
+class Fraction(AnyNumber):
     """Numbers of which equal ones may have several texts: -0 and 0, or 1.0 and 1.00."""
 
-    is_number: ClassVar[bool] = True
+    prints_alike: ClassVar[bool] = False
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return the digits, or what PostgreSQL calls them."""

@@ -9,13 +9,17 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.types.base import Representable, Selected, TargetType, as_text, utf8
+from waldelta.types.base import Comparison, Representable, Selected, TargetType, as_text, utf8
 from waldelta.types.checksum import Marks
 
 
 @dataclass(frozen=True)
 class Text(TargetType):
-    """Unchanged text; ``is_plain`` when the type is text itself and needs no output function."""
+    """Unchanged text.
+
+    ``is_plain``: the type is text itself and needs no output function. ``alike``: the oid of the
+    type, if its equal values print alike.
+    """
 
     may_be_raw: ClassVar[bool] = False
     is_text: ClassVar[bool] = True
@@ -23,6 +27,7 @@ class Text(TargetType):
     spark: str = "string"
     arrow: Any = field(default_factory=pa.string)
     is_plain: bool = False
+    alike: int | None = None
 
     def read(self, text: ArrowArray) -> Representable:
         """Read any UTF-8."""
@@ -37,3 +42,27 @@ class Text(TargetType):
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Return the same text."""
         return self.copy_expressions(column)
+
+    def compared_with(self, referenced: TargetType) -> Comparison | None:
+        """Compare the texts of one type whose equal values print alike."""
+        is_one = isinstance(referenced, Text) and self.alike == referenced.alike
+        return "same" if is_one and self.alike is not None else None
+
+
+@dataclass(frozen=True)
+class Characters(Text):
+    """text, varchar, name and "char"; of char(n), which ``is_padded``, blanks at the end don't
+    count.
+    """
+
+    is_padded: bool = False
+
+    def compared_with(self, referenced: TargetType) -> Comparison | None:
+        """Compare as the operator of the referenced column does.
+
+        It casts a text to char(n), whose trailing blanks never count. It casts char(n) to text
+        without its trailing blanks, but those of the other side count.
+        """
+        if not isinstance(referenced, Characters):
+            return None
+        return "padded" if referenced.is_padded else "own padded" if self.is_padded else "same"

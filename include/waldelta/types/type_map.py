@@ -28,24 +28,28 @@ from waldelta.types.numeric import (
     decimal,
     scaled_decimal,
 )
-from waldelta.types.text import Text
+from waldelta.types.text import Characters, Text
 
 _BOX_OID = 603
-_JSON, _JSONB = 114, 3802
+_JSON, _JSONB, _UUID = 114, 3802, 2950
 _FLOAT = Float("float", pa.float32(), "float4")
 _SCALARS: dict[int, TargetType] = {
     16: Boolean(),
     17: Bytea(),
+    18: Characters(),
+    19: Characters(),
     20: Number("bigint", pa.int64(), "int8"),
     21: Number("smallint", pa.int16(), "int2"),
     23: Number("int", pa.int32(), "int4"),
-    25: Text(is_plain=True),
+    25: Characters(is_plain=True),
     700: _FLOAT,
     701: Float("double", pa.float64(), "float8"),
-    1043: Text(is_plain=True),
+    1042: Characters(is_padded=True),
+    1043: Characters(is_plain=True),
     1082: Moment("date", pa.date32(), "date"),
     1114: Moment("timestamp_ntz", pa.timestamp("us"), "timestamp"),
     1184: Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
+    _UUID: Text(alike=_UUID),
 }
 _TEXT = Text()
 # All types with one name in Spark's DDL, by this name; stored_type() has the others.
@@ -66,7 +70,7 @@ def column_types(
     """
     return {
         name: (
-            _as_text(kind)
+            _as_text((kind.base or kind).oid)
             if name in options.text
             else target_type(
                 kind, options if key_columns and name not in key_columns else options.comparable
@@ -117,8 +121,13 @@ def _unlimited(options: TypeOptions) -> TargetType:
     return NumericAsDouble() if options.numeric == "double" else NumericAsText()
 
 
-def _as_text(pg_type: PgType) -> TargetType:
-    return NumericAsText() if (pg_type.base or pg_type).oid == NUMERIC_OID else _TEXT
+def _as_text(oid: int) -> Text:
+    if oid == NUMERIC_OID:
+        return NumericAsText()
+    kind = _SCALARS.get(oid, _TEXT)
+    if isinstance(kind, Text):
+        return kind
+    return Text(alike=oid) if kind.prints_alike else _TEXT
 
 
 def _extension(pg_type: PgType) -> TargetType:
@@ -162,3 +171,21 @@ def stored_type(type_name: str, spark_type: str) -> TargetType:
     if spark_type == "double" and type_name != "double precision":
         return NumericAsDouble()  # A numeric, or a domain.
     return _STORED[spark_type]
+
+
+@cache
+def key_type(base_oid: int, spark_type: str) -> TargetType:
+    """Return the type of a foreign key's column by the oid of its type, of a domain its base type,
+    and by its name in Spark.
+
+    >>> key_type(23, "int").compared_with(key_type(20, "bigint"))
+    'integer'
+    >>> text, padded = key_type(25, "string"), key_type(1042, "string")
+    >>> text.compared_with(padded), padded.compared_with(text)
+    ('padded', 'own padded')
+    >>> numeric = key_type(1700, "string")
+    >>> numeric.compared_with(numeric) is None  # 1.0 and 1.00
+    True
+    """
+    kind = stored_type("", spark_type)
+    return _as_text(base_oid) if kind.is_text else kind

@@ -22,12 +22,13 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints import read_foreign_keys
 from waldelta.stages.check.measure import Reference
-from waldelta.stages.check.measure.references import Side, _comparison
+from waldelta.stages.check.measure.references import Side
 from waldelta.stages.check.measure.rows_without_parent import (
     find_rows_without_parent,
     rows_without_parent_in_driver,
 )
 from waldelta.stages.sync.sync import sync
+from waldelta.types.type_map import key_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -242,9 +243,9 @@ def ask_postgresql(database):
         )
         (oid,) = database.execute("select 'c'::regclass::oid::bigint")[0]
         (key,) = read_foreign_keys(database.connection, [oid], read_oldest_xid(database.connection))
-        comparison = _comparison(
-            (key.referring[0].base_oid, "string"), (key.referenced[0].base_oid, "string")
-        )
+        sides = key.referring[0], key.referenced[0]
+        left, right = (key_type(side.base_oid, "string") for side in sides)
+        comparison = left.compared_with(right)
         for held, sent in product(SPELT, SPELT):
             database.execute(f"truncate p, c; insert into p values ('{held}')")
             try:

@@ -489,7 +489,6 @@ KEPT = {
     # A key of what the command status prints.
     "Forecast.left_bytes",
     # Left and right operands.
-    "_comparison(left)",
     "_greater(left)",
     "_outside_years(left)",
     "compare(left)",

@@ -21,29 +21,33 @@ from tests.unit.types.test_type_map import (
 )
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.postgres import PgType
-from waldelta.types.type_map import _SCALARS, target_type
+from waldelta.types.type_map import _SCALARS, key_type, target_type
 
 # What may be true of a type, and what is.
-ASPECTS = ("is_fixed_size", "is_number", "is_text")
+ASPECTS = ("is_fixed_size", "is_number", "is_text", "has_one_form", "prints_alike")
 BUILT_IN = {
-    16: "is_fixed_size",
-    17: "",
-    20: "is_fixed_size is_number",
-    21: "is_fixed_size is_number",
-    23: "is_fixed_size is_number",
+    16: "is_fixed_size has_one_form prints_alike",
+    17: "has_one_form",
+    18: "is_text",
+    19: "is_text",
+    20: "is_fixed_size is_number has_one_form prints_alike",
+    21: "is_fixed_size is_number has_one_form prints_alike",
+    23: "is_fixed_size is_number has_one_form prints_alike",
     25: "is_text",
-    700: "is_fixed_size is_number",
-    701: "is_fixed_size is_number",
+    700: "is_fixed_size is_number has_one_form",
+    701: "is_fixed_size is_number has_one_form",
+    1042: "is_text",
     1043: "is_text",
-    1082: "is_fixed_size",
-    1114: "is_fixed_size",
-    1184: "is_fixed_size",
+    1082: "is_fixed_size has_one_form prints_alike",
+    1114: "is_fixed_size has_one_form prints_alike",
+    1184: "is_fixed_size has_one_form prints_alike",
+    2950: "is_text",
 }
 OTHERS = [
-    (numeric(12, 2), DEFAULT_TYPES, "is_number"),
+    (numeric(12, 2), DEFAULT_TYPES, "is_number has_one_form"),
     (ANY_NUMERIC, DEFAULT_TYPES, "is_text"),
-    (ANY_NUMERIC, AS_DECIMAL, "is_number"),
-    (ANY_NUMERIC, AS_DOUBLE, "is_number"),
+    (ANY_NUMERIC, AS_DECIMAL, "is_number has_one_form"),
+    (ANY_NUMERIC, AS_DOUBLE, "is_number has_one_form"),
     (JSONB, AS_VARIANT, ""),
     (ENUM, DEFAULT_TYPES, "is_text"),
     (HSTORE, DEFAULT_TYPES, ""),
@@ -63,3 +67,44 @@ CASES = [(PgType(oid, -1, str(oid)), DEFAULT_TYPES, told) for oid, told in BUILT
 def test_what_a_type_says_of_itself(pg_type, options, expected):
     kind = target_type(pg_type, options)
     assert [aspect for aspect in ASPECTS if getattr(kind, aspect)] == expected.split()
+
+
+# The oid and Spark's name of a foreign key's column and of the one that it refers to.
+REFERENCES = [
+    ((23, "int"), (23, "int"), "same"),
+    ((21, "smallint"), (20, "bigint"), "integer"),
+    ((23, "int"), (1700, "decimal(9,2)"), "number"),
+    ((1700, "decimal(9,2)"), (1700, "decimal(12,4)"), "number"),
+    ((1700, "decimal(9,2)"), (1700, "decimal(9,2)"), "same"),
+    ((1700, "string"), (1700, "string"), None),
+    ((1700, "double"), (1700, "double"), "same"),
+    ((23, "int"), (701, "double"), None),
+    ((700, "float"), (701, "double"), None),
+    ((701, "double"), (701, "double"), "same"),
+    ((16, "boolean"), (16, "boolean"), "same"),
+    ((17, "binary"), (17, "binary"), "same"),
+    ((1082, "date"), (1082, "date"), "same"),
+    ((1082, "date"), (1114, "timestamp_ntz"), None),
+    ((1114, "timestamp_ntz"), (1184, "timestamp"), None),
+    ((1082, "string"), (1082, "string"), "same"),
+    ((1082, "string"), (1082, "date"), None),
+    ((23, "string"), (20, "string"), None),
+    ((17, "string"), (17, "string"), None),
+    ((701, "string"), (701, "string"), None),
+    ((2950, "string"), (2950, "string"), "same"),
+    ((2950, "string"), (25, "string"), None),
+    ((869, "string"), (869, "string"), None),
+    ((18, "string"), (19, "string"), "same"),
+    ((25, "string"), (1043, "string"), "same"),
+    ((25, "string"), (1042, "string"), "padded"),
+    ((1042, "string"), (1042, "string"), "padded"),
+    ((1042, "string"), (19, "string"), "own padded"),
+    ((1007, "array<int>"), (1007, "array<int>"), None),
+    ((90_000, "map<string,string>"), (90_000, "map<string,string>"), None),
+    ((3802, "variant"), (3802, "variant"), None),
+]
+
+
+@pytest.mark.parametrize(("own", "there", "expected"), REFERENCES, ids=str)
+def test_how_a_foreign_key_is_compared(own, there, expected):
+    assert key_type(*own).compared_with(key_type(*there)) == expected

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
-from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
 from waldelta.stages.check.constraints import ForeignKey
 from waldelta.stages.check.constraints.foreign_keys import KeyColumn
 from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
+from waldelta.types.base import Comparison
+from waldelta.types.type_map import key_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
 FOREIGN_KEY = "_wd_foreign_key"
 
 _OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
-_INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
-# Equal values of these types are equal in Spark; so are a float's zeros and NaN, in joins.
-_PLAIN = frozenset({"boolean", "date", "timestamp", "timestamp_ntz", "binary", "float", "double"})
-# The first two oids are "char" and name.
-_TEXTS = frozenset({18, 19, TEXT_OID, VARCHAR_OID, BPCHAR_OID})
-# Equal values of these types have equal texts when stored as text: boolean, integers, dates,
-# timestamps, uuid.
-_PRINT_ALIKE = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 2950})
-# Trailing blanks don't count on either side ("padded"), or only where the referring side is char(n)
-# ("own padded").
-Comparison = Literal["same", "integer", "number", "padded", "own padded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,43 +333,9 @@ def _comparisons(
         if left is None or right is None:
             yield None
         else:
-            yield _comparison((own.base_oid, left.spark_type), (there.base_oid, right.spark_type))
-
-
-def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | None:
-    """Returns how values of two types (oid and Spark's) are compared as PostgreSQL does.
-
-    Returns None where equality is uncertain.
-
-    >>> _comparison((23, "int"), (20, "bigint")), _comparison((25, "string"), (1042, "string"))
-    ('integer', 'padded')
-    >>> _comparison((1042, "string"), (25, "string"))
-    'own padded'
-    >>> _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00
-    True
-    """
-    types, oids = {left[1].lower(), right[1].lower()}, {left[0], right[0]}
-    found: Comparison | None = None
-    if types <= _INTEGERS:
-        found = "same" if len(types) == 1 else "integer"
-    elif all(kind in _INTEGERS or kind.startswith("decimal") for kind in types):
-        found = "same" if len(types) == 1 else "number"
-    elif types == {"string"} and oids <= _TEXTS:
-        # PostgreSQL uses the operator of the referenced column. It casts a text to char(n), whose
-        # trailing blanks never count. It casts char(n) to text without its trailing blanks, but
-        # those of the other side count.
-        found = (
-            "padded"
-            if right[0] == BPCHAR_OID
-            else "own padded"
-            if left[0] == BPCHAR_OID
-            else "same"
-        )
-    elif len(types) == 1 and (
-        types <= _PLAIN or (types == {"string"} and len(oids) == 1 and oids <= _PRINT_ALIKE)
-    ):
-        found = "same"
-    return found
+            yield key_type(own.base_oid, left.spark_type).compared_with(
+                key_type(there.base_oid, right.spark_type)
+            )
 
 
 def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) -> Side:

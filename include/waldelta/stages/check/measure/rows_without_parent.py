@@ -22,7 +22,8 @@ from waldelta.lake.driver_limits import is_small
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
-from waldelta.stages.check.measure.references import Comparison, Reference, Side
+from waldelta.stages.check.measure.references import Reference, Side
+from waldelta.types.base import Comparison
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
