@@ -8,6 +8,8 @@ _NUMBER = r"-?\d+"
 _DATE = r"(\d{4,7})-(\d\d)-(\d\d)"
 _TIME = r"\d\d:\d\d:\d\d(?:\.\d{1,6})?"
 _INFINITE = r"-?infinity"
+_ANY = r"(?s:.*)"
+# By the type's name in pg_type. A type without a form is opaque to filters.
 FORMS: dict[str, re.Pattern[str]] = {
     name: re.compile(form)
     for name, form in {
@@ -15,6 +17,7 @@ FORMS: dict[str, re.Pattern[str]] = {
         "numeric": r"-?\d+(\.\d+)?|NaN|-?Infinity",
         "float4": r"-?\d+(\.\d+)?(e[+-]\d+)?|NaN|-?Infinity",
         "float8": r"-?\d+(\.\d+)?(e[+-]\d+)?|NaN|-?Infinity",
+        "text": _ANY, "varchar": _ANY, "bpchar": _ANY, "name": _ANY,
         "bool": r"true|false|t|f",
         "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
         "bytea": r"\\x([0-9a-f]{2})*",

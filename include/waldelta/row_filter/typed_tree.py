@@ -7,29 +7,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from waldelta.row_filter._constants import FORMS
 from waldelta.row_filter.analyzed_filter import Collation
 from waldelta.types import stored_type
 from waldelta.types.numeric import Decimal
+from waldelta.types.type_map import BUILT_INS
 
+_FILTERABLE = [built_in for built_in in BUILT_INS if built_in.name in FORMS]
 # PostgreSQL's short names for the names that it prints.
-_SHORT = {
-    "smallint": "int2",
-    "integer": "int4",
-    "bigint": "int8",
-    "numeric": "numeric",
-    "real": "float4",
-    "double precision": "float8",
-    "boolean": "bool",
-    "text": "text",
-    "character varying": "varchar",
-    "character": "bpchar",
+_SHORT = {built_in.printed: built_in.name for built_in in _FILTERABLE} | {
     "bpchar": "bpchar",
-    "name": "name",
-    "uuid": "uuid",
-    "bytea": "bytea",
-    "date": "date",
-    "timestamp without time zone": "timestamp",
-    "timestamp with time zone": "timestamptz",
+    "numeric": "numeric",
     "interval": "interval",
 }
 
@@ -38,23 +26,7 @@ FLOATS = ("float4", "float8")
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
 # The Spark type that holds the values of each type.
-SPARK_TYPE_NAMES = {
-    "int2": "smallint",
-    "int4": "int",
-    "int8": "bigint",
-    "float4": "float",
-    "float8": "double",
-    "bool": "boolean",
-    "text": "string",
-    "varchar": "string",
-    "bpchar": "string",
-    "name": "string",
-    "uuid": "string",
-    "bytea": "binary",
-    "date": "date",
-    "timestamp": "timestamp_ntz",
-    "timestamptz": "timestamp",
-}
+SPARK_TYPE_NAMES = {built_in.name: built_in.stored.spark for built_in in _FILTERABLE}
 _ELEMENTS = frozenset({"int2", "int4", "int8", "text", "varchar", "bool", "uuid"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import pyarrow as pa
@@ -30,27 +31,49 @@ from waldelta.types.numeric import (
 )
 from waldelta.types.text import Characters, Text
 
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A built-in type: its oid and name in pg_type, and the name that format_type() prints."""
+
+    oid: int
+    name: str
+    printed: str
+    stored: TargetType
+
+
 _BOX_OID = 603
 _JSON, _JSONB, _UUID = 114, 3802, 2950
 _FLOAT = Float("float", pa.float32(), "float4")
-_SCALARS: dict[int, TargetType] = {
-    16: Boolean(),
-    17: Bytea(),
-    18: Characters(),
-    19: Characters(),
-    20: Number("bigint", pa.int64(), "int8"),
-    21: Number("smallint", pa.int16(), "int2"),
-    23: Number("int", pa.int32(), "int4"),
-    25: Characters(is_plain=True),
-    700: _FLOAT,
-    701: Float("double", pa.float64(), "float8"),
-    1042: Characters(is_padded=True),
-    1043: Characters(is_plain=True),
-    1082: Moment("date", pa.date32(), "date"),
-    1114: Moment("timestamp_ntz", pa.timestamp("us"), "timestamp"),
-    1184: Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
-    _UUID: Text(alike=_UUID),
-}
+BUILT_INS = (
+    BuiltIn(16, "bool", "boolean", Boolean()),
+    BuiltIn(17, "bytea", "bytea", Bytea()),
+    BuiltIn(18, "char", '"char"', Characters()),
+    BuiltIn(19, "name", "name", Characters()),
+    BuiltIn(20, "int8", "bigint", Number("bigint", pa.int64(), "int8")),
+    BuiltIn(21, "int2", "smallint", Number("smallint", pa.int16(), "int2")),
+    BuiltIn(23, "int4", "integer", Number("int", pa.int32(), "int4")),
+    BuiltIn(25, "text", "text", Characters(is_plain=True)),
+    BuiltIn(700, "float4", "real", _FLOAT),
+    BuiltIn(701, "float8", "double precision", Float("double", pa.float64(), "float8")),
+    BuiltIn(1042, "bpchar", "character", Characters(is_padded=True)),
+    BuiltIn(1043, "varchar", "character varying", Characters(is_plain=True)),
+    BuiltIn(1082, "date", "date", Moment("date", pa.date32(), "date")),
+    BuiltIn(
+        1114,
+        "timestamp",
+        "timestamp without time zone",
+        Moment("timestamp_ntz", pa.timestamp("us"), "timestamp"),
+    ),
+    BuiltIn(
+        1184,
+        "timestamptz",
+        "timestamp with time zone",
+        Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
+    ),
+    BuiltIn(_UUID, "uuid", "uuid", Text(alike=_UUID)),
+)
+_SCALARS = {built_in.oid: built_in.stored for built_in in BUILT_INS}
 _TEXT = Text()
 # All types with one name in Spark's DDL, by this name; stored_type() has the others.
 _STORED = {kind.spark: kind for kind in (*_SCALARS.values(), _TEXT, Hstore(), Variant())}
