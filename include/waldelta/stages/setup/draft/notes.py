@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from waldelta.postgres import TableColumn
-from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
 from waldelta.quantities import counted, first_of, size
 from waldelta.stages.setup.draft.inventory import FoundTable
 from waldelta.types.array import Array
+from waldelta.types.text import Characters
 from waldelta.types.type_map import target_type
 
 _IDENTITIES = {"d": "default", "i": "using index", "f": "full", "n": "nothing"}
-_TEXTS = frozenset({TEXT_OID, BPCHAR_OID, VARCHAR_OID})
 
 
 def rows_of(table: FoundTable) -> str:
@@ -87,8 +86,8 @@ def _typed(column: TableColumn) -> str:
 
 def _becomes_text(column: TableColumn) -> bool:
     """Returns whether a column that isn't text becomes text in the lake, without a loss."""
-    innermost = column.type.base or column.type
-    return innermost.oid not in _TEXTS and target_type(column.type).is_text
+    kind = target_type(column.type)
+    return kind.is_text and not isinstance(kind, Characters)
 
 
 def _may_fail(column: TableColumn, identity: tuple[str, ...]) -> bool:

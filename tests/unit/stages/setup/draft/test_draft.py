@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -10,6 +12,7 @@ from waldelta.errors import ConfigError
 from waldelta.postgres import CatalogRelation, Leaf, PgType, TableColumn, TableId
 from waldelta.stages.setup.draft import Draft, ExcludedTable, FoundTable, Inventory
 from waldelta.stages.setup.draft.draft import pipeline_name
+from waldelta.stages.setup.draft.notes import notes_of
 
 INT = PgType(23, -1, "integer", type_name="int4")
 
@@ -94,3 +97,26 @@ def test_a_databases_name_becomes_a_pipelines(database, name, tmp_path):
     path = tmp_path / "file.yml"
     path.write_text(draft(table(TableId("public", "log"), "d", ()), pipeline=name).as_yaml())
     assert load_pipeline_file(path).pipeline == name
+
+
+def test_only_what_is_no_text_on_the_source_becomes_text():
+    names = {18: '"char"', 19: "name", 25: "text", 869: "inet", 1042: "character(3)"}
+    names |= {1043: "character varying", 2950: "uuid"}
+    types = [PgType(oid, -1, name, type_name=name) for oid, name in names.items()]
+    types += [PgType(20_000, -1, "code", kind="domain", base=types[2])]
+    types += [PgType(20_001, -1, "mood", kind="enum", type_name="mood", type_schema="public")]
+    columns = (TableColumn(f"c{kind.oid}", k + 1, kind, False) for k, kind in enumerate(types))
+    noted = table(TableId("public", "t"))
+    noted = replace(noted, relation=replace(noted.relation, columns=tuple(columns)))
+    told = next(note for note in notes_of(noted) if note.startswith("text in the lake"))
+    assert told == "text in the lake: c869 (inet), c2950 (uuid), c20001 (mood)"
+
+
+def test_a_key_that_a_copy_may_stop_at_is_noted():
+    kinds = {"b": PgType(1082, -1, "date"), "c": PgType(23, -1, "integer")}
+    kinds["d"] = PgType(1182, -1, "date[]", kind="array", element=kinds["b"])
+    columns = (TableColumn(name, k, kind, True) for k, (name, kind) in enumerate(kinds.items()))
+    noted = table(TableId("public", "t"), key=tuple(kinds))
+    noted = replace(noted, relation=replace(noted.relation, columns=tuple(columns)))
+    (told,) = (note for note in notes_of(noted) if note.startswith("a copy stops"))
+    assert "key column b that" in told
