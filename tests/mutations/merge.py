@@ -117,9 +117,9 @@ MUTATIONS = (
         (_BOUNDS,),
     ),
     Mutation(
-        "changes/merge/_file_bounds.py",
-        "most = pc.add(most, _WITHIN_A_MILLISECOND)",
-        'most = pc.add(most, pa.scalar(0, pa.duration("us")))',
+        "types/bounds.py",
+        "return pc.add(most, _WITHIN_A_MILLISECOND)",
+        "return most",
         "A file isn't searched for a time within the millisecond of its bound.",
         (_BOUNDS,),
     ),
