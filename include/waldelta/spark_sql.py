@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+# Other names of types, of Spark's and in Delta's log.
+_SYNONYMS = {
+    "integer": "int",
+    "long": "bigint",
+    "short": "smallint",
+    "byte": "tinyint",
+    "real": "float",
+}
 
 
 def quote(name: str) -> str:
@@ -25,3 +35,13 @@ def insert_clause(columns: Sequence[tuple[str, str]]) -> str:
     return (
         f"insert ({', '.join(n for n, _ in columns)}) values ({', '.join(v for _, v in columns)})"
     )
+
+
+def simple_type(type_name: str) -> str:
+    """Returns a type as Spark's simpleString writes it, without a Spark query per column.
+
+    >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)"), simple_type("long")
+    ('map<string,int>', 'decimal(12,2)', 'bigint')
+    """
+    close = re.sub(r"\s*([,<>:()])\s*", r"\1", type_name.strip().lower())
+    return re.sub(r"\w+", lambda word: _SYNONYMS.get(word[0], word[0]), close)

@@ -34,7 +34,7 @@ from waldelta.lake.storage import (
     write_checkpoint,
 )
 from waldelta.permissions import private_files
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import quote, simple_type
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -58,7 +58,6 @@ _ONE_COMMIT: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
 }
-_SPARK_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
 class Overtaken(CommitFailedError):
@@ -527,4 +526,4 @@ def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | Variant
             fields = ",".join(f"{field.name}:{_spark_type(field.type)}" for field in kind.fields)
             return f"struct<{fields}>"
         case _:
-            return _SPARK_NAMES.get(kind.type, kind.type)
+            return simple_type(kind.type)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from waldelta.metadata_columns import PREFIX
-
-_SYNONYMS = {
-    "integer": "int",
-    "long": "bigint",
-    "short": "smallint",
-    "byte": "tinyint",
-    "real": "float",
-}
+from waldelta.spark_sql import simple_type
 
 
 def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
@@ -36,13 +28,3 @@ def listed(name: str) -> str:
     Backticks within the name stay.
     """
     return name if "." not in name or (name.startswith("`") and name.endswith("`")) else f"`{name}`"
-
-
-def simple_type(type_name: str) -> str:
-    """Returns a type as Spark's simpleString writes it, without a Spark query per column.
-
-    >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)")
-    ('map<string,int>', 'decimal(12,2)')
-    """
-    close = re.sub(r"\s*([,<>:()])\s*", r"\1", type_name.strip().lower())
-    return re.sub(r"\w+", lambda word: _SYNONYMS.get(word[0], word[0]), close)
