@@ -19,7 +19,7 @@ import psycopg
 
 from waldelta.errors import LockHeld
 from waldelta.postgres import Connection, TableId, connect
-from waldelta.postgres.connection import named_loss
+from waldelta.postgres.connection import NAME_BYTES, named_loss
 
 if TYPE_CHECKING:
     from waldelta.pipeline.job import Job
@@ -124,7 +124,7 @@ def messages_lock(job: Job) -> AbstractContextManager[AdvisoryLock]:
     Raises LockHeld at once when another run holds it.
     """
     name = messages_lock_name(job.pipeline.target.root)
-    application_name = f"waldelta lock messages {job.pipeline.source.slot}"[:63]
+    application_name = f"waldelta lock messages {job.pipeline.source.slot}"
     return advisory_lock(job.source.conninfo, name, application_name)
 
 
@@ -202,7 +202,7 @@ def _tried(
     connection: Connection, name: LockName, application_name: str
 ) -> tuple[Connection, bool]:
     try:
-        row = connection.execute(_TRY, (application_name[:63], name.key)).fetchone()
+        row = connection.execute(_TRY, (application_name[:NAME_BYTES], name.key)).fetchone()
     except BaseException:
         connection.close()
         raise

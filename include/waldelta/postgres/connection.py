@@ -83,6 +83,8 @@ _SERVER_KEEPALIVES = {
 _GIVES_UP_SENDING = {"tcp_user_timeout": "60000"}
 _CHECKS_CLIENT = {"client_connection_check_interval": "10000"}
 POSTGRES_CONNECT_TIMEOUT_S = 10
+# PostgreSQL keeps this much of a name.
+NAME_BYTES = 63
 # A network that silently drops every packet ends a wait in a minute, instead of the two hours of a
 # kernel's default.
 KEEPALIVES = {
@@ -336,7 +338,7 @@ def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -
     return make_conninfo(
         conninfo,
         **{key: value for key, value in KEEPALIVES.items() if key not in given},
-        application_name=application_name[:63],
+        application_name=application_name[:NAME_BYTES],
         options=options,
         connect_timeout=str(given.get("connect_timeout") or POSTGRES_CONNECT_TIMEOUT_S),
     )

@@ -172,7 +172,7 @@ def check_health(
             f" {', '.join(slot.standbys_away)} has no standby connected: start it, or remove"
             " the slot from the setting and reload"
         )
-    if slot.active and slot.active_by != reader_name(name)[:63]:
+    if slot.active and slot.active_by != reader_name(name):
         raise SlotInUse(
             f"slot {name!r} is in use by pid {slot.active_pid} ({slot.active_by or 'no name'}): "
             "stop that reader, or give this pipeline a slot of its own"

@@ -41,7 +41,7 @@ from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.unread_message import MARK
 from waldelta.postgres import connect
-from waldelta.postgres.connection import connect_arrow, ended_by_replay, limit_batches
+from waldelta.postgres.connection import NAME_BYTES, connect_arrow, ended_by_replay, limit_batches
 from waldelta.postgres.lock_waits import wait_until_none
 
 log = logging.getLogger(__name__)
@@ -103,8 +103,6 @@ where (
       from messages where alone))
 ) and (get_byte(data, 0) <> 77 or lsn in (select lsn from messages))
 """
-
-_NAME_BYTES = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +186,9 @@ def plugin_options(source: Source) -> list[str]:
 
 def reader_name(slot: str) -> str:
     """Return the application_name of the backend that reads a slot for us."""
-    # PostgreSQL keeps 63 bytes of a name, so slots with a long common prefix need a hash to differ.
+    # Slots with a long common prefix need a hash to differ.
     name = f"waldelta read {slot}"
-    return name if len(name) <= _NAME_BYTES else f"{name[: _NAME_BYTES - 9]}_{_hash_of(slot)}"
+    return name if len(name) <= NAME_BYTES else f"{name[: NAME_BYTES - 9]}_{_hash_of(slot)}"
 
 
 def short_name(slot: str) -> str:

@@ -250,7 +250,7 @@ class SourceSide:
     def _session(self, number: int) -> Iterator[Connection]:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
         with (
-            connect(self.conninfo, name[:63]) as connection,
+            connect(self.conninfo, name) as connection,
             raised_as(lambda err: _named(err, self.conninfo, self.copy), psycopg.Error),
         ):
             connection.execute("select set_config('statement_timeout', '0', false)")

@@ -14,6 +14,7 @@ import yaml
 
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
+from waldelta.postgres.connection import NAME_BYTES
 from waldelta.stages.setup import SetupPlan
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
 from waldelta.stages.setup.draft.notes import facts_of, notes_of
@@ -21,8 +22,6 @@ from waldelta.stages.setup.facts.publications import plan_publications, wanted_p
 from waldelta.stages.setup.setup import STOP_ON_ERROR
 
 DEFAULT_SCHEDULE = "*/5 * * * *"
-# Names of PostgreSQL have at most 63 bytes.
-_LONGEST_NAME = 63
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_.]*\Z")
 _MOST_EXCLUDED = 20
 
@@ -35,7 +34,7 @@ def pipeline_name(text: str) -> str:
     """
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "pipeline"
     name = name if name[0].isalpha() else f"p_{name}"
-    return name[: _LONGEST_NAME - len("_inserts_pub")]
+    return name[: NAME_BYTES - len("_inserts_pub")]
 
 
 @dataclass(frozen=True, slots=True)
