@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
 _TASKS = 6
+# Tables that are copied at once, and how much memory buffers of each until it is a row group.
+COPIED_AT_ONCE = 4
+COPY_ROW_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def target(pipeline, table="public.t"):
 @pytest.fixture
 def read_by_spark(monkeypatch):
     """Spark reads even small targets."""
-    monkeypatch.setattr("waldelta.stages.repair.reconcile._target_side._MOST_ROWS", -1)
+    monkeypatch.setattr("waldelta.stages.repair.reconcile._target_side._MOST_HASHED_ROWS", -1)
 
 
 @pytest.fixture

@@ -31,13 +31,12 @@ from waldelta.lake.write_errors import target_not_writable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.pipeline.task_errors import first_line
+from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES
 from waldelta.spark.tasks import RunTask
 from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
 
-# Memory buffers this much of what was read until it is a row group.
-COPY_ROW_GROUP_BYTES = 32 << 20
 _WRITTEN = pa.schema(
     [
         ("path", pa.string()),

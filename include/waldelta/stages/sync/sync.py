@@ -41,6 +41,7 @@ from waldelta.postgres import TableId
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
+from waldelta.snapshot.chunks import COPIED_AT_ONCE
 from waldelta.snapshot.publication_version import (
     PublicationVersion,
     wait_for_version,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 4
-COPIED_AT_ONCE = 4
 OLD_TRANSACTIONS_TIMEOUT_S = 600.0
 
 

@@ -15,6 +15,8 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
 # What is wrong with a row, from the target's point of view.
 MISSING, EXTRA, DIFFERENT_VALUES, DOUBLED = "missing", "extra", "different", "doubled"
 DIFFERENCE_KINDS = (MISSING, EXTRA, DIFFERENT_VALUES, DOUBLED)
+# Texts that name a row of a table without a key are cut to this many characters, on both sides.
+TEXT_SHOWN = 100
 _HASHES = ["k", "h"]
 
 

@@ -48,7 +48,7 @@ from waldelta.snapshot.read_table import (
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, hash_as
 from waldelta.stages.repair.reconcile._checksum_text import source_text
 from waldelta.stages.repair.reconcile._hash64 import Hashes
-from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
+from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
 from waldelta.types.base import printed
 
 Fetched = list[tuple[Any, ...]]
@@ -56,7 +56,7 @@ Fetched = list[tuple[Any, ...]]
 BYTES_PER_CHUNK = 128 << 20
 SESSIONS = 2
 # The rows of a table without a key are named by the beginning of their columns.
-_COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
+_COLUMNS_SHOWN = 12
 # The probe has a non-ASCII letter where chr() can make one: of the encodings with several bytes a
 # letter, only in UTF-8.
 _PROBE = """
@@ -147,7 +147,7 @@ class SourceSide:
         texts = [printed(column_sql(self.copy, name)) for name in self.shown]
         if not self.plan.key:
             texts = [
-                sql.SQL("pg_catalog.left({}, {})").format(text, sql.Literal(_TEXT_SHOWN))
+                sql.SQL("pg_catalog.left({}, {})").format(text, sql.Literal(TEXT_SHOWN))
                 for text in texts
             ]
         listed = [

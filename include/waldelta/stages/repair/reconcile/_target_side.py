@@ -33,7 +33,7 @@ from waldelta.stages.repair.reconcile._checksum import (
 )
 from waldelta.stages.repair.reconcile._checksum_text import lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes
-from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
+from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
-_TEXT_SHOWN = 100
 # One core hashes this much in seconds. Spark takes as long to start, but divides more among tasks.
-_MOST_ROWS, _MOST_FILE_BYTES = 1_000_000, 64 << 20
+_MOST_HASHED_ROWS, _MOST_HASHED_FILE_BYTES = 1_000_000, 64 << 20
 _SUMS = pa.schema([("bucket", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
 
@@ -177,7 +176,8 @@ def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | 
     """
     try:
         table = target.open(version)
-        if not (table.is_writable and is_at_most(table.files, _MOST_ROWS, _MOST_FILE_BYTES)):
+        is_small = is_at_most(table.files, _MOST_HASHED_ROWS, _MOST_HASHED_FILE_BYTES)
+        if not (table.is_writable and is_small):
             return None
         dataset = table.dataset()
         # The driver reads one row group at a time.
@@ -199,4 +199,4 @@ def _shown(values: pa.Array, kind: TargetType, raw: pa.Array | None, *, whole: b
     """Returns values as readable text; used only for the few rows that are reported."""
     texts = kind.pg_text(storage(values))
     texts = texts if raw is None else pc.coalesce(raw, texts)
-    return texts if whole else pc.utf8_slice_codeunits(texts, 0, _TEXT_SHOWN)
+    return texts if whole else pc.utf8_slice_codeunits(texts, 0, TEXT_SHOWN)

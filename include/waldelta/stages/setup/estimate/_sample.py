@@ -20,7 +20,7 @@ import pyarrow as pa
 from waldelta.config.pipeline_file import Target
 from waldelta.lake.data_file import DataFile
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.chunks import Chunk, plan_chunks
+from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES, Chunk, plan_chunks
 from waldelta.snapshot.read_table import (
     begin_snapshot,
     chunk_query,
@@ -39,8 +39,6 @@ _LEAST_PLACE_BYTES = 1 << 20
 # A reader begins with one block, whose values may be large, and then reads for about this long.
 _FIRST_BLOCKS = 1
 _SECONDS_PER_READ = 0.25
-# As large as a copy's row groups.
-_ROW_GROUP_BYTES = 32 << 20
 _MOST_READERS = 8
 
 
@@ -145,7 +143,7 @@ class _Sampling:
             query = chunk_query(self._copy, chunk, bounds)
             for batch in fetch_rows(connection, self._copy, query):
                 held.append(batch)
-                if sum(one.nbytes for one in held) >= _ROW_GROUP_BYTES:
+                if sum(one.nbytes for one in held) >= COPY_ROW_GROUP_BYTES:
                     yield blocks, pa.Table.from_batches(held)
                     held, blocks = [], 0
             blocks += count

@@ -25,7 +25,7 @@ from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.postgres.type_catalog import fetch
 from waldelta.quantities import counted, duration, first_of, size
 from waldelta.snapshot import SnapshotHolder, plan_copy
-from waldelta.snapshot.chunks import bytes_per_task
+from waldelta.snapshot.chunks import COPIED_AT_ONCE, bytes_per_task
 from waldelta.snapshot.read_table import filter_conditions
 from waldelta.stages.setup.estimate._sample import Sample, readers, sample_copy
 from waldelta.stages.setup.estimate.planned_copies import PlannedCopy, plan_copies
@@ -42,10 +42,9 @@ _LOCK_TIMEOUT_S = 1.0
 # A shorter time says nothing about the WAL rate; then the server's statistics do.
 _LEAST_WAL_SECONDS = 1.0
 # What a sync takes besides rows: once, until Spark's Python workers run; and for each table its
-# snapshot, plan, commit and ledger rows. Four tables are copied at once.
+# snapshot, plan, commit and ledger rows.
 _SECONDS_TO_START = 4.0
 _SECONDS_PER_TABLE = 0.4
-_AT_ONCE = 4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
 
@@ -138,7 +137,7 @@ class CopyEstimate:
         )
 
     def _cost(self) -> str:
-        connections = readers() + _CONNECTIONS_PER_COPY * min(self.tables, _AT_ONCE) + 1
+        connections = readers() + _CONNECTIONS_PER_COPY * min(self.tables, COPIED_AT_ONCE) + 1
         return (
             f"cost for the source: sequential scans of {size(self.source_bytes)}, up to"
             f" {connections} connections, and snapshots that hold vacuum back for up to"
