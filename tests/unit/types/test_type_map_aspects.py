@@ -21,7 +21,7 @@ from tests.unit.types.test_type_map import (
 )
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.postgres import PgType
-from waldelta.types.type_map import BUILT_INS, key_type, target_type
+from waldelta.types.type_map import _STORED, BUILT_INS, key_type, target_type
 
 # What may be true of a type, and what is.
 ASPECTS = ("is_fixed_size", "is_number", "is_text", "has_one_form", "prints_alike")
@@ -56,11 +56,13 @@ OTHERS = [
 ]
 
 
-def test_every_built_in_type_is_asked():
-    assert list(BUILT_IN) == [built_in.oid for built_in in BUILT_INS]
-
-
 CASES = [(PgType(oid, -1, str(oid)), DEFAULT_TYPES, told) for oid, told in BUILT_IN.items()]
+
+
+def test_every_type_is_asked():
+    assert list(BUILT_IN) == [built_in.oid for built_in in BUILT_INS]
+    asked = [target_type(pg_type, options).spark for pg_type, options, _ in [*CASES, *OTHERS]]
+    assert _STORED.keys() <= set(asked)
 
 
 @pytest.mark.parametrize(("pg_type", "options", "expected"), [*CASES, *OTHERS], ids=str)
