@@ -54,7 +54,7 @@ def replay(
         result.warnings += done.warnings
         result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
         result.targets.not_applied = sorted(done.failures)
-        rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
+        rows = sum(cut.written for cut in done.cuts)
         stage.detail = (
             f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')},"
             f" {counted(rows, 'row')} corrected"

@@ -10,7 +10,15 @@ from datetime import datetime, timedelta
 from waldelta.config import PipelineFile
 from waldelta.errors import SlotUnreadable
 from waldelta.lake.ledger import Ledger, Reconciliation
-from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, Gap
+from waldelta.lake.ledger.records import (
+    COPYING,
+    FAILED,
+    NEEDS_SYNC,
+    REMOVED,
+    SYNCED,
+    Gap,
+    RowCounts,
+)
 from waldelta.monitoring._run_findings import of_runs
 from waldelta.monitoring._run_results import Results, results_of
 from waldelta.monitoring.attention import (
@@ -33,7 +41,6 @@ from waldelta.monitoring.run_history import (
 )
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import (
-    Operations,
     TableLine,
     latest_states,
     read_changed,
@@ -75,7 +82,7 @@ class Glance:
     runs: tuple[RunLine, ...]
     latest: RunLine | None
     lag: tuple[LagPoint, ...]
-    operations: Operations
+    operations: RowCounts
     changed_tables: int
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]

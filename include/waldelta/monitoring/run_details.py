@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
+from waldelta.lake.ledger.ledger_row import row_of
 from waldelta.lake.ledger.records import SlotReading
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import RunLine, read_runs
+from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.source_load import SourceBill
 
 _MOST_ROWS = 200
-_NUMBERS = (
-    "inserted",
-    "updated",
-    "deleted",
-    "skipped",
-    "reread",
-    "quarantined",
-    "verbatim",
-    "compared",
-    "differing",
-    "in_flight",
-)
 _SLOT_FIELDS = tuple(SlotReading.__dataclass_fields__)
 _BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
 
@@ -43,24 +33,14 @@ class StageLine:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TableChange:
+@dataclass(frozen=True, kw_only=True)
+class TableChange(TableResult):
     """The run's changes to a table; ``schema`` describes changes of its columns, or of its copy."""
 
     table_name: str
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    skipped: int = 0
-    reread: int = 0
-    quarantined: int = 0
-    verbatim: int = 0
     compared: int = 0
     differing: int = 0
     in_flight: int = 0
-    truncated: bool = False
-    rows: int | None = None
-    version: int | None = None
     is_behind: bool = False
     schema: tuple[str, ...] = ()
     check: Check | None = None
@@ -68,8 +48,8 @@ class TableChange:
     @property
     def is_changed(self) -> bool:
         """Returns whether the run did anything to the table but check it."""
-        touched = any(getattr(self, name) for name in _NUMBERS) or self.truncated or self.rows
-        return bool(touched or self.schema or self.is_behind)
+        counted = self.compared or self.differing or self.in_flight or self.rows
+        return bool(self.touched or counted or self.schema or self.is_behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +122,15 @@ def _tables(ledger: Ledger, run_id: str, result: dict[str, Any]) -> tuple[TableC
     behind = set(result.get("not_applied") or ())
     checks = {check.table_name: check for check in read_checks(ledger, None, run_id)}
     tables = result.get("tables") or {}
-    lines = []
-    for name in sorted({*tables, *told, *behind, *checks}):
-        done = tables.get(name) or {}
-        lines.append(
-            TableChange(
-                name,
-                **{number: int(done.get(number) or 0) for number in _NUMBERS},
-                truncated=bool(done.get("truncated")),
-                rows=done.get("rows"),
-                version=done.get("version"),
-                is_behind=name in behind,
-                schema=tuple(told.get(name, ())),
-                check=checks.get(name),
-            )
+    lines = [
+        replace(
+            row_of(TableChange, (tables.get(name) or {}) | {"table_name": name}),
+            is_behind=name in behind,
+            schema=tuple(told.get(name, ())),
+            check=checks.get(name),
         )
+        for name in sorted({*tables, *told, *behind, *checks})
+    ]
     return tuple(
         sorted(lines, key=lambda line: (not line.is_behind, not line.is_changed, line.table_name))
     )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
 from waldelta.lake.ledger.ledger_row import rows_of, schema_of
-from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, Run
+from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, RowCounts, Run
 from waldelta.lake.ledger.table import last_rows, of_tables
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
@@ -26,40 +26,19 @@ _MOST_RESULTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
-    """Rows by operation; ``truncates`` counts runs that truncated a table."""
-
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    skipped: int = 0
-    truncates: int = 0
-    reread: int = 0
-    quarantined: int = 0
-    verbatim: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Returns the number of rows written or removed."""
-        return self.inserted + self.updated + self.deleted
-
-    def __add__(self, other: Operations) -> Operations:
-        return Operations(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
 class WindowChanges:
     """The changes of a window's runs to a table.
 
     ``at`` is when the latest change was committed on the source, or else recorded. ``verb`` and
-    ``run_id`` name the latest of these runs. ``version``, of the copy ``generation``, is the last
-    with rows written by one of them; None if there is none.
+    ``run_id`` name the latest of these runs. ``operations.truncated`` counts the runs that
+    truncated the table. ``version``, of the copy ``generation``, is the last with rows written by
+    one of them; None if there is none.
     """
 
     at: datetime
     verb: str
     run_id: str
-    operations: Operations
+    operations: RowCounts
     version: int | None = None
     generation: int | None = None
 
@@ -106,7 +85,7 @@ def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChan
             row["committed_at_max"],
             row["verb_last"],
             row["run_id_last"],
-            Operations(**{name: row[f"{name}_sum"] for name in _OPERATIONS}),
+            RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS}),
             row["version_last"],
             row["generation_last"],
         )
@@ -115,8 +94,8 @@ def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChan
 
 
 _RUN = ("at", "verb", "run_id")
-_WRITTEN = ("inserted", "updated", "deleted", "truncates")
-_OPERATIONS = tuple(f.name for f in fields(Operations))
+_WRITTEN = ("inserted", "updated", "deleted", "truncated")
+_OPERATIONS = tuple(f.name for f in fields(RowCounts))
 _CHANGES = pa.schema(
     [
         *(schema_of(Run).field(name) for name in _RUN),
@@ -142,8 +121,7 @@ def _of_attempts(rows: pa.Table) -> pa.Table:
     }
     columns["committed_at"] = pc.coalesce(pc.struct_field(targets, "commit_ts"), parents["at"])
     for name in _OPERATIONS:
-        values = pc.struct_field(targets, "truncated" if name == "truncates" else name)
-        columns[name] = pc.fill_null(pc.cast(values, pa.int64()), 0)
+        columns[name] = pc.fill_null(pc.cast(pc.struct_field(targets, name), pa.int64()), 0)
     written = reduce(pc.add, (columns[name] for name in _WRITTEN))
     for name in ("version", "generation"):
         columns[name] = pc.if_else(pc.greater(written, 0), pc.struct_field(targets, name), None)
@@ -165,9 +143,7 @@ def _of_results(ledger: Ledger, rows: pa.Table, since: datetime | None) -> pa.Ta
     found = []
     for row in last.to_pylist():
         for table_name, done in (parsed(row.pop("result")).get("tables") or {}).items():
-            counts = {name: int(done.get(name) or 0) for name in _OPERATIONS} | {
-                "truncates": int(done.get("truncated") or 0)
-            }
+            counts = {name: int(done.get(name) or 0) for name in _OPERATIONS}
             if any(counts.values()):
                 found.append(row | counts | {"table_name": table_name, "committed_at": row["at"]})
     return pa.Table.from_pylist(found, schema=_CHANGES)
@@ -317,6 +293,6 @@ def _not_applied(ledger: Ledger, run: RunLine) -> list[str]:
     return [str(name) for name in (result or {}).get("not_applied") or ()]
 
 
-def total(changed: Iterable[WindowChanges]) -> Operations:
+def total(changed: Iterable[WindowChanges]) -> RowCounts:
     """Returns the operations on all tables together."""
-    return sum((of.operations for of in changed), Operations())
+    return reduce(RowCounts.plus, (of.operations for of in changed), RowCounts())

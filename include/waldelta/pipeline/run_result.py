@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.ledger_row import row_of
-from waldelta.lake.ledger.records import Run, SlotReading, now
+from waldelta.lake.ledger.records import RowCounts, Run, SlotReading, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SourceBill
@@ -95,23 +95,13 @@ class StageResult:
     error: dict[str, Any] | None = None
 
 
-@dataclass
-class TableResult:
+@dataclass(frozen=True)
+class TableResult(RowCounts):
     """What a run did to one target."""
 
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    skipped: int = 0
     truncated: bool = False
     version: int | None = None
     rows: int | None = None
-    # Rows that arrived without all of their values: completed from the source, or kept out of the
-    # target.
-    reread: int = 0
-    quarantined: int = 0
-    # Rows with a value that its column's type can't hold: the value is in _wd_raw.
-    verbatim: int = 0
     # Of a resync that repaired the table: rows of the snapshot that were compared, and rows that
     # already matched.
     compared: int | None = None
@@ -125,7 +115,7 @@ class TableResult:
     @property
     def changed(self) -> bool:
         """Whether the run committed anything to the target."""
-        return bool(self.inserted or self.updated or self.deleted or self.truncated or self.rows)
+        return super().changed or bool(self.rows)
 
     @property
     def passed_by(self) -> bool:
@@ -297,16 +287,8 @@ class RunResult:
             done = self.attempt.done
             before = done.get(target.table_name)
             done[target.table_name] = target if before is None else before + target
-        table = self.tables.setdefault(target.table_name, TableResult())
-        table.inserted += target.inserted
-        table.updated += target.updated
-        table.deleted += target.deleted
-        table.skipped += target.skipped
-        table.truncated = table.truncated or target.truncated
-        table.reread += target.reread
-        table.quarantined += target.quarantined
-        table.verbatim += target.verbatim
-        table.version = target.version
+        table = self.tables.get(target.table_name, TableResult())
+        self.tables[target.table_name] = replace(table.plus(target), version=target.version)
 
     def add_drained(self, drained: Drained) -> None:
         """Add what was landed, and what that cost the source."""
@@ -339,7 +321,9 @@ class RunResult:
                 name, copied.generation, diff.version, diff.inserted, diff.updated, diff.deleted
             )
         )
-        self.tables[name].compared, self.tables[name].unchanged = diff.compared, diff.unchanged
+        self.tables[name] = replace(
+            self.tables[name], compared=diff.compared, unchanged=diff.unchanged
+        )
 
     def record(self, job: Job) -> None:
         """Record the result of this attempt in the ledger.
@@ -354,24 +338,24 @@ class RunResult:
             Run(
                 now(),
                 self.run_id,
-                self.verb,
-                self.status,
-                job.run_type,
-                job.interval_start,
-                job.interval_end,
-                _lsn(landed.start_lsn),
-                _lsn(landed.end_lsn),
-                landed.changes,
-                seconds,
-                self.to_json(),
-                datetime.fromisoformat(landed.as_of) if landed.as_of is not None else None,
-                before.lag_bytes if before is not None else None,
-                reported.lag_bytes if after is not None else None,
-                latest.retained_bytes if latest is not None else None,
-                latest.wal_status if latest is not None else None,
-                self._applied(),
-                self.attempt.begun,
-                list(self.attempt.done.values()),
+                verb=self.verb,
+                status=self.status,
+                run_type=job.run_type,
+                interval_start=job.interval_start,
+                interval_end=job.interval_end,
+                start_lsn=_lsn(landed.start_lsn),
+                end_lsn=_lsn(landed.end_lsn),
+                changes=landed.changes,
+                seconds=seconds,
+                result=self.to_json(),
+                as_of=datetime.fromisoformat(landed.as_of) if landed.as_of is not None else None,
+                lag_before_bytes=before.lag_bytes if before is not None else None,
+                lag_bytes=reported.lag_bytes if after is not None else None,
+                retained_bytes=latest.retained_bytes if latest is not None else None,
+                wal_status=latest.wal_status if latest is not None else None,
+                applied=self._applied(),
+                begun=self.attempt.begun,
+                targets=list(self.attempt.done.values()),
             )
         )
 

@@ -23,10 +23,10 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.records import RowCounts, now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
-from waldelta.monitoring.table_list import Operations, read_changed
+from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import TableResult
 from waldelta.spark import run_tasks
 from waldelta.stages.apply import _select_targets as fed
@@ -411,7 +411,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     again = consume(spark, replace(job, run_id="and another"))
     assert not again.tables.get("public.t", TableResult()).changed
     shown = read_changed(Ledger(job.lake), None)["public.t"]
-    assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
+    assert (shown.operations, shown.run_id) == (RowCounts(inserted=2), "the next")
 
 
 @pytest.mark.soak

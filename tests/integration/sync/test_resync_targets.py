@@ -18,9 +18,9 @@ from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.records import RowCounts, now
 from waldelta.monitoring import read_status
-from waldelta.monitoring.table_list import Operations, read_changed
+from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction
@@ -187,7 +187,7 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     # Without a cut, the pages show what the run did to the other table.
     shown = read_changed(Ledger(job.lake), None)
     assert {name: of.operations for name, of in shown.items()} == {
-        "public.u": Operations(inserted=1)
+        "public.u": RowCounts(inserted=1)
     }
 
 

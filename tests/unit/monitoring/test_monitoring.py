@@ -29,7 +29,7 @@ from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
     keep_results,
 )
-from waldelta.lake.ledger.records import Run, SlotReading
+from waldelta.lake.ledger.records import RowCounts, Run, SlotReading
 from waldelta.monitoring import read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.check_results import (
     expectations_map,
@@ -40,7 +40,7 @@ from waldelta.monitoring.check_results import (
 )
 from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
-from waldelta.monitoring.table_list import Operations, read_changed, read_tables
+from waldelta.monitoring.table_list import read_changed, read_tables
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import LandedChanges, ReportedLag, TableResult
 
@@ -208,6 +208,19 @@ CHANGED = [
         {"a": (5, 0, 0), "b": (1, 0, 0)},
     ),
     ("a result that is no JSON", [run("r", minutes(1), result="", targets=None)], {}),
+    (
+        "each run that truncated a table",
+        [
+            run(
+                "old",
+                minutes(1),
+                result=json.dumps({"tables": {"public.a": {"truncated": True}}}),
+                targets=None,
+            ),
+            run("r", minutes(2), targets=[TargetCut("public.a", 1, 1, truncated=True)]),
+        ],
+        {"a": (0, 0, 0, 0, 2)},
+    ),
 ]
 
 
@@ -219,7 +232,7 @@ def test_what_runs_did_by_table(book, rows, expected):
     for row in rows:
         book.append(row)
     found = {name: done.operations for name, done in read_changed(book, minutes(0)).items()}
-    assert found == {f"public.{name}": Operations(*counts) for name, counts in expected.items()}
+    assert found == {f"public.{name}": RowCounts(*counts) for name, counts in expected.items()}
 
 
 def test_the_latest_change_of_a_table(book):

@@ -174,6 +174,17 @@ def test_the_stored_form_has_nothing_of_the_attempt_alone():
     assert json.loads(result.to_json()).keys() == STORED.keys()
 
 
+def test_two_cuts_of_a_run_truncate_a_table():
+    """It is truncated, with the other counts of both, at the version of the later one."""
+    result = RunResult("consume", "r")
+    for version in (7, 8):
+        result.add_target(TargetCut("public.a", 1, version, inserted=2, truncated=True))
+    (done,) = result.attempt.done.values()
+    assert done == TargetCut("public.a", 1, 8, inserted=4, truncated=True)
+    assert result.tables["public.a"] == TableResult(inserted=4, truncated=True, version=8)
+    assert done.truncated is result.tables["public.a"].truncated is True
+
+
 def test_a_result_of_an_earlier_version_lacks_keys():
     """The source's load, and the slot's states; the rest has its defaults."""
     known = RunResult.from_json('{"verb": "sync", "run_id": "r", "stages": {}, "tables": {}}')

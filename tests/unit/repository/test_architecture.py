@@ -470,20 +470,13 @@ REPLACED = {
 KEPT = {
     # Columns of the ledger's tables, which lakes have already.
     "TableState.fed_by",
-    "TargetCut.reread",
-    "TargetCut.verbatim",
+    "RowCounts.reread",
+    "RowCounts.verbatim",
     "Reconciliation.left_out",
     # Metadata of Delta commits, by which later runs find what earlier ones did.
     "CommitTag.looked",
     # Keys of run results, which are kept in the ledger and read by other versions.
     "TargetFindings.told_applied",
-    "TableResult.reread",
-    "TableResult.verbatim",
-    # Counts that pages read by the names of those columns and keys.
-    "TableChange.reread",
-    "TableChange.verbatim",
-    "Operations.reread",
-    "Operations.verbatim",
     # A key of the JSON files that list reports.
     "ReportEntry.told",
     # A key of what the command status prints.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.target_modes import TargetMode, named_mode
@@ -210,57 +210,79 @@ class TableState(LedgerRow):
         return named_mode(self.mode)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetCut:
-    """One target in a cut: the Delta version with exactly the batch's state, and the batch's
-    changes.
+@dataclass(frozen=True)
+class RowCounts:
+    """Numbers of rows by what was done with them; ``truncated`` counts what truncated the target.
+
+    For one cut or run, ``truncated`` is whether it did.
     """
 
-    table_name: str
-    generation: int
-    version: int
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     skipped: int = 0
-    truncated: bool = False
+    truncated: int = 0
     # Rows that arrived without all of their values: completed from the source, or not in the target
     # (see quarantine).
     reread: int = 0
     quarantined: int = 0
     # Rows written with a value that its column's type can't hold (in _wd_raw).
     verbatim: int = 0
+
+    @property
+    def written(self) -> int:
+        """The number of rows written or removed."""
+        return self.inserted + self.updated + self.deleted
+
+    @property
+    def changed(self) -> bool:
+        """Whether any row of the target changed."""
+        return bool(self.written or self.truncated)
+
+    @property
+    def touched(self) -> bool:
+        """Whether there was anything for the target, even if no row changed."""
+        return any(getattr(self, count.name) for count in fields(RowCounts))
+
+    def plus(self, other: RowCounts) -> Self:
+        """Return this with the sum of both counts."""
+        sums = {}
+        for count in fields(RowCounts):
+            ours, theirs = getattr(self, count.name), getattr(other, count.name)
+            # Whether a cut truncated the target stays a boolean, as its column in the ledger is.
+            sums[count.name] = ours or theirs if isinstance(ours, bool) else ours + theirs
+        return replace(self, **sums)
+
+
+@dataclass(frozen=True)
+class _NamedVersion:
+    """A Delta version of one copy of a target."""
+
+    table_name: str
+    generation: int
+    version: int
+
+
+# The base classes are in this order because the columns of the last one come first.
+@dataclass(frozen=True)
+class TargetCut(RowCounts, _NamedVersion):
+    """One target in a cut: the Delta version with exactly the batch's state, and the batch's
+    changes.
+    """
+
+    truncated: bool = False
     # In a run's row: when the last of these changes was committed on the source; None where not
     # known.
     commit_ts: datetime | None = None
 
-    @property
-    def changed(self) -> bool:
-        """Whether the batch changed any row of it."""
-        return bool(self.inserted or self.updated or self.deleted or self.truncated)
-
-    @property
-    def touched(self) -> bool:
-        """Whether the batch had anything for the target, even if no row changed."""
-        return bool(
-            self.changed or self.skipped or self.reread or self.quarantined or self.verbatim
-        )
-
     def __add__(self, other: TargetCut) -> TargetCut:
         """Return both effects on one target, at the later version."""
-        return TargetCut(
-            self.table_name,
-            max(self.generation, other.generation),
-            max(self.version, other.version),
-            self.inserted + other.inserted,
-            self.updated + other.updated,
-            self.deleted + other.deleted,
-            self.skipped + other.skipped,
-            self.truncated or other.truncated,
-            self.reread + other.reread,
-            self.quarantined + other.quarantined,
-            self.verbatim + other.verbatim,
-            max((at for at in (self.commit_ts, other.commit_ts) if at is not None), default=None),
+        times = (at for at in (self.commit_ts, other.commit_ts) if at is not None)
+        return replace(
+            self.plus(other),
+            generation=max(self.generation, other.generation),
+            version=max(self.version, other.version),
+            commit_ts=max(times, default=None),
         )
 
 

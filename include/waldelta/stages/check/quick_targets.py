@@ -29,13 +29,7 @@ def quick_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[st
         return []
     did = {name: result.tables[name] for name in tables}
     return [
-        name
-        for name, of in did.items()
-        if is_little(
-            of.inserted + of.updated + of.deleted,
-            job.lake.target(name),
-            of.version,
-        )
+        name for name, of in did.items() if is_little(of.written, job.lake.target(name), of.version)
     ]
 
 

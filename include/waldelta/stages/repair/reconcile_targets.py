@@ -359,7 +359,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     cut = done.cut
     done.add_to(work.result)
     work.result.warnings += told
-    mended = cut.inserted + cut.updated + cut.deleted
+    mended = cut.written
     work.found[name] = replace(
         row,
         status=REPAIRED,
@@ -398,10 +398,13 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
     """Add the results, by table and in one line, to the run's result."""
     for row in found:
         if row.compared:
-            table = result.tables.setdefault(row.table_name, TableResult(version=row.version))
-            table.compared, table.differing, table.in_flight, table.lacking = (
-                row.source_rows, row.differing, row.in_flight, row.lacking,
-            )  # fmt: skip
+            result.tables[row.table_name] = replace(
+                result.tables.get(row.table_name, TableResult(version=row.version)),
+                compared=row.source_rows,
+                differing=row.differing,
+                in_flight=row.in_flight,
+                lacking=row.lacking,
+            )
         if row.status == NOT_COMPARED:
             result.warnings.append(f"{row.table_name} wasn't compared: {row.reason}")
         elif row.status == DIFFERENT and row.reason:
