@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook
@@ -98,10 +98,18 @@ def source_conninfo(conn_id: str) -> str:
     return conninfo_from_environment(conn_id, source_environment(conn_id))
 
 
-def source_place(conn_id: str) -> tuple[str, int | None, str]:
-    """Returns the source's host, port and database."""
+class SourceDatabase(NamedTuple):
+    """The source as its connection names it; ``port`` is None where that has none."""
+
+    host: str
+    port: int | None
+    name: str
+
+
+def source_database(conn_id: str) -> SourceDatabase:
+    """Returns the host, port and database of a connection."""
     connection = BaseHook.get_connection(conn_id)
-    return connection.host or "localhost", connection.port, connection.schema or ""
+    return SourceDatabase(connection.host or "localhost", connection.port, connection.schema or "")
 
 
 def spark_connection(conn_id: str) -> Connection:

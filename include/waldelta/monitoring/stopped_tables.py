@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from waldelta.config import PipelineFile
 from waldelta.errors import SlotMissing, StateError
 from waldelta.lake import TableError
-from waldelta.lake.changelog import ChangeLog, Snapshot
+from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import ExpectationResult
@@ -96,7 +96,7 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
         try:
             after = watermarks.of(state)
             if sum(log.sizes(after, last).values()) <= _MOST_MESSAGES:
-                waiting = _count(log, (after, last), state)
+                waiting = _count(log, BatchNumbers(after, last), state)
         except (StateError, TableError):
             pass  # Changes that can't be counted can be released anyway.
         passes = [
@@ -188,7 +188,7 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
     )
 
 
-def _count(log: ChangeLog, batches: tuple[int, int], state: TableState) -> int:
+def _count(log: ChangeLog, batches: BatchNumbers, state: TableState) -> int:
     """Returns the number of row messages in a range that the table's copy doesn't contain."""
     chosen = (
         of_batches(*batches)

@@ -22,7 +22,7 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.changelog import BatchNumbers, ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
@@ -144,7 +144,7 @@ class _SlotBehind:
         windows = ReadWindows(self.job)
         behind = landed_behind(
             change_log,
-            (self.identity.floor, last),
+            BatchNumbers(self.identity.floor, last),
             self.position,
             max_messages=self.job.pipeline.batch.max_changes,
             max_bytes=windows.next.window_bytes,
@@ -211,7 +211,7 @@ def _moves_past(
     for verified, following in pairwise(behind):
         end = min(following.begins, whole.lsn)
         # The other batches were counted when the slot was first moved past them.
-        yield verified, replace(whole, lsn=end, batch=verified.batches[1], messages=None)
+        yield verified, replace(whole, lsn=end, batch=verified.last, messages=None)
     yield behind[-1], whole
 
 
@@ -246,7 +246,7 @@ def check_unmoved(
 
 def landed_behind(
     change_log: ChangeLog,
-    batches: tuple[int, int],
+    batches: BatchNumbers,
     confirmed: Lsn,
     *,
     max_messages: int,
@@ -257,26 +257,26 @@ def landed_behind(
     That is one batch after a kill, and several after an immediate stop, which had been compared
     before. They are compared again because only the content reveals a server whose files were
     restored to an earlier state: system identifier and timeline are the same, and its WAL may have
-    grown past the landed end again. ``batches`` are those after the first number, up to the second.
+    grown past the landed end again.
 
     A range ends where the read request changed, even by an empty batch: up to there, the slot was
     moved only past WAL without changes for it. It has at most ``max_messages`` and ``max_bytes`` of
     WAL, like one read window, unless a single batch has more.
     """
-    behind, first = set[int](), batches[1]
+    behind, first = set[int](), batches.upto
     for first in sorted(change_log.sizes(*batches), reverse=True):
         # A batch without a transaction's end doesn't show the slot's position.
         if 0 < change_log.landed_end(first) <= confirmed.value:
             break
         behind.add(first)
-    told = change_log.commit_infos(range(first, batches[1] + 1))
+    told = change_log.commit_infos(range(first, batches.upto + 1))
     found: list[VerifiedRange] = []
     ended = confirmed.value
-    for batch in range(first, batches[1] + 1):
+    for batch in range(first, batches.upto + 1):
         of_batch = told.get(batch, {})
         request = ReadRequest.read(of_batch)
         told_from = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
-        this = VerifiedRange(request, max(told_from, confirmed.value), (batch, batch))
+        this = VerifiedRange(request, max(told_from, confirmed.value), batch, batch)
         if batch in behind:
             landed = change_log.landed(batch)
             this = replace(this, messages=landed.rows, transactions=landed.transactions)
@@ -288,7 +288,7 @@ def landed_behind(
             found[-1] += this
         else:
             found.append(this)
-    return found or [VerifiedRange(None, ended, batches)]
+    return found or [VerifiedRange(None, ended, *batches)]
 
 
 def _is_one_window(

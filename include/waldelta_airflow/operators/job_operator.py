@@ -295,10 +295,10 @@ class ReportOperator(WaldeltaJobOperator):
 
     def get_openlineage_facets_on_complete(self, _: Any) -> Any:
         """Returns what the run read and wrote; called only by OpenLineage's provider."""
-        from waldelta_airflow._connections import source_place
+        from waldelta_airflow._connections import source_database
         from waldelta_airflow.reporting.lineage import lineage
 
-        return lineage(self.pipeline, self._done, source_place(self.pipeline.source.conn_id))
+        return lineage(self.pipeline, self._done, source_database(self.pipeline.source.conn_id))
 
 
 class CopyAgainOperator(TriggerDagRunOperator):

@@ -17,6 +17,7 @@ from openlineage.client.facet_v2 import RunFacet, output_statistics_output_datas
 
 from waldelta.config import PipelineFile, Publication, split_table_name
 from waldelta.lake import target_uri
+from waldelta_airflow._connections import SourceDatabase
 
 _ROWS = ("inserted", "updated", "deleted")
 _PORT = 5432
@@ -33,14 +34,10 @@ class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
 
 
 def lineage(
-    pipeline: PipelineFile, document: Mapping[str, Any], server: tuple[str, int | None, str]
+    pipeline: PipelineFile, document: Mapping[str, Any], database: SourceDatabase
 ) -> OperatorLineage:
-    """Returns inputs and outputs of the tables that a run changed.
-
-    ``server`` is the source's host, port and database.
-    """
-    host, port, database = server
-    namespace = f"postgres://{host}:{port or _PORT}"
+    """Returns inputs and outputs of the tables that a run of a source's ``database`` changed."""
+    namespace = f"postgres://{database.host}:{database.port or _PORT}"
     tables = {
         name: counts
         for name, counts in (document.get("tables") or {}).items()
@@ -49,7 +46,9 @@ def lineage(
         or any(counts.get(of) for of in _ROWS)
     }
     sources = {name: _source(pipeline, name) for name in tables}
-    inputs = [Dataset(namespace, ".".join((database, *of))) for of in sorted(set(sources.values()))]
+    inputs = [
+        Dataset(namespace, ".".join((database.name, *of))) for of in sorted(set(sources.values()))
+    ]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
     facet = ReplicationRunFacet(
         document.get("start_lsn"),

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support import pgoutput_encoder as enc
 from waldelta.lake import Lake
-from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.changelog import BatchNumbers, ChangeLog
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.slot.read import ReadRequest
@@ -61,7 +61,7 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
     for batch, messages in enumerate([transaction(100), OPEN, transaction(200), OPEN], 1):
         land(log, batch, messages)
     assert (log.sizes(3, 4), log.landed_end(4)) == ({4: 3}, 0)
-    (behind,) = landed_behind(log, (0, 4), Lsn(stands), **LARGE)
+    (behind,) = landed_behind(log, BatchNumbers(0, 4), Lsn(stands), **LARGE)
     assert (behind.request, behind.transactions.inserts) == (None, expected)
 
 
@@ -95,7 +95,7 @@ def test_by_what_it_was_read(log, batches, stands, expected):
             **(asked.as_commit_info() | {"from_lsn": str(Lsn(begins))} if asked else {}),
         )
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
-    found = landed_behind(log, (0, len(batches)), Lsn(stands), **LARGE)
+    found = landed_behind(log, BatchNumbers(0, len(batches)), Lsn(stands), **LARGE)
     assert [
         (stretch.request, stretch.begins, stretch.transactions.inserts) for stretch in found
     ] == expected
@@ -133,5 +133,5 @@ def test_no_more_is_compared_together_than_one_bite_holds(log, most, expected):
             **asked.as_commit_info(),
             from_lsn=str(Lsn(begins)),
         )
-    found = landed_behind(log, (0, 5), Lsn(50), max_messages=most[0], max_bytes=most[1])
-    assert [(stretch.begins, stretch.batches) for stretch in found] == expected
+    found = landed_behind(log, BatchNumbers(0, 5), Lsn(50), max_messages=most[0], max_bytes=most[1])
+    assert [(stretch.begins, (stretch.first, stretch.last)) for stretch in found] == expected

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.errors import DecodeError, WaldeltaError
-from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.changelog import BatchNumbers, ChangeLog
 from waldelta.lake.changelog.commit_order import place_columns
 from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.changelog.transaction_counts import XID_MASK
@@ -29,7 +29,7 @@ _Decode = Callable[[pa.RecordBatch], object]
 
 
 def find_unreadable(
-    change_log: ChangeLog, state: TableState, batches: tuple[int, int], plan: TargetPlan | None
+    change_log: ChangeLog, state: TableState, batches: BatchNumbers, plan: TargetPlan | None
 ) -> UnreadMessage | None:
     """Return the first message that prevents applying a batch range to a target; None when all
     decode.
@@ -37,10 +37,9 @@ def find_unreadable(
     ``plan`` is None when planning itself failed. Then the message describes rows, or decides which
     of them count.
     """
-    after, upto = batches
     # A transaction prepared in an earlier batch may count in the range.
     rows = itertools.chain(
-        change_log.timeline(after, upto).to_pylist(), change_log.controls(after).to_pylist()
+        change_log.timeline(*batches).to_pylist(), change_log.controls(batches.after).to_pylist()
     )
     place = next((_place(row) for row in rows if not _is_read(row, state)), None)
     if place is None and plan is not None:

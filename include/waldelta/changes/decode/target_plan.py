@@ -18,7 +18,7 @@ from waldelta.changes.decode.row_states import Truncation, Unfolding
 from waldelta.config import TypeOptions
 from waldelta.config.pipeline_file import SchemaPolicy, SchemaRules
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.lake.changelog import Snapshot, Stream
+from waldelta.lake.changelog import BatchNumbers, Snapshot, Stream
 from waldelta.lake.changelog.batch_range import BatchRange
 from waldelta.lake.changelog.commit_order import commits, last_truncates
 from waldelta.lake.changelog.row_messages import RowMessages, Volume
@@ -47,13 +47,10 @@ ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """How a range of batches is applied to one target.
-
-    The range begins after the first batch and includes the second.
-    """
+    """How a range of batches is applied to one target."""
 
     state: TableState
-    batches: tuple[int, int]
+    batches: BatchNumbers
     volume: Volume
     decode: DecodePlan
     truncated: bool

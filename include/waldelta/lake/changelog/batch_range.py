@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,19 @@ from waldelta.lake.ledger import TableState
 # that, it pays to read the whole range to count each table's bytes.
 BYTES_PER_COLLAPSE = 128 << 20
 
+
+class BatchNumbers(NamedTuple):
+    """The batches that were landed after one of them, up to and including another."""
+
+    after: int
+    upto: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no batch among them."""
+        return self.upto <= self.after
+
+
 SplitUp = Callable[[Stream], RowMessages | None]
 
 
@@ -32,7 +46,7 @@ class BatchRange:
     def __init__(
         self,
         change_log: ChangeLog,
-        batches: tuple[int, int],
+        batches: BatchNumbers,
         messages: int,
         split: SplitUp = lambda _: None,
     ) -> None:
@@ -142,13 +156,12 @@ class BatchRanges:
         self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None
     ) -> None:
         self.change_log, self._sizes, self._split = change_log, sizes, split
-        self._read: dict[tuple[int, int], BatchRange] = {}
+        self._read: dict[BatchNumbers, BatchRange] = {}
 
     def between(self, after: int, upto: int) -> BatchRange:
         """Return the range after one batch, up to and including another."""
-        if (after, upto) not in self._read:
+        batches = BatchNumbers(after, upto)
+        if batches not in self._read:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
-            self._read = {
-                (after, upto): BatchRange(self.change_log, (after, upto), messages, self._split)
-            }
-        return self._read[after, upto]
+            self._read = {batches: BatchRange(self.change_log, batches, messages, self._split)}
+        return self._read[batches]

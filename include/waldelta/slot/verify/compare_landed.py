@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 
@@ -29,21 +29,24 @@ ORIGINS_SINCE = 160000  # The first version with the option, in the form of serv
 class VerifiedRange:
     """Landed batches that were read from the slot with the same options, from ``begins`` on.
 
-    ``batches`` are the first and the last batch, ``messages`` their messages in all. ``request``
+    ``first`` and ``last`` are their numbers, ``messages`` their messages in all. ``request``
     holds the options; it is None for batches of an earlier waldelta, which didn't record them.
     """
 
     request: ReadRequest | None
     begins: int
-    batches: tuple[int, int]
+    first: int
+    last: int
     messages: int = 0
     transactions: Transactions = field(default_factory=Transactions)
 
     def __add__(self, behind: VerifiedRange) -> VerifiedRange:
         """Return this range joined with the one that was read after it."""
-        batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
-        return VerifiedRange(
-            self.request, self.begins, batches, messages, self.transactions + behind.transactions
+        return replace(
+            self,
+            last=behind.last,
+            messages=self.messages + behind.messages,
+            transactions=self.transactions + behind.transactions,
         )
 
 
@@ -98,7 +101,7 @@ def _check_range(
         if agree(connection, held, landed):
             return
         differing = differing or held
-    first, last = verified.batches
+    first, last = verified.first, verified.last
     batches = f"batch {last}" if first == last else f"batches {first} to {last}"
     raise _mismatch(source, move, differing or Transactions(), landed, batches)
 

@@ -23,7 +23,7 @@ from waldelta.changes.stage.split import splitting
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog import BatchRanges, ChangeLog, Stream
+from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog, Stream
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.records import now
@@ -258,7 +258,7 @@ def _apply_batch(
     name, watermarks = state.table_name, run.watermarks
     run.caller.verify()
     with isolated(run.job, state, applied):
-        cut = _apply_locked(run, state, (watermarks[name], upto))
+        cut = _apply_locked(run, state, BatchNumbers(watermarks[name], upto))
         if (before := unreported_cuts.pop(name, None)) is not None:
             cut = before + cut
         applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
@@ -285,15 +285,15 @@ def _watermarks(
     return watermarks
 
 
-def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
+def _apply_locked(run: _Run, state: TableState, batches: BatchNumbers) -> TargetCut:
     began = time.monotonic()
     with target_lock(run.job, state.table_name, run.locks) as lock:
         present = check_same_copy(run.job, state)
         # Another run may have applied some of it since the watermarks were read.
-        after = max(batches[0], run.held.of(present))
+        after = max(batches.after, run.held.of(present))
         fence = TargetFence(lock, run.held, present, after, run.caller)
         try:
-            cut = _apply_target(run, present, (after, batches[1]), fence)
+            cut = _apply_target(run, present, batches._replace(after=after), fence)
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.recopies(state.table_name):
@@ -304,7 +304,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
         state.table_name,
-        batches[1],
+        batches.upto,
         cut.inserted,
         cut.updated,
         cut.deleted,
@@ -315,7 +315,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
 
 
 def _apply_target(
-    run: _Run, state: TableState, batches: tuple[int, int], fence: TargetFence
+    run: _Run, state: TableState, batches: BatchNumbers, fence: TargetFence
 ) -> TargetCut:
     """Apply a range of batches to one target.
 
@@ -323,7 +323,7 @@ def _apply_target(
     duplicate them.
     """
     job = run.job
-    if batches[0] >= batches[1]:
+    if batches.is_empty:
         return read_untouched(job, state)
     target, batch_range = job.pipeline.target, run.stretches.between(*batches)
     rules = target.schema_rules_of(state.table_name)
@@ -343,11 +343,11 @@ def _apply_target(
 
 
 def _apply_plan(run: _Run, plan: TargetPlan, fence: TargetFence) -> TargetCut:
-    job, state, batches = run.job, plan.state, plan.batches
+    job, state = run.job, plan.state
     looked = run.watch.checked_upto(state)
     tag = CommitTag(
         apply_app_id(run.held.identity, state),
-        batches[1],
+        plan.batches.upto,
         job.run_id,
         plan.truncated,
         looked=looked,

@@ -104,7 +104,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
-    state, after = plan.state, plan.batches[0 if filled is None else 1]
+    state, after = plan.state, plan.batches.after if filled is None else plan.batches.upto
     held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held and judge is None:
         return staged
@@ -353,7 +353,7 @@ class _Work:
 
     def row(self, status: str, key: str, **details: Any) -> IncompleteRow:
         """Returns the quarantine record of one key."""
-        state, (_, upto) = self.plan.state, self.plan.batches
+        state, upto = self.plan.state, self.plan.batches.upto
         return IncompleteRow(
             now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details
         )

@@ -42,6 +42,7 @@ from waldelta.errors import (
     raised_as,
 )
 from waldelta.failpoints import fault_point
+from waldelta.lake.changelog import BatchNumbers
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.quarantine import (
@@ -301,7 +302,8 @@ def _stage_rows(
             rows = plan_rows(job, drifted, own, holder, connection, named)
         drained = drained.before(land_through(spark, job, holder.lsn))
         identity = job.read_identity()
-        batches = Watermarks(job, identity).of(state), job.change_log(identity).last_batch() or 0
+        last = job.change_log(identity).last_batch() or 0
+        batches = BatchNumbers(Watermarks(job, identity).of(state), last)
         counts = {
             work.touched: stage_changed(spark, job, state, batches, work.touched),
             f"{work.folder}/named": stage_named(rows, named, f"{work.folder}/named"),

@@ -14,6 +14,7 @@ import pytest
 from tests.support.pipelines import pipeline_file
 from waldelta.config import load_pipeline_file
 from waldelta.lake.storage import local_path
+from waldelta_airflow._connections import SourceDatabase
 from waldelta_airflow.operators.job_operator import ReportOperator
 
 DOCUMENT = {
@@ -83,7 +84,7 @@ def test_a_run_s_datasets_and_facets(provider):
         ["public.flights"],
         target={"root": "s3a://lake/root", "tables": tables},
     )
-    found = lineage(pipeline, DOCUMENT, ("db", None, "app"))
+    found = lineage(pipeline, DOCUMENT, SourceDatabase("db", None, "app"))
     assert [(i.namespace, i.name) for i in found.inputs] == [
         ("postgres://db:5432", "app.public.flights")
     ]
@@ -152,7 +153,9 @@ def test_the_filter_that_is_in_force(provider, publications, expected):
 
     source = {"conn_id": "c", "slot": "shop", "publications": publications}
     found = lineage(
-        pipeline_file("file:///lake", "shop", source=source), DOCUMENT, ("db", None, "app")
+        pipeline_file("file:///lake", "shop", source=source),
+        DOCUMENT,
+        SourceDatabase("db", None, "app"),
     )
     filters = found.run_facets["waldelta_replication"].filters
     assert filters.get("public.flights") == expected

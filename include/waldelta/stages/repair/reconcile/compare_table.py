@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from waldelta.arrow import one_array
 from waldelta.changes.decode.row_keys import named_keys
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.lake.changelog import BatchRanges, Snapshot
+from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.ledger import Quarantine, Reconciliation, TableState
 from waldelta.lake.ledger.reconciliations import (
@@ -117,7 +117,7 @@ class _Aside:
 
 # Batches after the first up to and including the second, and the state whose snapshot decides which
 # of their transactions count.
-_Range = tuple[TableState, tuple[int, int]]
+_Range = tuple[TableState, BatchNumbers]
 # The hashes of keys, and the keys' texts by column.
 _Keys = tuple[Hashes, list[ArrowArray]]
 
@@ -365,26 +365,24 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
     """
     state, identity = feeding.state, job.read_identity()
     change_log = job.change_log(identity)
-    ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
+    ranges: list[_Range] = [(state, BatchNumbers(feeding.batch, change_log.last_batch() or 0))]
     # A decoded transaction may not be visible yet: a commit that waits for a synchronous standby.
     of_snapshot = replace(state, snapshot=holder.snapshot)
     held = change_log.visible_upto(Snapshot.parse(holder.snapshot), identity.floor)
     if held < feeding.batch:
-        ranges.append((of_snapshot, (held, feeding.batch)))
+        ranges.append((of_snapshot, BatchNumbers(held, feeding.batch)))
     return ranges
 
 
-def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
+def _waiting(job: Job, state: TableState, batches: BatchNumbers) -> int:
     """Returns the number of row changes and truncates in a range that a state's snapshot doesn't
     see.
     """
-    after, last = batches
-    if last <= after:
+    if batches.is_empty:
         return 0
     identity = job.read_identity()
-    batch_range = BatchRanges(
-        job.change_log(identity), job.read_landed_sizes(identity, after, last)
-    ).between(after, last)
+    sizes = job.read_landed_sizes(identity, *batches)
+    batch_range = BatchRanges(job.change_log(identity), sizes).between(*batches)
     truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
     return batch_range.count(state) + len(truncated)
 

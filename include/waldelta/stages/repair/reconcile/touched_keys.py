@@ -18,7 +18,7 @@ from waldelta.changes.decode.decode import decode, typed_key
 from waldelta.changes.stage import read_row_changes
 from waldelta.errors import NeedsSync
 from waldelta.lake import write_parquet
-from waldelta.lake.changelog import BatchRanges, ChangeLog
+from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import read_catalog_state
@@ -31,21 +31,19 @@ if TYPE_CHECKING:
 
 
 def stage_changed(
-    spark: SparkSession, job: Job, state: TableState, batches: tuple[int, int], folder: str
+    spark: SparkSession, job: Job, state: TableState, batches: BatchNumbers, folder: str
 ) -> int:
     """Write the keys that a range of batches changes; returns how many there are.
 
-    The range is after the first batch up to and including the second, without transactions that the
-    state's snapshot sees. Raises NeedsSync for changes that aren't only of rows.
+    Changes by transactions that the state's snapshot sees are left out. Raises NeedsSync for
+    changes that aren't only of rows.
     """
-    after, last = batches
-    if last <= after:
+    if batches.is_empty:
         return 0
     identity, target = job.read_identity(), job.pipeline.target
     change_log = job.change_log(identity)
-    batch_range = BatchRanges(change_log, job.read_landed_sizes(identity, after, last)).between(
-        after, last
-    )
+    sizes = job.read_landed_sizes(identity, *batches)
+    batch_range = BatchRanges(change_log, sizes).between(*batches)
     with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
         rules = target.schema_rules_of(state.table_name)

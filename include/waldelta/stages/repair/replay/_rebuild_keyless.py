@@ -16,7 +16,7 @@ from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
 from waldelta.lake import DeltaTarget, TableError
-from waldelta.lake.changelog import ChangeLog, Snapshot
+from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.spark_sql import parquet
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def batches_since_copy(
     job: Job, change_log: ChangeLog, state: TableState, watermark: int
-) -> tuple[int, int]:
+) -> BatchNumbers:
     """Returns the range of all batches since the copy.
 
     Raises SchemaChanged when the change log no longer goes back to the copy.
@@ -41,7 +41,7 @@ def batches_since_copy(
             f"{state.table_name} has no key, and the change log no longer reaches back to its copy"
         )
     job.read_landed_sizes(identity, after, watermark)  # raises SlotGap
-    return after, watermark
+    return BatchNumbers(after, watermark)
 
 
 def write_rows(

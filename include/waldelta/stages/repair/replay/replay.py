@@ -42,7 +42,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import write_parquet
-from waldelta.lake.changelog import BatchRanges, Snapshot
+from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
 from waldelta.lake.changelog.batch_range import BatchRange
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.quarantine import DISCARDED
@@ -248,7 +248,7 @@ def _replay_target(
     done: Replayed,
 ) -> tuple[TargetCut | None, int]:
     job, change_log, watermark = run.job, run.stretches.change_log, fence.batch or 0
-    batches = (run.span.after, watermark)
+    batches = BatchNumbers(run.span.after, watermark)
     if not state.key_columns:
         batches = batches_since_copy(job, change_log, state, watermark)
     batch_range = run.stretches.between(*batches)
@@ -319,7 +319,9 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
     That the target lacks such a row, or has an earlier version of it, is no damage. A change of
     such a row is handled as one of a discarded row.
     """
-    lacking = run.quarantine.lacking(plan.state.table_name, plan.state.generation, plan.batches[1])
+    lacking = run.quarantine.lacking(
+        plan.state.table_name, plan.state.generation, plan.batches.upto
+    )
     keys = own_keys([key for key, row in lacking.items() if row.status == DISCARDED], plan.decode)
     if not keys:
         return None
