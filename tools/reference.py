@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from waldelta.cli._options import RUN_OPTIONS, build_parser
@@ -120,10 +120,17 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(part)
 
 
-def _choices(annotation: Any) -> list[str]:
+def _choices(field: FieldInfo) -> list[str]:
+    given = [of.json_schema for of in field.metadata if isinstance(of, WithJsonSchema)]
+    return [str(value) for of in given for value in (of or {}).get("enum", ())] or _values(
+        field.annotation
+    )
+
+
+def _values(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
-    return [choice for part in get_args(annotation) for choice in _choices(part)]
+    return [choice for part in get_args(annotation) for choice in _values(part)]
 
 
 def _keys(model: type[BaseModel]) -> str:
@@ -135,7 +142,7 @@ def _keys(model: type[BaseModel]) -> str:
         if next(_models(field.annotation), None) is not None:
             sections.append(f"{key} (required)" if field.is_required() else key)
             continue
-        choices = [f"`{choice}`" for choice in _choices(field.annotation)]
+        choices = [f"`{choice}`" for choice in _choices(field)]
         # The default first.
         choices.sort(key=lambda choice, default=default: choice != default)  # type: ignore[misc]
         is_one_of = len(choices) > 1 and not default.startswith("`[")

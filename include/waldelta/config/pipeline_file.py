@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from waldelta.config._schedule import Schedule
 from waldelta.config._validation_errors import StrictModel, problems, read_yaml
@@ -24,7 +32,7 @@ from waldelta.config.source import Source, TableName, split_table_name
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
-from waldelta.target_modes import MODES, TargetMode, named_mode
+from waldelta.target_modes import MODES, Feature, TargetMode, named_mode
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 
@@ -36,6 +44,18 @@ class SchemaRules:
     policy: SchemaPolicy
     types: TypeOptions
 
+
+def _known_mode(name: Any) -> Any:
+    # A literal type would be fixed at import, and so refuse a mode that is added later.
+    if name not in list(MODES):
+        *first, last = map(repr, MODES)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(first)} or {last}"})
+    return name
+
+
+ModeName = Annotated[
+    str, PlainValidator(_known_mode), WithJsonSchema({"enum": list(MODES), "type": "string"})
+]
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
 # URLs drop or encode these characters, and Hadoop takes some for patterns: a lake could end up in
@@ -57,7 +77,7 @@ class TargetTable(StrictModel):
         False,
         description="true: merge the published partitions of this table into one target",
     )
-    mode: Literal[*MODES] = Field(  # type: ignore[valid-type] # one of the modes
+    mode: ModeName = Field(
         "mirror",
         description=", ".join(f"{mode} {mode.summary}" for mode in MODES.values()),
     )
@@ -94,12 +114,13 @@ class TargetTable(StrictModel):
                 "from and partition_root exclude each other: with partition_root the target"
                 " merges its own partitions"
             )
-        if named_mode(self.mode).keeps_rows and self.partition_root:
+        mode = named_mode(self.mode)
+        if self.partition_root and not mode.supports(Feature.PARTITION_ROOT):
             raise ValueError(
                 f"mode {self.mode} and partition_root exclude each other: publish the table via its"
                 " root (publish_via_partition_root: true), and leave partition_root out"
             )
-        if named_mode(self.mode).keeps_rows and not self.copied:
+        if not self.copied and not mode.supports(Feature.WITHOUT_COPY):
             raise ValueError(
                 f"mode {self.mode} and copy: false exclude each other: leave one of them out"
             )
@@ -216,7 +237,11 @@ class Target(StrictModel):
 
     @model_validator(mode="after")
     def _modes_have_their_columns(self) -> Self:
-        kept = sorted(name for name in self.tables if self.mode_of(name).keeps_rows)
+        kept = sorted(
+            name
+            for name in self.tables
+            if not self.mode_of(name).supports(Feature.WITHOUT_METADATA)
+        )
         if kept and not self.metadata_columns:
             raise ValueError(
                 "only mirrors do without metadata columns: set metadata_columns: true for"
@@ -309,7 +334,7 @@ class Maintenance(StrictModel):
     )
 
     @property
-    def keeps_rows(self) -> timedelta:
+    def ledger_retention(self) -> timedelta:
         """Returns how far back the ledger's rows go."""
         return max(
             timedelta(days=self.keep_changes_days), timedelta(hours=self.keep_versions_hours)

@@ -11,12 +11,12 @@ from waldelta.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from waldelta.target_modes.mirror import MIRROR
     from waldelta.target_modes.modes import MODES, mode_column_names, named_mode
-    from waldelta.target_modes.target_mode import Fold, TargetMode
+    from waldelta.target_modes.target_mode import Feature, Fold, TargetMode
 
-__all__ = ["MIRROR", "MODES", "Fold", "TargetMode", "mode_column_names", "named_mode"]
+__all__ = ["MIRROR", "MODES", "Feature", "Fold", "TargetMode", "mode_column_names", "named_mode"]
 __getattr__ = lazy_exports(
     __name__,
     mirror="MIRROR",
     modes="MODES mode_column_names named_mode",
-    target_mode="Fold TargetMode",
+    target_mode="Feature Fold TargetMode",
 )

@@ -35,6 +35,34 @@ class Fold(Enum):
     # Each change, and each TRUNCATE.
     CHANGES = "changes"
 
+    @property
+    def has_states(self) -> bool:
+        """Whether rows of the target are states of a key."""
+        return self in (Fold.STATES, Fold.LAST_STATES)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether rows of the target are changes, each with its place and its transaction."""
+        return self is Fold.CHANGES
+
+
+class Feature(Enum):
+    """What a mode may not support, because a target in it has rows that the source doesn't have."""
+
+    # Changes can be judged before they are merged, by expectations with ``gate`` stop or
+    # quarantine.
+    GATES = "gates"
+    # Consume runs check a target without Great Expectations.
+    QUICK_CHECKS = "quick checks"
+    # Changes are applied once more, or rows are written as the source has them.
+    REPLAY = "replay"
+    RECONCILIATION = "reconciliation"
+    DRIFT_REPAIR = "drift repair"
+    # Options of the pipeline file.
+    PARTITION_ROOT = "partition_root: true"
+    WITHOUT_COPY = "copy: false"
+    WITHOUT_METADATA = "metadata_columns: false"
+
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
@@ -65,6 +93,8 @@ class TargetMode:
     # Whether values that weren't sent are read from the source, or their row is quarantined. If
     # not, the row says which values it lacks.
     completes_rows: bool = True
+    # What a target in this mode can be used with.
+    features: frozenset[Feature] = frozenset()
     # The columns that the mode adds to a mirror's, with Spark types.
     own_columns: Mapping[str, str] = field(default_factory=dict, hash=False)
     # Those that aren't null in the rows of a first copy, as Spark SQL. ``{lsn}`` and ``{time}`` are
@@ -87,6 +117,10 @@ class TargetMode:
     def keeps_rows(self) -> bool:
         """Whether a target keeps rows that the source doesn't have now."""
         return self.fold is not Fold.NET_CHANGES
+
+    def supports(self, feature: Feature) -> bool:
+        """Whether a target in this mode can be used with a feature."""
+        return feature in self.features
 
     def columns(self, key: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002 - of a changelog
         """Returns the columns that the mode adds to a mirror's, with Spark types.
@@ -118,7 +152,7 @@ class TargetMode:
 
     def check_key(self, table: str, key: Sequence[str]) -> None:
         """Raise ModeRefused when the mode needs a key that the table lacks."""
-        if self.fold in (Fold.STATES, Fold.LAST_STATES) and not key:
+        if self.fold.has_states and not key:
             raise ModeRefused(
                 f"{table} has no key, so versions of its rows can't be told apart: mode {self}"
                 " needs a primary key or a replica identity; without one write mode: changelog or"

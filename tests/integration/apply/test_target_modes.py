@@ -217,7 +217,7 @@ ARCHIVE = Archive(
 
 def in_mode(job, mode):
     """The job with its table's target in this mode."""
-    tables = {"public.a": TargetTable.model_construct(mode=mode)}
+    tables = {"public.a": TargetTable(mode=mode)}
     wanted = job.pipeline.target.model_copy(update={"tables": tables})
     return replace(job, pipeline=job.pipeline.model_copy(update={"target": wanted}))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -10,7 +12,7 @@ from waldelta.errors import ModeRefused, StateError
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import CatalogRelation, TableId
 from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets, judge_modes
-from waldelta.target_modes import MODES, named_mode
+from waldelta.target_modes import MODES, Feature, named_mode
 
 
 def published(name: str, oid: int, key: tuple[str, ...]) -> PlannedRelation:
@@ -64,6 +66,18 @@ def test_the_file_refuses(name):
     keys, says = REFUSED[name]
     with pytest.raises(ValidationError, match=says):
         Target.model_validate({"root": "file:///lake"} | keys)
+
+
+def test_the_file_takes_what_a_later_mode_supports(monkeypatch):
+    """Neither the file nor its rules know the modes by name."""
+    mode = replace(MODES["soft_delete"], name="archive", features={Feature.PARTITION_ROOT})
+    monkeypatch.setitem(MODES, "archive", mode)
+    table = {"mode": "archive", "partition_root": True}
+    assert TargetTable.model_validate(table).mode == "archive"
+    with pytest.raises(ValidationError, match="mode archive and copy: false exclude each other"):
+        TargetTable.model_validate(table | {"copy": False})
+    with pytest.raises(ValidationError, match="'history', 'changelog' or 'archive'"):
+        TargetTable.model_validate({"mode": "scd2"})
 
 
 class Frame:

@@ -44,7 +44,6 @@ from waldelta.pgoutput import Relation, Segments
 from waldelta.pgoutput.rows import Rows, decode_rows
 from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.snapshot.read_table import RAW_TYPE, raw_map
-from waldelta.target_modes import Fold
 from waldelta.target_modes.target_mode import STATE_XID
 from waldelta.types import TargetType
 from waldelta.types.type_map import unheld_key
@@ -116,7 +115,7 @@ class DecodePlan:
 
     @property
     def _sends_changes(self) -> bool:
-        return self.unfolding is not None and self.unfolding.fold is Fold.CHANGES
+        return self.unfolding is not None and self.unfolding.fold.has_changes
 
     @property
     def decoded_schema(self) -> pa.Schema:

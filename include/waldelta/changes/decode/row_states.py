@@ -77,7 +77,7 @@ def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> p
     current state at the base key. For changes, the action is the operation.
     """
     events = in_order(events, shape)
-    if unfolding.fold is Fold.CHANGES:
+    if unfolding.fold.has_changes:
         return _changes(events, shape, unfolding)
     return _states(events, shape, unfolding)
 
@@ -86,7 +86,7 @@ def row_version_fields(
     shape: EventShape, key_types: list[pa.DataType], fold: Fold
 ) -> list[pa.Field]:
     """Return the Arrow fields that row versions have in addition to those of net changes."""
-    if fold is not Fold.CHANGES:
+    if not fold.has_changes:
         return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, UTC_TIME)]
     fields = [
         pa.field(PLACE, pa.int64()),

@@ -91,7 +91,7 @@ def complete_states(
     in ``folder``, since the merge must not look up the target's rows a second time.
     """
     kept, counts = kept_of(plan), Counter(staged.counts)
-    is_log = kept.mode.fold is Fold.CHANGES
+    is_log = kept.mode.fold.has_changes
     looks_up = (
         bool(counts[ACTION_UPDATE])
         if not is_log
@@ -138,7 +138,7 @@ def metric_counts(counts: Counter[str]) -> dict[str, int]:
 def completed_query(kept: Kept, source: str, base: str) -> str:
     """Return the staged rows, completed with the values that only the target has."""
     on = " and ".join(f"t.{quote(kept.names[i])} = s.b{k}" for k, i in enumerate(kept.key))
-    is_log = kept.mode.fold is Fold.CHANGES
+    is_log = kept.mode.fold.has_changes
     wanted = "true" if is_log else f"s.action = '{ACTION_UPDATE}'"
     held = f"t.{quote(kept.names[kept.key[0]])} is not null"
     columns = ["s.action", *(f"s.b{k}" for k in range(len(kept.key)))]
@@ -170,13 +170,49 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
     )
 
 
+def differences_query(kept: Kept, source: str, lsn: str, at: str) -> str:
+    """Return differences from a snapshot as the rows that row_versions would make of changes.
+
+    ``lsn`` and ``at`` are its position and time, as Spark SQL.
+    """
+    bases = [f"b{k}" for k in range(len(kept.key))]
+    values = [f"c{i}" for i in range(len(kept.names))]
+    told = [f"{lsn} as lsn", f"{at} as commit_ts"]
+    if kept.mode.fold.has_changes:
+        place = f"-row_number() over (order by {', '.join(bases)}) as {PLACE}"
+        keys = {i: f"b{k}" for k, i in enumerate(kept.key)}
+        gone = [f"{keys[i]} as c{i}" if i in keys else f"c{i}" for i in range(len(kept.names))]
+        rest = [
+            f"cast(null as bigint) as {STATE_XID}",
+            f"false as {MOVED}",
+            *(f"{b} as o{k}" for k, b in enumerate(bases)),
+        ]
+        return f"select action, {', '.join([*gone, *told, place, *rest])}, raw from {source}"
+    ended = [f"cast(null as bigint) as {TO_LSN}", f"cast(null as timestamp) as {TO_TS}"]
+    states = (
+        f"select action, {', '.join([*bases, *values, *told, *ended])}, raw from {source} "
+        f"where action in ('{ACTION_INSERT}', '{ACTION_UPDATE}')"
+    )
+    # The state before an update ends too, where it is kept; else the new one overwrites it.
+    ends = (
+        f"('{ACTION_DELETE}', '{ACTION_UPDATE}')"
+        if kept.mode.fold is Fold.STATES
+        else f"('{ACTION_DELETE}')"
+    )
+    until = [f"{lsn} as {TO_LSN}", f"{at} as {TO_TS}"]
+    return (
+        f"{states} union all select '{ACTION_DELETE}' as action,"
+        f" {', '.join([*bases, *values, *told, *until])}, raw from {source} where action in {ends}"
+    )
+
+
 def merge_states(
     spark: SparkSession, target: DeltaTarget, plan: TargetPlan, staged: Staged, tag: CommitTag
 ) -> CommitTag:
     """Commit the staged rows; returns the tag they were committed under."""
     kept, source = kept_of(plan), staged.source
     truncates = plan.decode.unfolding.truncates if plan.decode.unfolding else ()
-    if kept.mode.fold is Fold.CHANGES and truncates:
+    if kept.mode.fold.has_changes and truncates:
         folder = f"{staged.folder}-truncates"
         write_parquet(folder, _truncate_rows(truncates))
         source = f"({_with_truncates(kept, source, folder)})"

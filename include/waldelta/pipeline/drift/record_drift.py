@@ -27,6 +27,7 @@ from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def check_drift(
         with target_lock(job, name):
             mark(job, check_same_copy(job, state), f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
-        drifted |= {} if state.kept_as.keeps_rows else {name: drift.repair}
+        repairs = state.kept_as.supports(Feature.DRIFT_REPAIR)
+        drifted |= {name: drift.repair} if repairs else {}
     elif drift.is_new:
         # Log at once: a run that is killed after the record was written has reported the drift,
         # too.

@@ -38,6 +38,7 @@ from waldelta.row_filter.parse.tree import (
     Test,
 )
 from waldelta.snapshot.read_table import of_leaves
+from waldelta.target_modes import Feature
 
 # A table with few rows is repaired either way. Of a larger table, a repair pays off only up to this
 # share of entering rows: beyond it, a copy costs no more.
@@ -165,7 +166,7 @@ def obstacle(repair: Repair) -> str | None:
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (
-            state.kept_as.keeps_rows,
+            not state.kept_as.supports(Feature.DRIFT_REPAIR),
             f"it is kept as {state.kept_as}, which a repair would overwrite",
         ),
         (

@@ -67,4 +67,4 @@ def unreported_commits(
 
 
 def _as_reported(job: Job) -> ReportedCommits:
-    return ReportedCommits(job.ledger, now() - job.pipeline.maintenance.keeps_rows)
+    return ReportedCommits(job.ledger, now() - job.pipeline.maintenance.ledger_retention)

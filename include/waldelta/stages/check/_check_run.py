@@ -20,6 +20,7 @@ from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVe
 from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import CheckedTarget
 from waldelta.stages.check.suite.verdict import unchecked
+from waldelta.target_modes import Feature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +49,9 @@ class RunOutcome:
 
     def is_quick(self, state: TableState) -> bool:
         """Returns whether a target gets a quick check; upkeep evaluates what may have changed."""
-        return self.is_upkeep or (state.table_name in self.quick and not state.kept_as.keeps_rows)
+        return self.is_upkeep or (
+            state.table_name in self.quick and state.kept_as.supports(Feature.QUICK_CHECKS)
+        )
 
 
 @dataclass(frozen=True, slots=True)

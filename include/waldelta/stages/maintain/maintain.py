@@ -256,7 +256,7 @@ def prune_ledger_rows(_: SparkSession, job: Job, __: RunResult, stage: StageResu
     record.
     """
     kept = job.pipeline.maintenance
-    oldest = now() - kept.keeps_rows
+    oldest = now() - kept.ledger_retention
     change_log = job.change_log(job.read_identity())
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
     expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))

@@ -47,6 +47,7 @@ from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spark
 from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
 from waldelta.stages.repair.repair import Again, repair
+from waldelta.target_modes import Feature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,9 +160,9 @@ def _why_other_rows(state: TableState) -> str | None:
     if state.copy_skipped:
         return "its existing rows were not copied (copy: false), so it lacks rows by design"
     return (
-        f"its target keeps rows that the source no longer has (mode {state.kept_as})"
-        if state.kept_as.keeps_rows
-        else None
+        None
+        if state.kept_as.supports(Feature.RECONCILIATION)
+        else f"its target keeps rows that the source no longer has (mode {state.kept_as})"
     )
 
 

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.commits import (
     take_over_for_copy,
 )
 from waldelta.changes.merge.snapshot_rows import staged_shape
 from waldelta.changes.merge.statements import as_stored, tagged
-from waldelta.changes.merge.states import Kept, metric_counts
+from waldelta.changes.merge.states import Kept, differences_query, metric_counts
 from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
@@ -41,8 +39,7 @@ from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, quote
 from waldelta.stages.sync._snapshot_diff import CopiedRows, merge_differences
-from waldelta.target_modes import Fold, TargetMode
-from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
+from waldelta.target_modes import TargetMode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +63,7 @@ class SnapshotMoment:
         return {"lsn": f"{self.lsn.value:d}L", "time": f"timestamp_micros({microseconds:d})"}
 
 
-def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
+def keeps_earlier_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     """Returns whether the target keeps the rows of an earlier copy in its mode and later changes.
 
     Raises ModeRefused when its mode needs a key and the table has none, or when its mode differs
@@ -91,7 +88,7 @@ def prepare_states(
     mode, target = job.pipeline.target.mode_of(table), job.lake.target(table)
     types = {column.name: column.spark_type for column in columns}
     added = mode.columns({name: types[name] for name in key})
-    is_log = mode.fold is Fold.CHANGES
+    is_log = mode.fold.has_changes
     wanted = [TargetColumn(c.name, c.spark_type, c.arrow, c.nullable or is_log) for c in columns]
     # Delta's DDL needs only these; their Arrow types aren't used.
     wanted += [
@@ -149,7 +146,8 @@ def _add(
         log.info("table=%s compared with what it keeps: %s", table, tag.counts)
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         with tagged(spark, tag):
-            states = as_states(kept, source, rows.moment)
+            moment = rows.moment.sql
+            states = differences_query(kept, source, moment["lsn"], moment["time"])
             spark.sql(mode.statement(target.relation, kept, f"({states})")).collect()
         return tag
 
@@ -162,42 +160,6 @@ def _add(
             " its folder away and sync it again"
         )
     return CommitResult(done.version, done.compared, 0)
-
-
-def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:
-    """Returns differences as a query of the rows that row_versions would make, as of the
-    snapshot.
-    """
-    lsn, at = moment.sql["lsn"], moment.sql["time"]
-    bases = [f"b{k}" for k in range(len(kept.key))]
-    values = [f"c{i}" for i in range(len(kept.names))]
-    told = [f"{lsn} as lsn", f"{at} as commit_ts"]
-    if kept.mode.fold is Fold.CHANGES:
-        place = f"-row_number() over (order by {', '.join(bases)}) as {PLACE}"
-        keys = {i: f"b{k}" for k, i in enumerate(kept.key)}
-        gone = [f"{keys[i]} as c{i}" if i in keys else f"c{i}" for i in range(len(kept.names))]
-        rest = [
-            f"cast(null as bigint) as {STATE_XID}",
-            f"false as {MOVED}",
-            *(f"{b} as o{k}" for k, b in enumerate(bases)),
-        ]
-        return f"select action, {', '.join([*gone, *told, place, *rest])}, raw from {source}"
-    ended = [f"cast(null as bigint) as {TO_LSN}", f"cast(null as timestamp) as {TO_TS}"]
-    states = (
-        f"select action, {', '.join([*bases, *values, *told, *ended])}, raw from {source} "
-        f"where action in ('{ACTION_INSERT}', '{ACTION_UPDATE}')"
-    )
-    # The state before an update ends too, where it is kept; else the new one overwrites it.
-    ends = (
-        f"('{ACTION_DELETE}', '{ACTION_UPDATE}')"
-        if kept.mode.fold is Fold.STATES
-        else f"('{ACTION_DELETE}')"
-    )
-    until = [f"{lsn} as {TO_LSN}", f"{at} as {TO_TS}"]
-    return (
-        f"{states} union all select '{ACTION_DELETE}' as action,"
-        f" {', '.join([*bases, *values, *told, *until])}, raw from {source} where action in {ends}"
-    )
 
 
 def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> None:

@@ -52,7 +52,7 @@ from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
 from waldelta.stages.sync._write_files import ChunkReader
-from waldelta.stages.sync._write_states import SnapshotMoment, keeps_rows
+from waldelta.stages.sync._write_states import SnapshotMoment, keeps_earlier_rows
 from waldelta.stages.sync.copied_table import SyncResult
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
 
@@ -234,7 +234,7 @@ def _copy_rows(
         _tag(job, holder, name, attempt),
         moment,
         held.end,
-        keeps_rows(job, name, table.key_columns),
+        keeps_earlier_rows(job, name, table.key_columns),
     )
 
 

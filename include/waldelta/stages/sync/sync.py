@@ -49,7 +49,7 @@ from waldelta.snapshot.publication_version import (
 )
 from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.sync._snapshot_diff import Former
-from waldelta.stages.sync._write_states import keeps_rows
+from waldelta.stages.sync._write_states import keeps_earlier_rows
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
 from waldelta.stages.sync.copy_table import Attempt, check_primary, sync_table
 from waldelta.stages.sync.skipped_copy import check_skipped_copy
@@ -175,7 +175,7 @@ def _copy_each(
     def is_merged(target: ReplicatedTarget) -> bool:
         name = str(target.id)
         mode = job.pipeline.target.mode_of(name)
-        return mode.keeps_rows and keeps_rows(job, name, target.table.key_columns)
+        return mode.keeps_rows and keeps_earlier_rows(job, name, target.table.key_columns)
 
     # A MERGE needs the session's settings for itself, so it runs alone.
     compares = any(order.former is not None for order in orders)
@@ -217,7 +217,7 @@ def _refused(job: Job, wanted: Sequence[ReplicatedTarget]) -> dict[str, Waldelta
     found: dict[str, WaldeltaError] = {}
     for target in wanted:
         try:
-            keeps_rows(job, str(target.id), target.table.key_columns)
+            keeps_earlier_rows(job, str(target.id), target.table.key_columns)
             check_skipped_copy(job, target)
         except (ConfigError, ModeRefused) as err:
             found[str(target.id)] = err

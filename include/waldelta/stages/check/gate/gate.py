@@ -50,6 +50,7 @@ from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import KINDS, with_raw
 from waldelta.stages.check.suite.row_kinds import NO_TEXT, is_met
 from waldelta.stages.check.suite.sql_conditions import columns_of
+from waldelta.target_modes import Feature
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def judge(
         raise ConfigError(
             f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}"
         )
-    if plan.decode.unfolding is not None:
+    if not plan.state.kept_as.supports(Feature.GATES):
         raise ConfigError(
             f"{gate.table}: its changes wait, since it has expectations with a gate, which only a"
             " target of mode mirror supports: set gate: warn"

@@ -64,6 +64,7 @@ from waldelta.stages.repair.reconcile._row_differences import DIFFERENT_VALUES a
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
+from waldelta.target_modes import Feature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,7 +131,8 @@ def needs_spark(job: Job, table_name: str) -> bool:
 def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     """Returns why a comparison would be meaningless, or None."""
     state, table = feeding.state, feeding.as_copied.table
-    if (mode := job.pipeline.target.mode_of(state.table_name)).keeps_rows:
+    mode = job.pipeline.target.mode_of(state.table_name)
+    if not mode.supports(Feature.RECONCILIATION):
         return f"its mode is {mode}: only a mirror holds what its source holds"
     if not table.publishes >= EVERY_CHANGE:
         left = ", ".join(sorted(EVERY_CHANGE - table.publishes))

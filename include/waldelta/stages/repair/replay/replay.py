@@ -67,6 +67,7 @@ from waldelta.stages.repair.replay._rebuild_keyless import (
     write_rows,
 )
 from waldelta.stages.repair.replay.interval import Span
+from waldelta.target_modes import Feature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +125,7 @@ def replay(
     table without a key is rebuilt from its copy.
     """
     for name in tables or ():
-        if (mode := job.pipeline.target.mode_of(name)).keeps_rows:
+        if not (mode := job.pipeline.target.mode_of(name)).supports(Feature.REPLAY):
             raise ModeRefused(
                 f"{name} has mode {mode}, so a replay would overwrite rows that it keeps: sync it"
                 " again, which adds what differs as changes"
@@ -172,7 +173,7 @@ def _keeps(state: TableState, done: Replayed) -> bool:
             "its existing rows were not copied (copy: false), so the change log doesn't show which"
             " of the changed rows the target had"
         )
-    elif state.kept_as.keeps_rows:
+    elif not state.kept_as.supports(Feature.REPLAY):
         why = (
             f"its mode is {state.kept_as}, and a replay leaves such a target unchanged; to repair"
             " it, sync it again"

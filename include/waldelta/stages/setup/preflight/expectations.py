@@ -12,6 +12,7 @@ from pathlib import Path
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.findings import Finding, problem, warning
+from waldelta.target_modes import Feature
 
 
 def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Finding]:
@@ -25,7 +26,7 @@ def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Fin
     for name, file in sorted(own.by_table.items()):
         mode = pipeline.target.mode_of(name)
         for number, item in enumerate(file.suite.expectations):
-            if item.gate != "warn" and mode.keeps_rows:
+            if item.gate != "warn" and not mode.supports(Feature.GATES):
                 yield problem(
                     f"{file.place(number)}: gate: {item.gate} needs a target of mode mirror, and"
                     f" this one has mode {mode}: make it warn"
