@@ -15,7 +15,7 @@ from waldelta.stages.check.measure.profile import profile_by_values
 from waldelta.stages.check.suite import SuitePlan, kind_of
 from waldelta.stages.check.suite.kinds import KINDS
 from waldelta.stages.check.suite.target_facts import CheckedTarget
-from waldelta.stages.check.suite.target_kinds import AsBefore, CountedKind
+from waldelta.stages.check.suite.target_kinds import CountedKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def profile_early(
     Returns None when the plan has none, or when only Spark can measure the target.
     """
     planned = () if isinstance(plan, Exception) else plan.expectations
-    asked = [one for one in planned if one.type == AsBefore.type]
+    asked = [one for one in planned if kind_of(one.type).needs_profile]
     if not asked or target.state.kept_as.keeps_rows:
         return None
 

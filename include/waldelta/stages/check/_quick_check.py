@@ -41,7 +41,6 @@ from waldelta.stages.check.suite.kinds import depends_on
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.target_facts import CheckedTarget
-from waldelta.stages.check.suite.target_kinds import AsBefore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -170,7 +169,7 @@ def quick_profile(
     The profile is None when the plan has no profile expectation or the profile can't be measured.
     Returns None instead of a pair when the profile differs from earlier ones.
     """
-    asked = [planned for planned in plan.expectations if planned.type == AsBefore.type]
+    asked = [planned for planned in plan.expectations if kind_of(planned.type).needs_profile]
     if not asked:
         return None, plan
     try:
@@ -181,7 +180,7 @@ def quick_profile(
     if found is not None:
         departs = (find_departures(found, p.kwargs["part"], p.kwargs["bounds"]) for p in asked)
         return None if any(departs) else (found, plan)
-    kept = tuple(planned for planned in plan.expectations if planned.type != AsBefore.type)
+    kept = tuple(planned for planned in plan.expectations if planned not in asked)
     told = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p) for p in asked) else []
     return None, replace(plan, expectations=kept, omitted=(*plan.omitted, *told))
 

@@ -71,7 +71,8 @@ class ExpectationKind:
 
     ``type`` is the name in Great Expectations. ``scope`` is what a planned expectation of this kind
     depends on, unless it is an engineer's own. ``of_nulls`` returns, of a kind that judges nulls,
-    the SQL condition by which a value in ``_wd_raw`` isn't one.
+    the SQL condition by which a value in ``_wd_raw`` isn't one. A kind that ``needs_profile`` takes
+    the ``columns`` of its arguments as measured, with the number of rows.
 
     A kind with ``metrics`` gets a class in Great Expectations: ``arguments`` are its fields, and
     ``judge`` reads the metrics of these names. The other kinds are Great Expectations' own.
@@ -80,6 +81,7 @@ class ExpectationKind:
     type: str
     scope: ClassVar[DependsOn] = "rows"
     of_nulls: Callable[[str], str] | None = None
+    needs_profile: ClassVar[bool] = False
     arguments: ClassVar[Mapping[str, Argument]] = {}
     metrics: ClassVar[tuple[str, ...]] = ()
 

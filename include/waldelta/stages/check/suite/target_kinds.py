@@ -343,6 +343,7 @@ class AsBefore(TargetKind):
     type = "expect_target_to_be_as_before"
     if_met = "as before"
     scope = "earlier runs"
+    needs_profile = True
     arguments: ClassVar[Mapping[str, Argument]] = {
         "columns": Argument(
             list[list[Any]], "what is measured: names, and whether they are numbers"
