@@ -22,7 +22,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 
 from waldelta.config._schedule import Schedule
 from waldelta.config._validation_errors import StrictModel, problems, read_yaml
@@ -49,7 +48,7 @@ def _known_mode(name: Any) -> Any:
     # A literal type would be fixed at import, and so refuse a mode that is added later.
     if name not in list(MODES):
         *first, last = map(repr, MODES)
-        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(first)} or {last}"})
+        raise ValueError(f"Input should be {', '.join(first)} or {last}")
     return name
 
 
