@@ -33,9 +33,9 @@ class TargetType(ABC):
     ``may_be_raw``: the type can't hold some values that PostgreSQL prints. ``has_checksum``: both
     sides can produce the same text for a checksum. ``is_fixed_size``: PostgreSQL never stores a
     value out of line (TOAST), so it is always sent. ``is_number``: a mean and a deviation have a
-    meaning. ``is_text``: PostgreSQL's text is stored, whatever it is.
-    ``has_one_form``: equal values are equal as stored, in Spark's joins too. ``prints_alike``:
-    equal values have equal texts.
+    meaning. ``is_text``: PostgreSQL's text is stored, whatever it is. ``has_one_form``: equal
+    values are equal as stored, in Spark's joins too. ``prints_alike``: equal values have equal
+    texts.
     """
 
     may_be_raw: ClassVar[bool] = True
