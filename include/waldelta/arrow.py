@@ -1,9 +1,11 @@
-"""Arrow arrays with plain storage, whose buffers can be read, and names of array types."""
+"""What Arrow's arrays, tables and record batches lack: plain storage, replaced columns, limited
+sizes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +28,10 @@ def one_array(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def with_column(
-    rows: pa.Table, name: str, values: pa.Array[Any] | pa.ChunkedArray[Any]
-) -> pa.Table:
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def with_column(rows: Rows, name: str, values: pa.Array[Any] | pa.ChunkedArray[Any]) -> Rows:
     """Returns these rows with other values, and their type, in one column."""
     return rows.set_column(rows.schema.get_field_index(name), name, values)
 

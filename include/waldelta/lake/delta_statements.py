@@ -22,6 +22,20 @@ _MAPPING = {
     "delta.minReaderVersion": "2",
     "delta.minWriterVersion": "5",
 }
+# The settings that tag one statement's commit. A killed run leaves them in the session, and Delta
+# would treat a later commit as a repetition.
+COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
+    "spark.databricks.delta.write.txnAppId",
+    "spark.databricks.delta.write.txnVersion",
+    "spark.databricks.delta.commitInfo.userMetadata",
+)
+# Whether a MERGE copies its source first.
+MATERIALIZE_SOURCE = "spark.databricks.delta.merge.materializeSource"
+# OPTIMIZE compacts smaller files than the first, into files of at most the second, in bytes.
+SMALLEST_FILE, LARGEST_FILE = (
+    "spark.databricks.delta.optimize.minFileSize",
+    "spark.databricks.delta.optimize.maxFileSize",
+)
 _GENERATION = "waldelta.generation"
 _FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own

@@ -1,7 +1,7 @@
 """A Delta table of the lake: where it is, its versions, and the protocol of every commit to it.
 
-Another table format would be written here and in delta_statements.py: no module outside of this
-package opens a Delta table, reads, writes or names one for Spark, or commits to one.
+Another table format would be written in this package: no module outside of it opens a Delta table,
+reads, writes or names one for Spark, or commits to one.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ WRITE_FAILURES = (TableError, OSError)
 # feature is written by Spark.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
-DELETION_VECTORS = "delta.enableDeletionVectors"
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
+# The property by which Spark's commits mark rows as deleted, instead of rewriting their files.
+DELETION_VECTORS = "delta.enableDeletionVectors"
 _ONE_COMMIT: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,

@@ -72,9 +72,8 @@ def read_table_details(
     try:
         table = target.open()
         types, files = table.spark_types, table.files
-    except (
-        READ_FAILURES
-    ):  # The target isn't copied yet, or is gone: the ledger's columns are shown.
+    except READ_FAILURES:
+        # The target isn't copied yet, or is gone: the ledger's columns are shown.
         known = tuple(
             _line(column.name, column.spark_type, column, state) for column in state.columns
         )

@@ -116,10 +116,11 @@ def _prepared(kind: str, reader: MessageReader) -> Control:
     """Read a message about a prepared transaction; all but Begin Prepare have flags, none used."""
     if kind != "b":
         _no_flags(reader)
-    lsn, end = reader.integer(8, "lsn"), reader.integer(8, "end_lsn")
-    at = _time(reader, "ts")
-    if kind == "r":
-        at = _time(reader, "rollback_ts")  # It follows the time of Prepare.
+    is_rollback = kind == "r"  # It has the position and the time of Prepare, too.
+    lsn = reader.integer(8, "prepare_end_lsn" if is_rollback else "lsn")
+    end, at = reader.integer(8, "end_lsn"), _time(reader, "prepare_ts" if is_rollback else "ts")
+    if is_rollback:
+        at = _time(reader, "rollback_ts")
     return Control(
         kind, reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid")
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -41,8 +41,11 @@ def limited(
     try:
         yield
     finally:
-        with suppress(psycopg.OperationalError):  # A lost connection was reported before.
+        try:
             connection.execute("select set_config(%s, %s, false)", (setting, before))
+        except psycopg.OperationalError:
+            if not connection.closed:  # A lost connection was reported before.
+                raise
 
 
 def within(connection: Connection) -> AbstractContextManager[object]:

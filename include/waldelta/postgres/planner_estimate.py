@@ -1,4 +1,6 @@
-"""How many rows a query returns, as PostgreSQL's planner estimates it; nothing is read."""
+"""A relation's rows that meet conditions: as SQL, and how many there are by the planner's estimate,
+which reads none.
+"""
 
 from __future__ import annotations
 

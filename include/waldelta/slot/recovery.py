@@ -288,7 +288,7 @@ def landed_behind(
             found[-1] += this
         else:
             found.append(this)
-    return found or [VerifiedRange(None, ended, *batches)]
+    return found or [VerifiedRange(None, ended, batches.after + 1, batches.upto)]
 
 
 def _is_one_window(

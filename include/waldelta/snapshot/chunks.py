@@ -1,4 +1,7 @@
-"""Divides a table into chunks, which are read in parallel, and the chunks into tasks."""
+"""Divides a table into chunks, which are read in parallel, and the chunks into tasks.
+
+It also has what sync and its estimate must assume alike.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.lake.delta_statements import COMMIT_SETTINGS
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import session_lock
 from waldelta.pipeline.task_errors import (
@@ -51,13 +52,6 @@ _SESSION_SETTINGS = (
     "spark.sql.variable.substitute",
     "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
-)
-# The settings that tag one statement's commit (statements.tagged). A killed run leaves them in the
-# session, and Delta would treat a later commit as a repetition.
-COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
-    "spark.databricks.delta.write.txnAppId",
-    "spark.databricks.delta.write.txnVersion",
-    "spark.databricks.delta.commitInfo.userMetadata",
 )
 # The number of the session for concurrent work, above those of a pool.
 _CONCURRENT = 9

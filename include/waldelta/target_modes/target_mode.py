@@ -47,21 +47,29 @@ class Fold(Enum):
 
 
 class Feature(Enum):
-    """What a mode may not support, because a target in it has rows that the source doesn't have."""
+    """What a mode may not support."""
 
     # Changes can be judged before they are merged, by expectations with ``gate`` stop or
     # quarantine.
     GATES = "gates"
     # Consume runs check a target without Great Expectations.
     QUICK_CHECKS = "quick checks"
-    # Changes are applied once more, or rows are written as the source has them.
+    # Changes are applied once more.
     REPLAY = "replay"
+    # A target's rows are compared with the source's.
     RECONCILIATION = "reconciliation"
+    # Rows that a changed filter moves are added and removed.
     DRIFT_REPAIR = "drift repair"
     # Options of the pipeline file.
     PARTITION_ROOT = "partition_root: true"
     WITHOUT_COPY = "copy: false"
     WITHOUT_METADATA = "metadata_columns: false"
+
+
+# What these do is right only for a target that has the source's rows and no others.
+_OF_SOURCE_ROWS = frozenset(
+    {Feature.GATES, Feature.REPLAY, Feature.RECONCILIATION, Feature.DRIFT_REPAIR}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,12 @@ class TargetMode:
     positions: tuple[str, ...] = (LSN,)
     # What the check stage verifies for all rows.
     invariants: tuple[Invariant, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a mode whose features would overwrite rows that it keeps."""
+        if self.keeps_rows and (wrong := self.features & _OF_SOURCE_ROWS):
+            named = ", ".join(sorted(feature.value for feature in wrong))
+            raise ValueError(f"mode {self} keeps rows that the source lacks: no {named} for it")
 
     def __str__(self) -> str:
         """Returns the mode's name, as messages show it."""

@@ -17,8 +17,8 @@ from waldelta.types.checksum import Marks
 class Text(TargetType):
     """Unchanged text.
 
-    ``is_plain``: the type is text itself and needs no output function. ``alike``: the oid of the
-    type, if its equal values print alike.
+    ``is_plain``: the type is text itself and needs no output function. ``type_oid``: the oid
+    of a type whose equal values print alike; None for others.
     """
 
     may_be_raw: ClassVar[bool] = False
@@ -27,7 +27,7 @@ class Text(TargetType):
     spark: str = "string"
     arrow: Any = field(default_factory=pa.string)
     is_plain: bool = False
-    alike: int | None = None
+    type_oid: int | None = None
 
     def read(self, text: ArrowArray) -> Representable:
         """Read any UTF-8."""
@@ -45,8 +45,8 @@ class Text(TargetType):
 
     def compared_with(self, referenced: TargetType) -> Comparison | None:
         """Compare the texts of one type whose equal values print alike."""
-        is_one = isinstance(referenced, Text) and self.alike == referenced.alike
-        return "same" if is_one and self.alike is not None else None
+        is_one = isinstance(referenced, Text) and self.type_oid == referenced.type_oid
+        return "same" if is_one and self.type_oid is not None else None
 
 
 @dataclass(frozen=True)

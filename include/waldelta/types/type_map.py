@@ -71,7 +71,7 @@ BUILT_INS = (
         "timestamp with time zone",
         Moment("timestamp", pa.timestamp("us", "UTC"), "timestamptz"),
     ),
-    BuiltIn(_UUID, "uuid", "uuid", Text(alike=_UUID)),
+    BuiltIn(_UUID, "uuid", "uuid", Text(type_oid=_UUID)),
 )
 _SCALARS = {built_in.oid: built_in.stored for built_in in BUILT_INS}
 _TEXT = Text()
@@ -150,7 +150,7 @@ def _as_text(oid: int) -> Text:
     kind = _SCALARS.get(oid, _TEXT)
     if isinstance(kind, Text):
         return kind
-    return Text(alike=oid) if kind.prints_alike else _TEXT
+    return Text(type_oid=oid) if kind.prints_alike else _TEXT
 
 
 def _extension(pg_type: PgType) -> TargetType:

@@ -141,7 +141,8 @@ def test_what_a_killed_run_left_behind_is_ended(client):
 
 COLUMNS = """
 import json, os, sys
-from waldelta.spark.session import COMMIT_SETTINGS, open_session
+from waldelta.lake.delta_statements import COMMIT_SETTINGS
+from waldelta.spark.session import open_session
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 

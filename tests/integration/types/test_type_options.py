@@ -324,7 +324,7 @@ def typed(cases):
 
 
 def test_spark_compares_values_as_their_types_say(spark):
-    """By identity, by PostgreSQL's equality, and as printed."""
+    """By identity, and by PostgreSQL's equality."""
     apart = [f"{t.exact_sql(a)} <=> {t.exact_sql(b)}" for t, a, b in typed(APART)]
     same = [f"{t.exact_sql(a)} <=> {t.exact_sql(a)}" for t, a, _ in typed(APART)]
     same += [f"{t.equal_sql(a)} <=> {t.equal_sql(b)}" for t, a, b in typed(ALIKE)]

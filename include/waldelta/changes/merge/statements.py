@@ -20,8 +20,13 @@ from waldelta.changes.decode.collapse import (
     EventShape,
 )
 from waldelta.lake import Tag
+from waldelta.lake.delta_statements import (
+    MATERIALIZE_SOURCE,
+    TXN_APP,
+    TXN_VERSION,
+    USER_METADATA,
+)
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
-from waldelta.spark.session import TXN_APP, TXN_VERSION, USER_METADATA
 from waldelta.spark_sql import insert_clause, quote, string
 from waldelta.types import TargetType
 
@@ -44,8 +49,6 @@ MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
 # rewrite less.
 ROWS_PER_FILE = 250_000
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
-# The source is a file that was just written, so Delta needs no second copy of it.
-_MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 # A source file that is missing was removed by another run: a part of the source must never pass for
 # all of it.
 _IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
@@ -173,7 +176,8 @@ def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
         TXN_APP: tag.app_id,
         TXN_VERSION: str(tag.batch),
         USER_METADATA: tag.metadata,
-        _MATERIALIZE: "none",
+        # The source is a file that was just written, so Delta needs no second copy of it.
+        MATERIALIZE_SOURCE: "none",
         _IGNORE_MISSING: "false",
         _ROWS_PER_FILE: str(ROWS_PER_FILE),
     }

@@ -158,9 +158,9 @@ class BatchRanges:
         self.change_log, self._sizes, self._split = change_log, sizes, split
         self._read: dict[BatchNumbers, BatchRange] = {}
 
-    def between(self, after: int, upto: int) -> BatchRange:
-        """Return the range after one batch, up to and including another."""
-        batches = BatchNumbers(after, upto)
+    def of(self, batches: BatchNumbers) -> BatchRange:
+        """Return the range of these batches."""
+        after, upto = batches
         if batches not in self._read:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
             self._read = {batches: BatchRange(self.change_log, batches, messages, self._split)}

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import with_column
 from waldelta.pgoutput.transactions import Landmark
 from waldelta.pgoutput.unread_message import MARK
 
@@ -93,7 +94,7 @@ def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
     if not pc.any(pc.starts_with(kind, MARK)).as_py():
         return part
     letters = pc.if_else(pc.starts_with(kind, MARK), pc.utf8_slice_codeunits(kind, 1, 2), kind)
-    return part.set_column(part.schema.get_field_index("kind"), "kind", letters)
+    return with_column(part, "kind", letters)
 
 
 class TransactionCounts:

@@ -325,7 +325,7 @@ def _apply_target(
     job = run.job
     if batches.is_empty:
         return read_untouched(job, state)
-    target, batch_range = job.pipeline.target, run.stretches.between(*batches)
+    target, batch_range = job.pipeline.target, run.stretches.of(batches)
     rules = target.schema_rules_of(state.table_name)
     plan = None
     try:

@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 class Overlap:
     """Applies complete apply batches of the landed batches in its own thread, one at a time.
 
-    ``apply_upto`` gets the last landed batch of an apply batch, and a function that raises
-    LateWriter once the caller no longer waits. It returns the batch reached, and is called again
-    where that is an earlier one. An apply batch may take ``limit_s`` seconds, and ``grace_s`` more
-    to end after an interrupt. Exiting waits for the current one, unless the run is being ended; the
-    rest stays to be applied. If one fails or takes too long, it is logged, and no more follow: the
-    apply that follows meets the error again.
+    ``apply_upto`` gets the last landed batch of an apply batch, and this object as a fence, which
+    raises LateWriter once the run no longer waits. It returns the batch reached; where that is an
+    earlier one, it is called again. An apply batch may take ``limit_s`` seconds, and ``grace_s``
+    more to end after an interrupt. Exiting waits for the current one, unless the run is being
+    ended; the rest stays to be applied. If one fails or takes too long, it is logged, and no more
+    follow: the apply that follows meets the error again.
     """
 
     def __init__(

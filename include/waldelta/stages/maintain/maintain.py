@@ -17,6 +17,8 @@ from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
 from waldelta.lake import WRITE_FAILURES, TargetVersion
 from waldelta.lake.delta_statements import (
+    LARGEST_FILE,
+    SMALLEST_FILE,
     optimize,
     purge_deleted_rows,
     set_deletion_vectors,
@@ -47,8 +49,8 @@ log = logging.getLogger(__name__)
 # file that it touches.
 _SMALL_FILE = 1 << 20
 _FILE_SIZES = {
-    "spark.databricks.delta.optimize.minFileSize": str(_SMALL_FILE),
-    "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
+    SMALLEST_FILE: str(_SMALL_FILE),
+    LARGEST_FILE: str(64 << 20),
 }
 _ATTEMPTS = 3
 # Longer than any run: an interrupted one may continue in a Spark Connect server.

@@ -17,7 +17,7 @@ from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decide
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.changes.stage import split
 from waldelta.lake import Lake
-from waldelta.lake.changelog import BatchRanges, Snapshot
+from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.row_messages import row_messages
 
@@ -138,7 +138,7 @@ def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, mon
     ]
     log, job = written(tmp_path, plain(7, *rows), plain(8, insert(few, 9))), lake_job(tmp_path)
     with split.splitting(None, job, log, lambda _: TABLES) as split_up:
-        found = BatchRanges(log, log.sizes(0, 2), split_up).between(0, 1)
+        found = BatchRanges(log, log.sizes(0, 2), split_up).of(BatchNumbers(0, 1))
         state_of = {
             oid: SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (few, many)
         }

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.changes.decode.test_decode import T, plain, row
 from tests.unit.slot.test_oldest_pending import written
-from waldelta.lake.changelog import BatchRanges
+from waldelta.lake.changelog import BatchNumbers, BatchRanges
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.batch_range import split_by_relation
 
@@ -35,6 +35,6 @@ def test_the_bytes_of_one_table(tmp_path, monkeypatch, most):
     log = written(tmp_path, plain(7, *large), plain(8, row(1)))
     everything = sum(log.bytes_of_batches(0, 2).values())
     of_table, of_another = (SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (T, 1))
-    found = BatchRanges(log, log.sizes(0, 2)).between(0, 2)
+    found = BatchRanges(log, log.sizes(0, 2)).of(BatchNumbers(0, 2))
     assert 1_000_000 < found.volume(of_table).bytes <= everything < 2_000_000
     assert found.volume(of_another).bytes == (everything if most else 0)

@@ -384,7 +384,7 @@ def _waiting(job: Job, state: TableState, batches: BatchNumbers) -> int:
         return 0
     identity = job.read_identity()
     sizes = job.read_landed_sizes(identity, *batches)
-    batch_range = BatchRanges(job.change_log(identity), sizes).between(*batches)
+    batch_range = BatchRanges(job.change_log(identity), sizes).of(batches)
     truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
     return batch_range.count(state) + len(truncated)
 

@@ -43,7 +43,7 @@ def stage_changed(
     identity, target = job.read_identity(), job.pipeline.target
     change_log = job.change_log(identity)
     sizes = job.read_landed_sizes(identity, *batches)
-    batch_range = BatchRanges(change_log, sizes).between(*batches)
+    batch_range = BatchRanges(change_log, sizes).of(batches)
     with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
         rules = target.schema_rules_of(state.table_name)

@@ -135,7 +135,7 @@ def replay(
     sizes = change_log.sizes(identity.floor, change_log.last_batch() or span.upto)
     # These ranges start at the span; the others end at the targets' watermarks.
     ranges = BatchRanges(change_log, sizes)
-    touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
+    touched = BatchRanges(change_log, sizes).of(BatchNumbers(span.after, span.upto))
     with job.source.connect("replay") as connection:
         found = read_lifecycles(job, read_published(connection, job))
         replicated = states(found, RequiredAction.APPLY)
@@ -252,7 +252,7 @@ def _replay_target(
     batches = BatchNumbers(run.span.after, watermark)
     if not state.key_columns:
         batches = batches_since_copy(job, change_log, state, watermark)
-    batch_range = run.stretches.between(*batches)
+    batch_range = run.stretches.of(batches)
     with job.source.connect("replay") as connection:
         plan = plan_replay(
             connection, job, batch_range, state, catalog, min(run.span.upto, watermark)

@@ -12,10 +12,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import (
-    PreflightFailed,
-    raised_as,
-)
+from waldelta.errors import PreflightFailed, raised_as
 from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Overtaken
