@@ -353,12 +353,6 @@ def test_old_reports_are_pruned(lake):
     index = (lake.docs / "index.html").read_text()
     assert "run_2" in index
     assert "run_1" not in index
-    written = pages[2].read_text()
-    pages[2].write_text(
-        "<html><head></head><script>alert(1)</script></html>"
-    )  # as an earlier version's may be
-    prune_reports(lake.pipeline(), lake.ledger.lake)
-    assert pages[2].read_text() == written
     lake.check(lake.pipeline(keep_reports=1), run_id="run_3")
     assert not pages[2].exists()
 
