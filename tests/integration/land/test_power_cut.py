@@ -19,7 +19,6 @@ import yaml
 from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge
-import waldelta.slot.verify.slot_count
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.power_cut import Disk, volatile
 from waldelta.jobs.consume import consume
@@ -48,7 +47,7 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
         return checked
 
     for module, name in (
-        (waldelta.slot.verify.slot_count, "_count"),
+        (waldelta.slot.acknowledge, "counted"),
         (waldelta.slot.acknowledge, "_advance"),
     ):
         moved = before("move", "_waldelta/[cs][hl]*", getattr(module, name))  # changes, slot_moves
