@@ -8,17 +8,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from waldelta.lake.delta_target import DELETION_VECTORS, DeltaTarget, TargetVersion
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+    from waldelta.lake.delta_target import DeltaTarget, TargetVersion
+
+# The properties by which columns have other names in files, and by which Spark's commits mark rows
+# as deleted, instead of rewriting their files.
+COLUMN_MAPPING, DELETION_VECTORS = "delta.columnMapping.mode", "delta.enableDeletionVectors"
 
 # Parquet's own column names can't have these characters, so a table with one is written with column
 # mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = {
-    "delta.columnMapping.mode": "name",
+    COLUMN_MAPPING: "name",
     "delta.minReaderVersion": "2",
     "delta.minWriterVersion": "5",
 }

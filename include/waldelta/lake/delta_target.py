@@ -22,6 +22,7 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, Vari
 from deltalake.transaction import AddAction, RemoveAction
 
 from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
+from waldelta.lake.delta_statements import COLUMN_MAPPING, DELETION_VECTORS
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
 from waldelta.lake.storage import (
     NO_HOOKS,
@@ -53,8 +54,6 @@ _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
-# The property by which Spark's commits mark rows as deleted, instead of rewriting their files.
-DELETION_VECTORS = "delta.enableDeletionVectors"
 _ONE_COMMIT: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
@@ -347,7 +346,7 @@ class TargetVersion:
     @property
     def maps_columns(self) -> bool:
         """Whether columns have other names in files, and in the files' statistics."""
-        return self.properties.get("delta.columnMapping.mode", "none") != "none"
+        return self.properties.get(COLUMN_MAPPING, "none") != "none"
 
     @property
     def has_optional_layout(self) -> bool:
