@@ -77,20 +77,25 @@ def messages(folders: Sequence[str] = FOLDERS) -> list[Message]:
     ]
 
 
-def _of_module(path: Path) -> Iterator[Message]:
-    tree = ast.parse(path.read_text())
-    docstrings = {
+def docstrings(tree: ast.Module) -> set[int]:
+    """The ids of a module's nodes that are docstrings."""
+    return {
         id(node.body[0].value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
+
+
+def _of_module(path: Path) -> Iterator[Message]:
+    tree = ast.parse(path.read_text())
+    described = docstrings(tree)
     # What the calls of loggers and of str.format() fill in, by their text.
     arguments = dict(_formats(tree))
     inside: set[int] = set()
     for node in ast.walk(tree):
-        if id(node) in docstrings or id(node) in inside:
+        if id(node) in described or id(node) in inside:
             continue
         if isinstance(node, ast.JoinedStr | ast.Constant) and (text := _text(node)) is not None:
             inside.update(map(id, ast.walk(node)))

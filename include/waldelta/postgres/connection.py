@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psycopg
@@ -25,6 +26,7 @@ from waldelta.errors import (
     SourceError,
     SourceUnreachable,
     StandbyAway,
+    raised_as,
 )
 
 if TYPE_CHECKING:
@@ -315,15 +317,13 @@ def _opened(
     Servers on some platforms refuse one of them; then it is left out.
     """
     defaults = {**_SERVER_KEEPALIVES, **further}
-    try:
+    with raised_as(partial(_connect_error, conninfo), refused):
         try:
             return open_(_pinned(conninfo, application_name, defaults | _CHECKS_CLIENT))
         except refused as err:
             if not any(name in str(err) for name in _CHECKS_CLIENT):
                 raise
         return open_(_pinned(conninfo, application_name, defaults))
-    except refused as err:
-        raise _connect_error(conninfo, err) from None
 
 
 def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:

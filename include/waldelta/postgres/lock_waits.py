@@ -155,11 +155,9 @@ def wait_until_none(
         wait=tenacity.wait_exponential(0.02, max=0.5),
         stop=tenacity.stop_after_delay(timeout_s),
         retry=tenacity.retry_if_result(bool),
+        retry_error_callback=lambda state: state.outcome and state.outcome.result(),
     )
-    try:
-        return attempts(read)
-    except tenacity.RetryError as err:
-        return err.last_attempt.result()  # type: ignore[no-any-return]
+    return attempts(read)
 
 
 # Materialized, so that the value is read before it is set.

@@ -66,7 +66,7 @@ def wait_for_old_transactions(
     ``timeout_s``.
     """
     held = _open_xids(conn)
-    if old := wait_until_none(lambda: held & _open_xids(conn), timeout_s, sleep):
+    if held and (old := wait_until_none(lambda: held & _open_xids(conn), timeout_s, sleep)):
         raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 
 

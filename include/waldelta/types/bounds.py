@@ -5,7 +5,7 @@ Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclud
 they search. A column without bounds never causes a skip. So columns that a reader might compare
 differently have no bounds. These are floats (NaN), and decimals other than whole numbers with at
 most as many digits as a double stores exactly (delta-rs reads them as doubles). Long texts are cut
-as Spark cuts them. Bounds are read whoever wrote them, so more types are read than written.
+as Spark cuts them. Other writers' bounds are read, too, so more types are read than written.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.messages import docstrings
+
 ROOT = Path(__file__).parents[3]
 
 # folder -> packages of this project that may be imported from there
@@ -380,16 +382,10 @@ def test_only_the_lake_knows_the_table_format():
 
 def texts(tree: ast.Module) -> Iterator[str]:
     """The strings of a file, and the parts of its f-strings, without its docstrings."""
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
+    described = docstrings(tree)
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
     for node in constants:
-        if isinstance(node.value, str) and id(node) not in docstrings:
+        if isinstance(node.value, str) and id(node) not in described:
             yield node.value
 
 

@@ -83,11 +83,6 @@ def values_as_json(
     return found
 
 
-def lacking(rows: pa.Table, plan: TargetPlan) -> Bools:
-    """Return which rows arrived without some value."""
-    return plan.decode.shape.lacks_values(rows)
-
-
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
     """Return these rows as purges of the row at their base key."""
     rows = with_action(rows, ACTION_PURGE)

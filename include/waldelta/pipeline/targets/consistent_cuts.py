@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache, partial
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.job import Job
@@ -85,7 +84,7 @@ def renew_cut(job: Job) -> list[str]:
 
 def _current_version(job: Job, target: TargetCut) -> int:
     try:
-        return _log(job, target).same_rows_as(target.version)
+        return job.lake.target(target.table_name).log.same_rows_as(target.version)
     # The log is damaged; the cut is renewed with the other targets' newer versions.
     except (ValueError, OSError, StateError) as err:
         log.warning(
@@ -103,7 +102,3 @@ def _readable_version(job: Job, table_name: str, version: int) -> int | None:
         return version
     later = log.same_rows_as(version)
     return later if later > version and log.can_be_read_at(later) else None
-
-
-def _log(job: Job, target: TargetCut) -> DeltaLog:
-    return job.lake.target(target.table_name).log

@@ -34,7 +34,6 @@ from waldelta.changes.decode.net_rows import (
     FRESH,
     as_net,
     keys_of,
-    lacking,
     move_keys,
     purges,
     sent,
@@ -198,7 +197,8 @@ class _Work:
         updated = touched.filter(pa.array(is_update & ~is_there))
         # A complete row replaces these: an overlay would keep values of before the change that was
         # set aside.
-        overlaid = touched.filter(pa.array(is_update & is_there & lacking(touched, self.plan)))
+        lacks = self.plan.decode.shape.lacks_values(touched)
+        overlaid = touched.filter(pa.array(is_update & is_there & lacks))
         if len(updated) + len(overlaid):
             bases = self.plan.decode.shape.bases
             write_parquet(
@@ -220,7 +220,7 @@ class _Work:
         """Read the missing values and stage the rows again: complete, or as a purge of their
         key.
         """
-        lacks = lacking(rows, self.plan)
+        lacks = self.plan.decode.shape.lacks_values(rows)
         keys = keys_of(rows, self.plan, "c")
         values = read_values(self.job, self.change_log, self.plan, rows, lacks)
         filled = _filled(rows, self.plan, values)
