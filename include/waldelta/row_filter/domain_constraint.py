@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sqlglot
-from sqlglot.errors import SqlglotError
-
-from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.parse.place import place
+from waldelta.row_filter.parse.tokens import tokenize
 
 
 def of_column(expression: str, column: str) -> str:
@@ -17,15 +13,9 @@ def of_column(expression: str, column: str) -> str:
     >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
     '(("a b")::text <> \\'VALUE\\'::text)'
     """
-    try:
-        tokens = sqlglot.tokenize(expression, read="postgres")
-    except SqlglotError as err:
-        raise FilterNotTranslatable(
-            expression, place(expression, len(expression)), "a quote is not closed"
-        ) from err
     quoted = '"' + column.replace('"', '""') + '"'
     parts, done = [], 0
-    for token in tokens:
+    for token in tokenize(expression):
         if expression[token.start : token.end + 1] == "VALUE":
             parts += [expression[done : token.start], quoted]
             done = token.end + 1

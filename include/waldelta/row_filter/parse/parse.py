@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import sqlglot
-from sqlglot.errors import SqlglotError
-
 from waldelta.errors import FilterNotTranslatable
 from waldelta.row_filter.parse.place import place
+from waldelta.row_filter.parse.tokens import tokenize
 from waldelta.row_filter.parse.tree import (
     ArrayExpression,
     Call,
@@ -329,12 +327,8 @@ _SYNTAX: dict[str, Callable[[_Parser, int], Node]] = {
 
 
 def _tokens(text: str) -> list[_Token]:
-    try:
-        found = sqlglot.tokenize(text, read="postgres")
-    except SqlglotError as err:
-        raise FilterNotTranslatable(text, place(text, len(text)), "a quote is not closed") from err
     tokens: list[_Token] = []
-    for token in found:
+    for token in tokenize(text):
         source = text[token.start : token.end + 1]
         new = _Token(_kind(source, token.token_type.name), token.text, token.start, token.end + 1)
         if new.kind in ("operator", "mark", "word"):

@@ -6,14 +6,15 @@ Only the text is judged here. The server decides what it means, and whether it i
 
 from __future__ import annotations
 
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import ParseError, SqlglotError
+from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError
 from waldelta.row_filter.parse.place import place
+from waldelta.row_filter.parse.tokens import DIALECT, tokenize
 
-_DIALECT = "postgres"
+if TYPE_CHECKING:
+    from sqlglot import exp
+    from sqlglot.errors import ParseError
 
 
 def parse_row_filter(text: str) -> tuple[str, ...]:
@@ -25,14 +26,17 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5")
     ('origin', 'Dep')
     """
+    import sqlglot  # not by the module: see tokens.py
+    from sqlglot import exp
+    from sqlglot.errors import ParseError, SqlglotError
+
     try:
-        tokens = sqlglot.tokenize(text, read=_DIALECT)
-        for token in tokens:
+        for token in sqlglot.tokenize(text, read=DIALECT):
             if token.token_type.name == "SEMICOLON":
                 raise _refused(
                     text, token.start, "one expression is wanted, not several statements"
                 )
-        expression: exp.Expr = sqlglot.parse_one(text, read=_DIALECT, into=exp.Condition)
+        expression: exp.Expr = sqlglot.parse_one(text, read=DIALECT, into=exp.Condition)
     except ParseError as err:
         raise _refused(text, *_place(text, err)) from err
     except SqlglotError as err:
@@ -81,7 +85,7 @@ def functions_of(text: str) -> list[str]:
     >>> functions_of("lower(v) = 'x' and at < current_date")
     ['lower', 'now']
     """
-    tokens, found = sqlglot.tokenize(text, read=_DIALECT), []
+    tokens, found = tokenize(text), []
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         if token.token_type.name in ("STRING", "NUMBER"):
             continue
@@ -95,9 +99,8 @@ def functions_of(text: str) -> list[str]:
 
 
 def _name(column: exp.Column) -> str:
-    name: exp.Expr = column.this
-    quoted = isinstance(name, exp.Identifier) and name.args.get("quoted")
-    return str(column.name if quoted else column.name.lower())
+    is_quoted = column.this.args.get("quoted")
+    return str(column.name if is_quoted else column.name.lower())
 
 
 def _place(text: str, err: ParseError) -> tuple[int, str]:
