@@ -1,14 +1,29 @@
-"""How much of the machine a test has to itself, for limits on the clock that must hold beside other
-tests too.
-"""
+"""How much longer work takes here and now than where the tests' limits were set."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from functools import cache
+
 import psutil
+
+# CPU seconds of a new process that imports pandas, where the limits were set.
+_IMPORT_S = 0.5
+_IMPORT = "import pandas, time; print(time.process_time())"
 
 
 def times_longer() -> float:
-    """How many times longer work takes on processors that so many processes wanted in the last
-    minute; 1 on a quiet machine.
+    """How many times longer work takes on processors so slow, and that so many processes wanted in
+    the last minute; 1 on a quiet machine of usual speed.
     """
-    return max(1.0, psutil.getloadavg()[0] / (psutil.cpu_count() or 1))
+    return max(1.0, psutil.getloadavg()[0] / (psutil.cpu_count() or 1)) * _times_slower()
+
+
+@cache
+def _times_slower() -> float:
+    imported = [
+        subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, check=True, text=True)
+        for _ in range(3)
+    ]
+    return max(1.0, min(float(done.stdout) for done in imported) / _IMPORT_S)
