@@ -181,7 +181,7 @@ def quick_profile(
         departs = (find_departures(found, p.kwargs["part"], p.kwargs["bounds"]) for p in asked)
         return None if any(departs) else (found, plan)
     kept = tuple(planned for planned in plan.expectations if planned not in asked)
-    told = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p) for p in asked) else []
+    told = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p.kwargs) for p in asked) else []
     return None, replace(plan, expectations=kept, omitted=(*plan.omitted, *told))
 
 
@@ -199,7 +199,7 @@ def quick_outcomes(
         return None
     if not any(find_out() for find_out in are_met):
         return None
-    return tuple(kind.outcome(planned) for kind, planned in kinds if kind.is_judged(planned))
+    return tuple(kind.outcome(planned) for kind, planned in kinds if kind.is_judged(planned.kwargs))
 
 
 def rest_outcomes(

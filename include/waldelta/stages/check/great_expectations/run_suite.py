@@ -103,7 +103,7 @@ class SuiteCheck:
 def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
     """Returns each judged expectation's outcome, in the plan's order."""
     found = (_outcome(item, plan) for item in sorted(result.results, key=_number))
-    return tuple(one for one in found if kind_of(one.planned.type).is_judged(one.planned))
+    return tuple(one for one in found if kind_of(one.planned.type).is_judged(one.planned.kwargs))
 
 
 def measured(result: ExpectationSuiteValidationResult) -> Measured | None:

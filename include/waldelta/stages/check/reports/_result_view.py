@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.page import fact_table, mark, page
+from waldelta.stages.check.suite import kind_of
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (
@@ -47,19 +48,26 @@ _COUNTED = re.compile(r"^( unexpected value| character| row)s\b")
 def check_page(result: ExpectationSuiteValidationResult) -> str:
     """Returns the page of one table's check, with the facts in ``batch_parameters``."""
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
-    counts = result.statistics
-    met = (
-        f"{counts['successful_expectations']} of"
-        f" {counted(counts['evaluated_expectations'], 'expectation')} met"
-    )
     body = (
-        f"<p>{mark(_verdict(result))} {html.escape(met)}</p>"
+        f"<p>{mark(_verdict(result))} {html.escape(_summary(result))}</p>"
         + fact_table((str(name), str(value)) for name, value in about.items())
         + "".join(_section(section) for section in _sections(result))
         + '<p class="dim">Great Expectations'
         f" {html.escape(str(result.meta.get('great_expectations_version')))}</p>"
     )
     return page(f"Check of {about.get('table', result.suite_name)}", body)
+
+
+def _summary(result: ExpectationSuiteValidationResult) -> str:
+    """Returns how many expectations are met, as in the list of reports, and how many aren't judged
+    yet.
+    """
+    configured = [(one, one.expectation_config) for one in result.results if one.expectation_config]
+    judged = [one for one, own in configured if kind_of(own.type).is_judged(own.kwargs)]
+    met = sum(bool(one.success) for one in judged)
+    waiting = len(configured) - len(judged)
+    told = f"{met} of {counted(len(judged), 'expectation')} met"
+    return f"{told}, {waiting} not judged yet" if waiting else told
 
 
 def _verdict(result: ExpectationSuiteValidationResult) -> str:

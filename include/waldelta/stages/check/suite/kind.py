@@ -97,7 +97,7 @@ class ExpectationKind:
         """Returns what decides the result of an own expectation, by its arguments."""
         return "anything"
 
-    def is_judged(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
+    def is_judged(self, kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Returns whether the expectation has a result; if not, it is only measured."""
         return True
 

@@ -371,13 +371,13 @@ class AsBefore(TargetKind):
             }
             yield PlannedExpectation(self.type, kwargs, "warning", "pipeline", meaning)
 
-    def is_judged(self, planned: PlannedExpectation) -> bool:
+    def is_judged(self, kwargs: Mapping[str, Any]) -> bool:
         """Returns whether enough runs have measured the target."""
-        return bool(planned.kwargs["bounds"])
+        return bool(kwargs["bounds"])
 
     def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Returns the meaning, and whether it is judged."""
-        note = "" if kwargs["bounds"] else " (not judged until enough runs have measured it)"
+        note = "" if self.is_judged(kwargs) else " (not judged until enough runs have measured it)"
         return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
 
     def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:

@@ -125,12 +125,8 @@ def test_every_text_is_escaped(block, expected):
     assert set(re.findall(r"</?(\w+)", shown)) <= TAGS
 
 
-@pytest.mark.parametrize(
-    ("severity", "success", "mark"),
-    [("critical", False, "failed"), ("warning", False, "warning"), ("warning", True, "passed")],
-)
-def test_the_mark_of_an_expectation(severity, success, mark):
-    """The check's verdict and the expectation's row agree: an unmet warning is no failure."""
+def check_result(*found):
+    """A check's result: the type, arguments, severity and success of each expectation."""
     import_great_expectations()
     from great_expectations.core import (
         ExpectationSuiteValidationResult,
@@ -138,18 +134,43 @@ def test_the_mark_of_an_expectation(severity, success, mark):
     )
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
-    one = ExpectationValidationResult(
-        success=success,
-        expectation_config=ExpectationConfiguration(
-            type="expect_column_to_exist", kwargs={"column": "a"}, severity=severity
-        ),
-        result={},
-    )
-    result = ExpectationSuiteValidationResult(
-        success=success,
-        results=[one],
+    return ExpectationSuiteValidationResult(
+        success=all(success for *_, success in found),
+        results=[
+            ExpectationValidationResult(
+                success=success,
+                expectation_config=ExpectationConfiguration(
+                    type=kind, kwargs=kwargs, severity=severity
+                ),
+                result={},
+            )
+            for kind, kwargs, severity, success in found
+        ],
         suite_name="public.t",
-        statistics={"successful_expectations": int(success), "evaluated_expectations": 1},
+        statistics={},
         meta={},
     )
+
+
+@pytest.mark.parametrize(
+    ("severity", "success", "mark"),
+    [("critical", False, "failed"), ("warning", False, "warning"), ("warning", True, "passed")],
+)
+def test_the_mark_of_an_expectation(severity, success, mark):
+    """The check's verdict and the expectation's row agree: an unmet warning is no failure."""
+    result = check_result(("expect_column_to_exist", {"column": "a"}, severity, success))
     assert re.findall(r'class="mark (\w+)"', check_page(result)) == [mark, mark]
+
+
+def test_an_expectation_that_only_measures_is_not_met():
+    """The page counts what was judged, as the list of reports does."""
+    column = ("expect_column_to_exist", {"column": "a"}, "critical", True)
+    as_before = {"part": "rows", "meaning": "as before", "columns": []}
+    measured, judged = (
+        ("expect_target_to_be_as_before", as_before | {"bounds": bounds}, "warning", True)
+        for bounds in ({}, {"rows": [1, 2]})
+    )
+    assert "1 of 1 expectation met, 1 not judged yet</p>" in check_page(
+        check_result(column, measured)
+    )
+    assert "2 of 2 expectations met</p>" in check_page(check_result(column, judged))
