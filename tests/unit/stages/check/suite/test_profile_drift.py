@@ -176,9 +176,9 @@ def test_it_is_planned_before_it_says_anything():
     assert not [p for p in plan_suite(table, HELD).expectations if "earlier runs" in p.meaning]
     plan = plan_suite(table, HELD, before=bounds_of([], WANTED))
     asked = [p for p in plan.expectations if "earlier runs" in p.meaning]
-    assert [(p.severity, p.kwargs["columns"], kind_of(p.type).is_judged(p.kwargs)) for p in asked] == [
-        ("warning", [["v", True], ["w", False]], False)
-    ] * 2
+    assert [
+        (p.severity, p.kwargs["columns"], kind_of(p.type).is_judged(p.kwargs)) for p in asked
+    ] == [("warning", [["v", True], ["w", False]], False)] * 2
     found = [find_departures((7, []), p.kwargs["part"], p.kwargs["bounds"]) for p in asked]
     assert found == [[], []]
 
