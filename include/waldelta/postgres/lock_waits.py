@@ -34,7 +34,8 @@ def limited(
 ) -> Iterator[None]:
     """Limit the time of each statement inside; afterwards the session's own limit holds again.
 
-    PostgreSQL ends it with QueryCanceled or LockNotAvailable.
+    PostgreSQL ends it with QueryCanceled or LockNotAvailable. A session whose limit can't be put
+    back is closed: it is lost, canceled just then, or still busy with an interrupted statement.
     """
     limit = str(math.ceil(seconds * 1000))
     ((before, _),) = connection.execute(_LIMIT, {"setting": setting, "limit": limit}).fetchall()
@@ -44,8 +45,9 @@ def limited(
         try:
             connection.execute("select set_config(%s, %s, false)", (setting, before))
         except psycopg.OperationalError:
-            if not connection.closed:  # A lost connection was reported before.
-                raise
+            # Raising would hide the interruption, which Airflow may have sent, or say of a
+            # statement that succeeded that it was canceled.
+            connection.close()
 
 
 def within(connection: Connection) -> AbstractContextManager[object]:

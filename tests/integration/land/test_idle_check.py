@@ -4,9 +4,16 @@ say meanwhile.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.timeout import TimeoutPosix
 
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.waiting import wait_until
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
@@ -194,7 +201,8 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
 
     assert settings.IDLE_CHECK_TIMEOUT.total_seconds() >= 2 * idle.IDLE_CHECK_BUDGET_S
     write_wal(database)
-    for budget in (0.0, 1e-6):
+    monkeypatch.setattr(idle, "first_message", lambda conn, *_: conn.execute("select pg_sleep(99)"))
+    for budget in (0.0, 0.5, 1.5):
         monkeypatch.setattr(idle, "IDLE_CHECK_BUDGET_S", budget)
         seen = check_idle(job)
         assert seen.has_work
@@ -212,6 +220,22 @@ def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
     found = check_idle(job)
     assert found.has_work
     assert found.reason.endswith("or than the server has room for")
+
+
+def test_airflows_timeout_ends_a_look(database, job, monkeypatch):
+    """Wherever it interrupts a statement, also one whose errors mean that a run has to look."""
+    monkeypatch.setattr(
+        idle, "adopt_or_report", lambda connection, _: connection.execute("select pg_sleep(60)")
+    )
+    hanging = "select 1 from pg_stat_activity where query = 'select pg_sleep(60)'"
+
+    def run_out() -> None:
+        wait_until(lambda: database.execute(hanging))
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    threading.Thread(target=run_out).start()
+    with pytest.raises(AirflowTaskTimeout), TimeoutPosix(90):
+        check_idle(job)
 
 
 def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):

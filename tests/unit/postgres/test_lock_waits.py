@@ -1,3 +1,7 @@
+"""The limit of a statement's time, when it can't be put back."""
+
+from __future__ import annotations
+
 import psycopg
 import pytest
 
@@ -7,28 +11,34 @@ from waldelta.postgres.lock_waits import limited
 class Ending:
     """A connection whose last statement, which puts the limit back, fails."""
 
-    def __init__(self, *, closed):
-        self.closed, self.sent = closed, 0
+    def __init__(self):
+        self.closed, self.sent = False, 0
 
     def execute(self, *_):
         self.sent += 1
         if self.sent > 1:
-            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+            raise psycopg.errors.QueryCanceled("canceling statement due to user request")
         return self
 
     def fetchall(self):
         return [("0", "1000")]
 
+    def close(self):
+        self.closed = True
 
-def test_a_limit_that_could_not_be_put_back_is_reported():
-    """It would end later statements of the session."""
-    with (
-        pytest.raises(psycopg.errors.QueryCanceled),
-        limited(Ending(closed=False), "statement_timeout", 1.0),
-    ):
+
+def test_a_session_that_keeps_a_limit_is_closed():
+    """It would end later statements. What was done inside did succeed, so that nothing is raised:
+    a slot, for example, was created.
+    """
+    connection = Ending()
+    with limited(connection, "statement_timeout", 1.0):
         pass
+    assert connection.closed
 
 
-def test_a_lost_connection_keeps_its_first_error():
-    with pytest.raises(ZeroDivisionError), limited(Ending(closed=True), "lock_timeout", 1.0):
+def test_the_error_of_a_statement_stays_the_first():
+    connection = Ending()
+    with pytest.raises(ZeroDivisionError), limited(connection, "lock_timeout", 1.0):
         raise ZeroDivisionError
+    assert connection.closed

@@ -65,6 +65,8 @@ IDLE_CHECK_BUDGET_S = 120.0
 _LOCK_TIMEOUT_S = 1.0
 # Limit of each earlier statement: at most two of them take long.
 _STATEMENT_TIMEOUT_S = IDLE_CHECK_BUDGET_S / 2
+# A shorter limit could also end the statement that puts the session's own limit back.
+_LEAST_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _reason_to_run(
         f"more WAL {between} than an idle check reads in {IDLE_CHECK_BUDGET_S:g} s, or than the"
         " server has room for"
     )
-    if timeout_s <= 0:
+    if timeout_s < _LEAST_TIMEOUT_S:
         return too_much
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
     # Without streaming, because an open transaction alone is no work, however large.
