@@ -246,14 +246,14 @@ def test_a_run_is_started_and_followed_into_airflow(browser, browsed):
 
 @each_page
 def test_a_page_is_there_within_a_second(browser, browsed, page):
-    """The best of five, by its share of the machine: the tests beside this one want the same
-    cores.
+    """The best of five, as on a quiet machine of usual speed: the tests beside this one want the
+    same cores.
     """
     seconds = []
     for _ in range(5):
         browser.get(address(browsed, page))
         seconds.append(browser.execute_script(LOADED) / times_longer())
-    assert 0 < min(seconds) < 1
+    assert 0 < min(seconds) < 1, (seconds, times_longer())
 
 
 @each_page

@@ -1,4 +1,4 @@
-"""How much longer work takes here and now than where the tests' limits were set."""
+"""How much longer work takes here and now than on the machine that the tests' limits are for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 import psutil
 
-# CPU seconds of a new process that imports pandas, where the limits were set.
+# CPU seconds of a new process that imports pandas on a machine of usual speed.
 _IMPORT_S = 0.5
 _IMPORT = "import pandas, time; print(time.process_time())"
 

@@ -55,6 +55,7 @@ _NEEDED = (
     "waldelta.changes.merge.by_driver",
     "waldelta.changes.merge.by_file",
     "waldelta.pipeline.run_result",
+    "sqlglot.dialects.postgres",
 )
 
 
