@@ -26,7 +26,7 @@ from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_r
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted
-from waldelta.stages.check.gate.release import landed_upto
+from waldelta.stages.check.gate.release import landed_upto, valid_releases
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP, judged_by_gates
 
 # How far back a run is searched that reached its apply stage.
@@ -88,6 +88,7 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
         return []
     identity, log = watermarks.identity, watermarks.change_log
     upto, last = landed_upto(job, identity), log.last_batch() or 0
+    releases = [row for row in reversed(valid_releases(job)) if row.upto_lsn >= upto]
     found = []
     for name, state in sorted(job.read_states().items()):
         if name not in unmet:
@@ -99,13 +100,8 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
                 waiting = _count(log, BatchNumbers(after, last), state)
         except (StateError, TableError):
             pass  # Changes that can't be counted can be released anyway.
-        passes = [
-            row
-            for row in job.ledger.releases()
-            if (row.table_name, row.generation, row.incarnation, row.timeline)
-            == (name, state.generation, identity.incarnation, identity.timeline)
-        ]
-        released = next((row for row in reversed(passes) if row.upto_lsn >= upto), None)
+        copy = (name, state.generation)
+        released = next((row for row in releases if (row.table_name, row.generation) == copy), None)
         found.append(Stopped(name, tuple(unmet[name]), waiting, released))
     return found
 

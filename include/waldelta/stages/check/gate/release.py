@@ -77,15 +77,22 @@ def lands_later(commit_lsn: Any, released: int) -> Any:
     return commit_lsn >= released
 
 
+def valid_releases(job: Job) -> list[Release]:
+    """Returns the releases of the slot's incarnation and timeline, oldest first.
+
+    Positions of others can't be compared with this one's.
+    """
+    identity = job.read_identity()
+    valid = (identity.incarnation, identity.timeline)
+    return [row for row in job.ledger.releases() if (row.incarnation, row.timeline) == valid]
+
+
 def released_upto(job: Job) -> dict[tuple[str, int], int]:
     """Returns by table and copy generation the commit position up to which changes pass stop
     gates.
     """
-    identity = job.read_identity()
     found: dict[tuple[str, int], int] = {}
-    for row in job.ledger.releases():
-        # Positions of another incarnation or timeline can't be compared with this one's.
-        if (row.incarnation, row.timeline) == (identity.incarnation, identity.timeline):
-            copy = (row.table_name, row.generation)
-            found[copy] = max(row.upto_lsn, found.get(copy, 0))
+    for row in valid_releases(job):
+        copy = (row.table_name, row.generation)
+        found[copy] = max(row.upto_lsn, found.get(copy, 0))
     return found
