@@ -7,9 +7,9 @@ of types and filters depend on its search_path.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from psycopg import sql
 
@@ -20,6 +20,7 @@ from waldelta.postgres.publication_membership import Membership
 from waldelta.postgres.type_catalog import PgType, fetch, read_types
 
 ReplicaIdentity = Literal["d", "i", "f", "n"]
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -271,6 +272,13 @@ def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId
     return {TableId(row.schema, row.name): row.oid for row in rows}
 
 
+def read_bytes(conn: Connection, tables: Mapping[_Key, Collection[int]]) -> dict[_Key, int]:
+    """Return the size of each group of tables (oids) with TOAST; waits where one is locked."""
+    oids = [oid for own in tables.values() for oid in own]
+    sizes = {row.oid: row.bytes for row in fetch(conn, _BYTES, {"oids": oids})}
+    return {key: sum(sizes[oid] for oid in own) for key, own in tables.items()}
+
+
 def read_leaves(
     conn: Connection, oids: Sequence[int], *, sizes: bool = True, locked: Collection[int] = ()
 ) -> dict[int, tuple[Leaf, ...]]:
@@ -366,6 +374,11 @@ from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%(oids)s::oid[])
 order by n.nspname, c.relname
+"""
+
+_BYTES = """
+select l.oid, coalesce(pg_table_size(l.oid), 0)::bigint as bytes
+from unnest(%(oids)s::oid[]) as l (oid)
 """
 
 _OIDS = """

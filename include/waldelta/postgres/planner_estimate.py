@@ -18,15 +18,12 @@ def rows_where(relation: sql.Composable, conditions: Sequence[sql.Composable]) -
     return sql.SQL("{} where {}").format(relation, sql.SQL(" and ").join(conditions))
 
 
-def planned_rows(
-    conn: Connection, relation: sql.Composable, conditions: Sequence[sql.Composable] = ()
-) -> int:
-    """Return the planner's estimate of a relation's rows that meet all conditions.
+def planned_rows(conn: Connection, statement: sql.Composable) -> int:
+    """Return the planner's estimate of the rows that a SELECT returns.
 
-    The relation is written as after FROM. The planner takes the table's present size, even if the
-    table was never analyzed. It needs SELECT on the table.
+    The planner takes a table's present size, even if the table was never analyzed. It needs SELECT
+    on the table.
     """
-    rows = rows_where(relation, conditions)
-    query = sql.SQL("explain (format json) select 1 from {}").format(rows)
+    query = sql.SQL("explain (format json) {}").format(statement)
     ((found,),) = conn.execute(query).fetchall()
     return int(found[0]["Plan"]["Plan Rows"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,14 +15,17 @@ from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.pipeline.drift.repair_plan import FilterRule, Repair, entering, merges_partitions
 from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
 from waldelta.postgres import Leaf
+from waldelta.postgres.lock_waits import limited
+from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Choice
 from waldelta.snapshot.read_selected import of_leaf, of_leaves_through, whole_table
 
 # Counting may take this long in all; after that the planner's estimate is used.
-COUNT_TIMEOUT_MS = 2000
-# Each statement waits at most this long for a lock.
-COUNT_LOCK_TIMEOUT_MS = 1000
+_COUNT_TIMEOUT_S = 2.0
+# Each statement waits at most this long for a lock, because a report isn't worth waiting for a
+# session that alters the table.
+_LOCK_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +94,16 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
     if merges_partitions(drifted):
         return None
     try:
-        # A report isn't worth waiting for a session that alters the table.
-        connection.execute(
-            "select set_config('lock_timeout', %s, false)", (str(COUNT_LOCK_TIMEOUT_MS),)
-        )
-        own = read_target_filter(connection, name, drifted.where, drifted.table)
-        moving = moving_rows(drifted, own)
-        wanted = [
-            tuple((of.relation, of.condition) for of in side)
-            for side in (moving.enter, moving.leave)
-        ]
-        counted = _count(connection, wanted)
-        numbers = counted or [
-            sum(estimate_rows(connection, f"select from {of} where {rule}") for of, rule in pairs)
-            for pairs in wanted
-        ]
+        with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):
+            own = read_target_filter(connection, name, drifted.where, drifted.table)
+            moving = moving_rows(drifted, own)
+            wanted = [list(map(_rows, side)) for side in (moving.enter, moving.leave)]
+            counted = _count(connection, wanted)
+            numbers = counted or [
+                sum(planned_rows(connection, rows) for rows in side) for side in wanted
+            ]
     except (psycopg.Error, ConfigError, FilterNotTranslatable, PrivilegeMissing):
         return None  # A column of the old filter is gone, or another session has locked the table.
-    finally:
-        with suppress(psycopg.Error):
-            connection.execute("select set_config('lock_timeout', '0', false)")
     if not any(numbers):
         return None
     about = "" if counted else "about "
@@ -122,34 +114,24 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
 
 
 def _count(
-    connection: psycopg.Connection[Any], wanted: list[tuple[tuple[str, str], ...]]
+    connection: psycopg.Connection[Any], wanted: Sequence[Sequence[sql.Composable]]
 ) -> list[int] | None:
     """Return the number of rows of each side; None when counting takes too long."""
-    counted = sql.SQL("(select count(*) from {} where {})")
+    counted = sql.SQL("(select count(*) from ({}) as r)")
     sides = [
-        sql.SQL(" + ").join([sql.SQL("0"), *(counted.format(*map(_text, pair)) for pair in pairs)])
-        for pairs in wanted
+        sql.SQL(" + ").join([sql.SQL("0"), *map(counted.format, statements)])
+        for statements in wanted
     ]
+    query = sql.SQL("select {}").format(sql.SQL(", ").join(sides))
     try:
-        with connection.transaction():
-            connection.execute(
-                "select set_config('statement_timeout', %s, true)", (str(COUNT_TIMEOUT_MS),)
-            )
-            return list(
-                connection.execute(
-                    sql.SQL("select {}").format(sql.SQL(", ").join(sides))
-                ).fetchall()[0]
-            )
+        with limited(connection, "statement_timeout", _COUNT_TIMEOUT_S):
+            return list(connection.execute(query).fetchall()[0])
     except psycopg.errors.QueryCanceled:
         return None
 
 
-def estimate_rows(connection: psycopg.Connection[Any], statement: str) -> int:
-    """Return the planner's estimate of the rows that a SELECT returns."""
-    ((plan,),) = connection.execute(f"explain (format json) {statement}".encode()).fetchall()
-    return int(plan[0]["Plan"]["Plan Rows"])
-
-
-def _text(text: str) -> sql.Composable:
+def _rows(choice: Choice) -> sql.Composable:
     # The texts are either deparsed by PostgreSQL or names that were quoted before.
-    return sql.SQL(text)
+    return sql.SQL("select from {} where {}").format(
+        sql.SQL(choice.relation), sql.SQL(choice.condition)
+    )

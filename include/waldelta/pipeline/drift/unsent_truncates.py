@@ -25,11 +25,12 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import rewritten
+from waldelta.postgres.lock_waits import limited, within
 
 log = logging.getLogger(__name__)
 
 # A leaf counts as truncated when finding its first old row takes longer than this.
-SEARCH_TIMEOUT_MS = 2000
+_SEARCH_TIMEOUT_S = 2.0
 _XIDS = 1 << 32
 
 
@@ -161,13 +162,11 @@ def _is_truncated(
         "select exists (select from only {} where age(xmin) > age({}::text::xid) or age(xmin) < 0)"
     ).format(sql.Identifier(leaf.schema, leaf.name), sql.Literal(str(as_of % _XIDS)))
     try:
-        with connection.transaction():
-            connection.execute(
-                "select set_config('statement_timeout', %s, true)", (str(SEARCH_TIMEOUT_MS),)
-            )
-            connection.execute(
-                "select set_config('lock_timeout', %s, true)", (str(SEARCH_TIMEOUT_MS // 2),)
-            )
+        with (
+            limited(connection, "statement_timeout", _SEARCH_TIMEOUT_S),
+            limited(connection, "lock_timeout", _SEARCH_TIMEOUT_S / 2),
+            within(connection),
+        ):
             ((found,),) = connection.execute(older).fetchall()
     except psycopg.errors.QueryCanceled:
         return True

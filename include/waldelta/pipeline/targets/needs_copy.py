@@ -22,8 +22,8 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import NEEDS_SYNC, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import read_targets
+from waldelta.postgres.catalog import read_bytes
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
-from waldelta.postgres.type_catalog import fetch
 
 
 def mark(job: Job, state: TableState, reason: str) -> None:
@@ -60,14 +60,5 @@ def _table_bytes(
         for target in targets
         if target.is_unread or not leaves[str(target.id)].isdisjoint(locked)
     }
-    oids = {oid for name, own in leaves.items() if name not in unread for oid in own}
-    sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": list(oids)})}
-    return {
-        name: sum(sizes[oid] for oid in own) for name, own in leaves.items() if name not in unread
-    }, unread
-
-
-_SIZES = """
-select l.oid, coalesce(pg_table_size(l.oid), 0)::bigint as bytes
-from unnest(%(oids)s::oid[]) as l (oid)
-"""
+    readable = {name: own for name, own in leaves.items() if name not in unread}
+    return read_bytes(connection, readable), unread

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPSERT, EventShape
@@ -25,8 +26,9 @@ from waldelta.lake import write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.moving_rows import MovingRows, estimate_rows, moving_rows
+from waldelta.pipeline.drift.moving_rows import MovingRows, moving_rows
 from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, within_leaves
+from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
@@ -110,7 +112,7 @@ def plan_rows(
     # A target of one partition doesn't take its siblings' rows.
     taken = own.analysed if own is not None and drifted.partition is not None else "true"
     size, *entering = (
-        estimate_rows(connection, choice.statement(copy))
+        planned_rows(connection, sql.SQL(choice.statement(copy)))
         for choice in (whole_table(table, taken, files), *moving.enter)
     )
     if is_dear(sum(entering), size):

@@ -162,8 +162,8 @@ def _found(
     if is_local and not main and locked.isdisjoint(oids):
         rows = 0  # Of an empty table the planner assumes that rows are being added.
     elif facts.readable and is_local and locked.isdisjoint(oids):
-        rows = planned_rows(conn, sql.SQL("only {}" if relation.relkind == "r" else "{}").format(
-            relation.id.identifier))  # fmt: skip
+        only = "select from only {}" if relation.relkind == "r" else "select from {}"
+        rows = planned_rows(conn, sql.SQL(only).format(relation.id.identifier))
     wide = facts.wide if facts.is_analyzed else ()
     if not wide and facts.toast_bytes > _TOASTED_SHARE * (main + facts.toast_bytes):
         wide = facts.toastable

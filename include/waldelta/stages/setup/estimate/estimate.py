@@ -20,9 +20,9 @@ from waldelta.findings import Finding, warning
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import Connection
+from waldelta.postgres.catalog import read_bytes
 from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
-from waldelta.postgres.planner_estimate import planned_rows
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres.planner_estimate import planned_rows, rows_where
 from waldelta.quantities import counted, duration, first_of, size
 from waldelta.snapshot import SnapshotHolder, plan_copy
 from waldelta.snapshot.chunks import COPIED_AT_ONCE, bytes_per_task
@@ -258,7 +258,8 @@ def _planned(
             suppress(psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege),
             limited(connection, "lock_timeout", _LOCK_TIMEOUT_S),
         ):
-            found[copy] = planned_rows(connection, relation, conditions)
+            rows = sql.SQL("select from {}").format(rows_where(relation, conditions))
+            found[copy] = planned_rows(connection, rows)
     return found
 
 
@@ -267,10 +268,8 @@ def _sizes(connection: Connection, copies: Sequence[PlannedCopy]) -> dict[int, i
     locked = read_locked_tables(connection).relations
     leaves = {copy.table.oid: [leaf.oid for leaf in copy.table.stored_leaves] for copy in copies}
     free = {oid: own for oid, own in leaves.items() if locked.isdisjoint(own)}
-    oids = [oid for own in free.values() for oid in own]
     with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):
-        sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": oids})}
-    return {oid: sum(sizes[leaf] for leaf in own) for oid, own in free.items()}
+        return read_bytes(connection, free)
 
 
 def _wal_position(connection: Connection) -> tuple[float, int]:
@@ -294,11 +293,6 @@ def _rounded(number: int) -> int:
     """
     return round(number, min(0, 3 - len(str(number))))
 
-
-_SIZES = """
-select l.oid, coalesce(pg_table_size(l.oid), 0)::bigint as bytes
-from unnest(%(oids)s::oid[]) as l (oid)
-"""
 
 _POSITION = """
 select extract(epoch from clock_timestamp()), pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')
