@@ -104,12 +104,10 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
         write_messages(spark, job)
     except SlotGap:  # No table can be brought past the gap either.
         raise
-    except WaldeltaError as err:
-        log.error("logical messages not written: %s", err)
-        return {_MESSAGES: err}
     except Exception as err:
-        log.exception("logical messages not written")
-        return {_MESSAGES: unexpected_error(_MESSAGES, err)}
+        named = unexpected_error(_MESSAGES, err)
+        log.error("logical messages not written: %s", named, exc_info=named is not err)
+        return {_MESSAGES: named}
     return {}
 
 

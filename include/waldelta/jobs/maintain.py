@@ -69,9 +69,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         except Exception as err:
             # A target that was removed or damaged must not stop the others.
             log.exception("table=%s not maintained", name)
-            return of_table(
-                err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name
-            )
+            return of_table(unexpected_error(name, err), name)
         return None
 
     # Compacting needs the session's settings for itself.

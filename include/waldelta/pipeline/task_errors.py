@@ -136,11 +136,12 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
-    """Return any other failure of one table as a named error.
+    """Return any failure of one table as a named error; a WaldeltaError is returned as it is.
 
     An error without a name of its own counts as retryable, because it may be temporary.
     """
-    if (named := named_error(err)) is not None:
+    named = err if isinstance(err, errors.WaldeltaError) else named_error(err)
+    if named is not None:
         return named
     unnamed = errors.ApplyError(f"{table}: {type(err).__name__}: {first_line(err)}")
     unnamed.retryable = True

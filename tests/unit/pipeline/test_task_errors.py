@@ -5,9 +5,22 @@ from __future__ import annotations
 import pytest
 
 from waldelta.changes.merge import target_table as target
-from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, TargetNotWritable
+from waldelta.errors import (
+    ApplyError,
+    DecodeError,
+    PeekTimeout,
+    PrivilegeMissing,
+    SlotInUse,
+    TargetNotWritable,
+)
 from waldelta.lake.write_errors import target_not_writable
-from waldelta.pipeline.task_errors import is_conflict, named_error, of_table, writing_error
+from waldelta.pipeline.task_errors import (
+    is_conflict,
+    named_error,
+    of_table,
+    unexpected_error,
+    writing_error,
+)
 from waldelta.spark import write_errors
 from waldelta.spark.task_attempts import error_text
 
@@ -124,3 +137,9 @@ def test_errors_name_their_table(err):
     assert str(err)[:40] in str(named)
     assert "public.t" in str(named)
     assert of_table(named, "public.t") is named
+
+
+def test_a_named_error_of_a_table_stays_as_it_is():
+    """Its text may quote a task's error, which is not the error to report."""
+    named = PrivilegeMissing("waldelta.errors.PeekTimeout: quoted")
+    assert unexpected_error("public.t", named) is named

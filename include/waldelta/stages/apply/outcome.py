@@ -107,11 +107,10 @@ def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
     """Turn an error into a failure of one table, so that the others continue."""
     try:
         yield
-    except WaldeltaError as err:
-        _give_up(job, state, err, applied)
     except Exception as err:
         # A defect of waldelta or a library must not stop the other tables either.
-        log.exception("table=%s", state.table_name)
+        if not isinstance(err, WaldeltaError):
+            log.exception("table=%s", state.table_name)
         _give_up(job, state, unexpected_error(state.table_name, err), applied)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import OwnSuites
-from waldelta.errors import ConfigError, WaldeltaError
+from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark import SessionPool
@@ -95,7 +95,7 @@ class CheckRun:
 
 def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
     """Returns the verdict on a target that couldn't be judged at all."""
-    named = err if isinstance(err, WaldeltaError) else unexpected_error(table, err)
+    named = unexpected_error(table, err)
     log.error("table=%s couldn't be checked: %s", table, named)
     return TableVerdict(table, version, (unchecked(named),), ())
 

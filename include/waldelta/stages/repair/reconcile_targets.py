@@ -34,7 +34,7 @@ from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.task_errors import first_line, of_table
+from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.postgres.connection import named_loss
 from waldelta.postgres.server_position import is_standby
 from waldelta.quantities import counted
@@ -110,11 +110,7 @@ class Reconciling:
 
     def fail(self, table_name: str, err: Exception) -> None:
         """Record a failure, which doesn't stop the other tables."""
-        named = (
-            err
-            if isinstance(err, WaldeltaError)
-            else WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
-        )
+        named = unexpected_error(table_name, err)
         self.failures[table_name] = of_table(named, table_name)
         self.put(table_name, COMPARISON_FAILED, f"{type(named).__name__}: {named}")
 

@@ -25,6 +25,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from waldelta.changes.merge import read_commit, take_over_target
@@ -32,13 +33,11 @@ from waldelta.changes.merge.commits import commit_untouched
 from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.changes.stage import Staged, staged_in
 from waldelta.errors import (
-    ApplyError,
     ConfigError,
     LateWriter,
     LockHeld,
     NeedsSync,
     StateError,
-    WaldeltaError,
     raised_as,
 )
 from waldelta.failpoints import fault_point
@@ -64,7 +63,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import first_line, named_error
+from waldelta.pipeline.task_errors import first_line, writing_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
@@ -210,11 +209,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None =
         raise NeedsSync(why)
     state, began = drifted.state, time.monotonic()
     name = state.table_name
-
-    def failed(err: Exception) -> WaldeltaError:
-        return named_error(err) or ApplyError(f"{name}: {first_line(err)}")
-
-    with target_lock(job, name) as lock, raised_as(failed):
+    with target_lock(job, name) as lock, raised_as(partial(writing_error, name)):
         check_same_copy(job, state if again is not None else replace(state, status=NEEDS_SYNC))
         check_target(job, state)
         done = _repair(spark, job, drifted, lock, again)

@@ -36,7 +36,7 @@ from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import lives, requiring
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.task_errors import first_line
+from waldelta.pipeline.task_errors import first_line, unexpected_error
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
@@ -165,12 +165,11 @@ def _copy_each(
         try:
             if (done := _sync_locked(spark, job, order, ledger_lock, drained)) is not None:
                 results.append(done)
-        except WaldeltaError as err:
-            failures[name] = err
         except Exception as err:
             # A defect of waldelta or Spark in one table's copy must not stop the others.
-            log.exception("table=%s", name)
-            failures[name] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+            if not isinstance(err, WaldeltaError):
+                log.exception("table=%s", name)
+            failures[name] = unexpected_error(name, err)
 
     def is_merged(target: ReplicatedTarget) -> bool:
         name = str(target.id)

@@ -1,14 +1,19 @@
-"""Which tables a sync leaves as they are, since another run has copied them meanwhile."""
+"""Which tables a sync leaves as they are, since another run has copied them meanwhile, and what
+it reports of those that fail.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.unit.stages.check.suite.test_plan import ID, state
+from waldelta.errors import ApplyError, LateWriter, PeekTimeout, SparkUnreachable
 from waldelta.lake.ledger.records import COPYING, SYNCED
 from waldelta.postgres import TableId
+from waldelta.stages.sync import sync as stage
 from waldelta.stages.sync.sync import CopyRequest
 
 LIFE = "2026-01-01T00:00:00"
@@ -42,3 +47,42 @@ def test_what_another_run_has_done(known, last, insists, done):
     assert (
         CopyRequest(TableId("public", "t"), None, None, known, insists).is_done(last, LIFE) is done
     )
+
+
+class Py4JNetworkError(Exception):
+    """Has the name of the error that Py4J raises once the JVM is gone."""
+
+
+@pytest.mark.parametrize(
+    ("err", "kind"),
+    [
+        (LateWriter("public.t: as it is"), LateWriter),
+        (RuntimeError("waldelta.errors.PeekTimeout: public.t: a task's"), PeekTimeout),
+        (Py4JNetworkError("Answer from Java side is empty"), SparkUnreachable),
+        (KeyError("a defect"), ApplyError),
+    ],
+    ids=["named", "named by a task", "a dead JVM", "a defect"],
+)
+def test_a_failed_copy_is_reported_by_name_and_tried_again(monkeypatch, err, kind):
+    """As a failed apply is, whatever the cause; the other tables are copied."""
+
+    def copy(_spark, _job, order, *_):
+        if order.target.id.name == "t":
+            raise err
+        return str(order.target.id)
+
+    monkeypatch.setattr(stage, "_sync_locked", copy)
+    table = SimpleNamespace(size_bytes=0, key_columns=())
+    mode = SimpleNamespace(keeps_rows=False)
+    job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(mode_of=lambda _: mode)))
+    orders = [
+        CopyRequest(
+            SimpleNamespace(id=TableId("public", name), table=table), None, None, None, False
+        )
+        for name in ("t", "other")
+    ]
+    results, failures = stage._copy_each(None, job, orders, None)
+    assert results == ["public.other"]
+    failure = failures["public.t"]
+    assert (type(failure), failure.retryable) == (kind, True)
+    assert "public.t" in str(failure) or kind is SparkUnreachable

@@ -1,0 +1,63 @@
+"""What a repair and a reconciliation report of a table that fails."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritable
+from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED
+from waldelta.pipeline import RunResult
+from waldelta.stages.repair import repair as stage
+from waldelta.stages.repair.reconcile_targets import ReconcileRequest, Reconciling
+
+
+@pytest.mark.parametrize(
+    ("err", "kind"),
+    [
+        (LateWriter("public.t: as it is"), LateWriter),
+        (RuntimeError("waldelta.errors.PeekTimeout: a task's"), PeekTimeout),
+        (KeyError("a defect"), ApplyError),
+    ],
+    ids=["named", "named by a task", "a defect"],
+)
+def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
+    """As a failed apply is; the reconciliation's record has the same name."""
+    job = SimpleNamespace(run_id="run")
+    work = Reconciling(None, job, ReconcileRequest(by="me"), RunResult("reconcile", "run"))
+    work.fail("public.t", err)
+    failure, row = work.failures["public.t"], work.found["public.t"]
+    assert (type(failure), failure.retryable) == (kind, True)
+    assert "public.t" in str(failure)
+    assert row.status == COMPARISON_FAILED
+    assert row.reason.startswith(f"{kind.__name__}: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "retryable", "remedy"),
+    [
+        ("[DELTA_CONCURRENT_APPEND] Transaction conflict", LateWriter, True, "run again"),
+        ("No space left on device", TargetNotWritable, False, "free space there"),
+        ("Permission denied (os error 13)", TargetNotWritable, False, "write permission there"),
+        ("waldelta.errors.PeekTimeout: a task's", PeekTimeout, True, "a task's"),
+        ("a defect", ApplyError, False, "public.t: a defect"),
+    ],
+)
+def test_a_failed_write_of_a_repair_has_its_remedy(monkeypatch, said, kind, retryable, remedy):
+    """As that of a replay or of an apply has."""
+
+    def write(*_):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(stage, "obstacle", lambda _: None)
+    monkeypatch.setattr(stage, "target_lock", lambda *_: nullcontext())
+    monkeypatch.setattr(stage, "check_same_copy", lambda *_: None)
+    monkeypatch.setattr(stage, "check_target", write)
+    drifted = SimpleNamespace(state=SimpleNamespace(table_name="public.t"))
+    again = stage.Again("reason", "me", frozenset())
+    with pytest.raises(kind, match=remedy) as failed:
+        stage.repair(None, None, drifted, again)
+    assert type(failed.value) is kind
+    assert failed.value.retryable is retryable
