@@ -24,7 +24,7 @@ from waldelta.postgres.lock_waits import limited
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
-from waldelta.slot.read.peek import whole
+from waldelta.slot.read.peek import NO_ROOM, whole
 from waldelta.slot.verify.slot_count import first_message
 
 # A dead pipeline's first change is found at once. WAL without any of ours is searched for this
@@ -37,7 +37,8 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
     position.
 
     Returns None without any. Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout
-    when there is too much WAL to search, and StateError while the slot is behind what has landed.
+    when there is too much WAL to search, PeekTooLarge or SourceDiskFull when the server has no room
+    for the answer, and StateError while the slot is behind what has landed.
     """
     source, identity = job.pipeline.source, job.read_identity()
     landed = Lsn(job.change_log(identity).end_after(identity.floor))
@@ -56,7 +57,7 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             f"slot {source.slot!r} has more pending WAL than the search can read in"
             f" {SEARCH_BUDGET_S:g} s"
         ) from err
-    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
+    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse, *NO_ROOM) as err:
         raise peek_error(source.slot, str(err)) from None
     except psycopg.DatabaseError as err:
         if Refusal.of(err) is None:

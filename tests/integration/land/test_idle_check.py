@@ -14,6 +14,7 @@ from airflow.sdk.execution_time.timeout import TimeoutPosix
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.waiting import wait_until
+from waldelta.errors import PeekTooLarge
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
@@ -21,6 +22,7 @@ from waldelta.pipeline.run_result import LandedChanges
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.slot import read_slot
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.oldest_pending import oldest_unread
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import drain
@@ -220,6 +222,18 @@ def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
     found = check_idle(job)
     assert found.has_work
     assert found.reason.endswith("or than the server has room for")
+
+
+def test_a_search_without_room_names_what_the_server_lacks(database, job):
+    """The freshness of a check says it with the remedy."""
+    database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
+    database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
+    upto = read_position(database.connection).flush_lsn
+    with (
+        job.source.connect("test") as connection,
+        pytest.raises(PeekTooLarge, match="raise temp_file_limit for the role"),
+    ):
+        oldest_unread(connection, job, upto)
 
 
 def test_airflows_timeout_ends_a_look(database, job, monkeypatch):
