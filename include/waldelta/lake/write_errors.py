@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-from waldelta.errors import TargetNotWritable
+from waldelta.errors import TargetNotWritable, raised_as
 from waldelta.lake.store_errors import answer_in, store_text
 
 # The operating system's error number as delta-rs prints it ("os error 28", "Os { code: 28"), and as
@@ -53,16 +52,21 @@ def target_not_writable(
     return error
 
 
-@contextmanager
-def named_write_errors(uri: str) -> Iterator[None]:
-    """Raise target_not_writable() for an error of delta-rs or the system."""
-    # Loaded only at work: Airflow parses DAGs without delta-rs.
-    from deltalake.exceptions import DeltaError
+def named_write_errors(
+    uri: str,
+    who: str = "the job",
+    besides: str = "",
+    kinds: type[Exception] | tuple[type[Exception], ...] | None = None,
+) -> AbstractContextManager[None]:
+    """Raise target_not_writable() for errors of these kinds: by default, of delta-rs or the
+    system.
+    """
+    if kinds is None:
+        # Loaded only at work: Airflow parses DAGs without delta-rs.
+        from deltalake.exceptions import DeltaError
 
-    try:
-        yield
-    except (DeltaError, OSError) as err:
-        raise target_not_writable(uri, err) from None
+        kinds = (DeltaError, OSError)
+    return raised_as(lambda err: target_not_writable(uri, err, who, besides), kinds)
 
 
 def not_writable_by_spark(

@@ -6,13 +6,13 @@ The process that reads the slot writes the file.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import tenacity
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSelector
 
 from waldelta.arrow import grouped
@@ -20,7 +20,7 @@ from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
 from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag, TargetVersion
 from waldelta.lake.storage import remove_empty_log
-from waldelta.lake.write_errors import target_not_writable
+from waldelta.lake.write_errors import named_write_errors
 
 # The columns by which files are pruned, and from which the landed end is read.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
@@ -73,7 +73,7 @@ def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
     if place.exists:
         return
     remove_empty_log(place.uri)
-    try:
+    with named_write_errors(place.uri, besides=_KEPT):
         there = place.files.get_file_info(FileSelector("", allow_not_found=True))
         # Another run may have created the log in the meantime, which is just as good.
         if any(found.base_name != "_delta_log" for found in there) and not place.exists:
@@ -86,8 +86,6 @@ def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
             raise_if_key_not_exists=False,
         )
         place.sync_commit(0)
-    except (DeltaError, OSError) as err:
-        raise target_not_writable(place.uri, err, besides=_KEPT) from None
 
 
 def write_batch(
@@ -99,22 +97,16 @@ def write_batch(
     whatever ``parts`` raises.
     """
     prefix = f"batch={batch:d}/part-"
+    kinds = (OSError, pa.ArrowException)
+    named_errors = partial(named_write_errors, place.uri, "Spark's tasks", _KEPT, kinds)
     with DataFile(place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
         for group in grouped(parts, BATCH_ROW_GROUP_BYTES):
-            with _named_errors(place.uri):
+            with named_errors():
                 file.write(group)
             del group  # It would stay in memory while the next one is gathered.
-        with _named_errors(place.uri):
+        with named_errors():
             written = file.close()
     return BatchFile(**written) if written else None
-
-
-@contextmanager
-def _named_errors(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as err:
-        raise target_not_writable(uri, err, "Spark's tasks", _KEPT) from None
 
 
 def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:

@@ -22,12 +22,12 @@ from waldelta.changes.merge.target_table import (
     TargetColumn,
     target_write_error,
 )
-from waldelta.errors import LateWriter, WaldeltaError, raised_as
+from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake import WRITE_FAILURES, DeltaTarget, TableError, Tag, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.write_errors import target_not_writable
+from waldelta.lake.write_errors import named_write_errors
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.pipeline.task_errors import first_line
@@ -127,14 +127,12 @@ def copy_files(
         raise target_write_error(place.uri, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
-        with private_files():
+        with named_write_errors(place.uri), private_files():
             version = _commit(target, files, tag)
     except LateWriter:
         # After any other error the commit may exist: its response was lost, or a later step failed.
         discard(place, prefix)
         raise
-    except WRITE_FAILURES as err:
-        raise target_not_writable(place.uri, err) from None
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
     )
@@ -149,7 +147,7 @@ def _write(
 ) -> pa.Table:
     """Run one task: write what it reads as files, and return a row for each."""
     files, told = place.files, []
-    with raised_as(lambda err: target_not_writable(place.uri, err, "Spark's tasks"), OSError):
+    with named_write_errors(place.uri, "Spark's tasks", kinds=OSError):
         groups = _row_groups(parts)
         group = next(groups, None)
         while group is not None:
