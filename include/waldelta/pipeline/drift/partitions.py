@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
-from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state, stored
 from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import TargetSource
-from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.pipeline.targets.watermarks import record_state
 from waldelta.postgres import Connection
 from waldelta.postgres.publication_membership import from_texts
 
@@ -122,8 +120,4 @@ def record_leaves(job: Job, state: TableState, mappings: Mapping[str, TargetSour
     """
     if with_leaves(state, mappings) is state:
         return state
-    with target_lock(job, state.table_name):
-        held = check_same_copy(job, state)
-        return job.ledger.append_state(
-            replace(with_leaves(held, mappings), at=now(), run_id=job.run_id), held
-        )
+    return record_state(job, state, lambda latest: with_leaves(latest, mappings))

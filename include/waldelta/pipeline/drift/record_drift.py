@@ -15,7 +15,6 @@ from waldelta.errors import ConfigError, NeedsSync
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
@@ -26,7 +25,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, Watermarks
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.target_sources import read_targets
-from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.pipeline.targets.watermarks import check_same_copy, record_state
 from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)
@@ -155,15 +154,16 @@ def _is_truncated(job: Job, state: TableState) -> bool:
 def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
     """Record what is now known of the drift, so that it is reported only once."""
     known = drift.state
-    with target_lock(job, state.table_name):
-        held = check_same_copy(job, state)
+
+    def with_drift(latest: TableState) -> TableState:
         found = replace(
-            held,
+            latest,
             row_filter=known.row_filter,
             later_filters=known.later_filters,
             unmended_leaves=known.unmended_leaves,
             unpublished=known.unpublished,
             entries=known.entries,
         )
-        if found != held:
-            job.ledger.append_state(replace(found, at=now(), run_id=job.run_id), held)
+        return found if found != latest else latest
+
+    record_state(job, state, with_drift)

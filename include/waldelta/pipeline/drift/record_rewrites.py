@@ -17,7 +17,7 @@ from waldelta.pipeline.drift.rewrites import to_record, unsent_changes
 from waldelta.pipeline.drift.schema_evolution import refusal
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.needs_copy import mark
-from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.pipeline.targets.watermarks import check_same_copy, record_state
 
 # Maximum age of the record of a partitioned table: truncated leaves are found by rows that are
 # older than the record.
@@ -55,11 +55,7 @@ def _record_skipped_copy(job: Job, state: TableState) -> None:
         "the pipeline file says copy: false now: from now on the target lacks rows that only a"
         " copy could add"
     )
-    with target_lock(job, state.table_name):
-        latest = check_same_copy(job, state)
-        job.ledger.append_state(
-            replace(latest, at=now(), run_id=job.run_id, copy_skipped=True, reason=why), latest
-        )
+    record_state(job, state, lambda latest: replace(latest, copy_skipped=True, reason=why))
 
 
 def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[str]:
@@ -76,19 +72,18 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     policy = job.pipeline.target.policy_of(state.table_name) if copies else "ignore"
     if what and policy == "fail":
         raise refusal(state, what)
-    with target_lock(job, state.table_name):
-        held = check_same_copy(job, state)
-        if what and policy == "evolve":
-            mark(job, held, f"{state.table_name}: {what}")
-            raise NeedsSync(f"{state.table_name}: {what}")
-        known = (
-            replace(held, storage=catalog.storage)
-            if what
-            else to_record(held, catalog.storage, renew=renew)
-        )
-        if known is not None:
-            job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
-            fault_point("rewrite.recorded")
+    if what and policy == "evolve":
+        with target_lock(job, state.table_name):
+            mark(job, check_same_copy(job, state), f"{state.table_name}: {what}")
+        raise NeedsSync(f"{state.table_name}: {what}")
+
+    def with_storage(latest: TableState) -> TableState:
+        if what:
+            return replace(latest, storage=catalog.storage)
+        return to_record(latest, catalog.storage, renew=renew) or latest
+
+    record_state(job, state, with_storage)
+    fault_point("rewrite.recorded")
     why = "schema_changes: ignore" if copies else "copy: false"
     return [f"{state.table_name}: {what}; {why} leaves the target as it is"] if what else []
 

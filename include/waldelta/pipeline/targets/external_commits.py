@@ -25,9 +25,8 @@ from waldelta.lake.delta_log import Commit
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.records import ExternalCommit, now
 from waldelta.lake.storage import is_within, local_path
-from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.pipeline.targets.watermarks import record_state
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
@@ -310,15 +309,14 @@ def _vacuumed_upto(commit: Commit) -> datetime:
 
 
 def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> None:
-    with target_lock(job, state.table_name):
-        held = check_same_copy(job, state)
-        commits = sorted({*held.foreign_commits, *fresh}, key=lambda commit: commit.version)
+    def with_commits(latest: TableState) -> TableState:
+        commits = sorted({*latest.foreign_commits, *fresh}, key=lambda commit: commit.version)
         if len(commits) > MOST_RECORDED:
             commits = [commits[0], *commits[1 - MOST_RECORDED :]]
-        job.ledger.append_state(
-            replace(held, at=now(), run_id=job.run_id, foreign_commits=commits), held
-        )
-        fault_point("foreign.recorded")
+        return replace(latest, foreign_commits=commits)
+
+    record_state(job, state, with_commits)
+    fault_point("foreign.recorded")
 
 
 def _warn_of_missing(state: TableState, seen: Seen) -> list[str]:

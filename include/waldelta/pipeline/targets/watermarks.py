@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake import TableError
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.lake.storage import MESSAGES
-from waldelta.pipeline.advisory_locks import AdvisoryLock
+from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
 
@@ -39,6 +40,23 @@ def check_same_copy(job: Job, state: TableState) -> TableState:
             " changes"
         )
     return present
+
+
+def record_state(
+    job: Job, state: TableState, change: Callable[[TableState], TableState]
+) -> TableState:
+    """Change a target's ledger row under the target's lock; return its latest row.
+
+    ``change`` gets the row as it is by then. When it returns that same object, nothing is written.
+    An equal row is written all the same, because StorageState.as_of isn't compared. Raises LockHeld
+    while another run works on the target, and LateWriter as check_same_copy() does.
+    """
+    with target_lock(job, state.table_name):
+        latest = check_same_copy(job, state)
+        changed = change(latest)
+        if changed is latest:
+            return latest
+        return job.ledger.append_state(replace(changed, at=now(), run_id=job.run_id), latest)
 
 
 class Watermarks:

@@ -11,15 +11,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
-from waldelta.lake.ledger.records import SYNCED, now
-from waldelta.pipeline import Job, target_lock
+from waldelta.lake.ledger.records import SYNCED
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.pipeline.targets.watermarks import record_state
 from waldelta.postgres.publication_membership import (
     Membership,
     from_texts,
@@ -49,11 +50,8 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
             continue
         # For a new slot incarnation all tables are copied again; a run that is working on this
         # table compares for itself.
-        with suppress(LockHeld, LateWriter, SlotMissing), target_lock(job, name):
-            held = check_same_copy(job, state)
-            job.ledger.append_state(
-                replace(held, at=now(), run_id=job.run_id, entries=to_texts(now_are)), held
-            )
+        with suppress(LockHeld, LateWriter, SlotMissing):
+            record_state(job, state, partial(replace, entries=to_texts(now_are)))
 
 
 def is_replaced(

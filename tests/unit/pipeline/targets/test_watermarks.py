@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,15 @@ from waldelta.errors import LateWriter, StateError
 from waldelta.lake import Lake
 from waldelta.lake.fence import UNFENCED
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut
-from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.ledger.records import SlotMove, StorageState, now
 from waldelta.pipeline import SlotIdentity
 from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
+from waldelta.pipeline.targets.watermarks import (
+    TargetFence,
+    apply_app_id,
+    check_same_copy,
+    record_state,
+)
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)
 STATE = TableState(now(), "r", "public.t", 1, "synced")
@@ -98,6 +104,35 @@ def test_changes_are_applied_to_the_copy_they_were_selected_for(job, changed, is
         return
     with pytest.raises(LateWriter, match=r"public\.t: another run synced it during this run"):
         check_same_copy(job, selected)
+
+
+def test_a_state_is_changed_under_its_lock_as_it_is_by_then(job, monkeypatch):
+    """A row that only renews StorageState.as_of is equal to the row before, and is written too."""
+    locks = []
+
+    @contextmanager
+    def lock(_, table):
+        locks.append(table)
+        yield
+        locks.append("released")
+
+    monkeypatch.setattr("waldelta.pipeline.targets.watermarks.target_lock", lock)
+    selected = replace(STATE, incarnation="0/1")
+    stored = replace(selected, rows=9, storage=StorageState(as_of=5))
+    latest = job.ledger.append_state(stored, None)
+    assert record_state(job, selected, lambda row: row) == latest
+    assert len(job.read_all_states()) == 1
+
+    def renewed(row):
+        assert locks[-1] == STATE.table_name
+        return replace(row, storage=StorageState(as_of=6))
+
+    written = record_state(job, selected, renewed)
+    assert written == job.read_state(STATE.table_name)
+    assert (written.rows, written.storage.as_of, written.run_id) == (9, 6, job.run_id)
+    assert len(job.read_all_states()) == 2
+    with pytest.raises(LateWriter, match="another run synced it"):
+        record_state(job, replace(selected, generation=2), renewed)
 
 
 @pytest.mark.parametrize("damage", [_gone, _garbled, _not_text, _missing, _of_the_future])
