@@ -25,7 +25,7 @@ from waldelta.changes.merge.statements import (
     MERGED_INSERTS,
     MERGED_UPDATES,
     CommitTag,
-    tagged,
+    commit_statement,
     void_statement,
 )
 from waldelta.changes.merge.target_table import writing_target
@@ -70,8 +70,8 @@ def commit_equal(
 
     A copy that began earlier then comes too late.
     """
-    with tagged(spark, tag):
-        spark.sql(void_statement(job.lake.target(state.table_name).relation, column)).collect()
+    relation = job.lake.target(state.table_name).relation
+    commit_statement(spark, tag, void_statement(relation, column))
     return commit_untouched(spark, job, state)
 
 

@@ -19,9 +19,9 @@ from waldelta.changes.merge.statements import (
     FOUND_UPDATES,
     CommitTag,
     as_stored,
+    commit_statement,
     insert_statement,
     merge_statement,
-    tagged,
 )
 from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage import Staged
@@ -116,9 +116,7 @@ def _merge(
         statement = merge_statement(
             target, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
         )
-    with tagged(spark, tag):
-        spark.sql(statement).collect()
-    return tag
+    return commit_statement(spark, tag, statement)
 
 
 def _count_found(spark: SparkSession, statement: str) -> dict[str, int]:

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge.statements import CommitTag, as_stored, merge_statement, tagged
+from waldelta.changes.merge.statements import (
+    CommitTag,
+    as_stored,
+    commit_statement,
+    merge_statement,
+)
 from waldelta.lake import DeltaTarget
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet
@@ -51,6 +56,4 @@ def merge_rows(
         staged_shape(copy, key),
         metadata_columns=copy.lsn is not None,
     )
-    with tagged(spark, tag):
-        spark.sql(statement).collect()
-    return tag
+    return commit_statement(spark, tag, statement)

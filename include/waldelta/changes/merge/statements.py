@@ -166,11 +166,12 @@ def void_statement(target: str, column: str) -> str:
     return f"update {target} set {quote(column)} = {quote(column)} where false"
 
 
-@contextmanager
-def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
-    """Make the statements inside commit under ``tag``.
+def commit_statement(spark: SparkSession, tag: CommitTag, statement: str) -> CommitTag:
+    """Run one statement that commits under ``tag``, and return ``tag``.
 
-    At most one statement for each table may run, since Delta silently skips a second one.
+    A second statement for the same table needs another tag, since Delta silently skips a repeated
+    one. Delta's settings apply to the whole session while this runs: nothing else may commit
+    through it.
     """
     settings = {
         TXN_APP: tag.app_id,
@@ -182,7 +183,8 @@ def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
         _ROWS_PER_FILE: str(ROWS_PER_FILE),
     }
     with session_settings(spark, settings):
-        yield
+        spark.sql(statement).collect()
+    return tag
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.merge.statements import (
     CommitTag,
     as_stored,
+    commit_statement,
     merged_raw,
     new_value,
-    tagged,
 )
 from waldelta.lake import DeltaTarget, write_parquet
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
@@ -216,9 +216,8 @@ def merge_states(
         folder = f"{staged.folder}-truncates"
         write_parquet(folder, _truncate_rows(truncates))
         source = f"({_with_truncates(kept, source, folder)})"
-    with tagged(spark, tag):
-        spark.sql(kept.mode.statement(target.relation, kept, source, truncates)).collect()
-    return tag
+    statement = kept.mode.statement(target.relation, kept, source, truncates)
+    return commit_statement(spark, tag, statement)
 
 
 def _truncate_rows(truncates: Sequence[Truncation]) -> pa.Table:

@@ -22,7 +22,7 @@ from waldelta.changes.merge.commits import (
     take_over_for_copy,
 )
 from waldelta.changes.merge.snapshot_rows import staged_shape
-from waldelta.changes.merge.statements import as_stored, tagged
+from waldelta.changes.merge.statements import as_stored, commit_statement
 from waldelta.changes.merge.states import Kept, differences_query, metric_counts
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -145,11 +145,10 @@ def _add(
         source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
         log.info("table=%s compared with what it keeps: %s", table, tag.counts)
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
-        with tagged(spark, tag):
-            moment = rows.moment.sql
-            states = differences_query(kept, source, moment["lsn"], moment["time"])
-            spark.sql(mode.statement(target.relation, kept, f"({states})")).collect()
-        return tag
+        moment = rows.moment.sql
+        states = differences_query(kept, source, moment["lsn"], moment["time"])
+        statement = mode.statement(target.relation, kept, f"({states})")
+        return commit_statement(spark, tag, statement)
 
     done = merge_differences(
         spark, job, begun, copied, compared=compared, attempt=rows.tag.number, merge=merge

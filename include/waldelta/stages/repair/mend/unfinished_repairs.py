@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import committed_verb
-from waldelta.changes.merge.statements import tagged, void_statement
+from waldelta.changes.merge.statements import commit_statement, void_statement
 from waldelta.errors import (
     ApplyError,
     ConfigError,
@@ -203,8 +203,7 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
 def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> None:
     statement = void_statement(job.lake.target(begun.table_name).relation, begun.key_columns[0])
     try:
-        with tagged(spark, replace(tag, verb=_VOID)):
-            spark.sql(statement).collect()
+        commit_statement(spark, replace(tag, verb=_VOID), statement)
     except (ConfigError, SparkUnreachable):
         raise
     except Exception as err:

@@ -31,7 +31,7 @@ from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
-from waldelta.changes.merge.statements import as_stored, merge_statement, tagged
+from waldelta.changes.merge.statements import as_stored, commit_statement, merge_statement
 from waldelta.changes.stage import staged_in
 from waldelta.errors import (
     LockHeld,
@@ -350,7 +350,6 @@ def _commit(
         return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))
     fence.verify()
     fault_point("replay.merging")
-    with tagged(run.spark, tag):
-        run.spark.sql(statement).collect()
+    commit_statement(run.spark, tag, statement)
     fault_point("replay.merged")
     return read_commit(job, state, tag)
