@@ -22,6 +22,11 @@ def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
     return f"{identity.app_id}:apply:{state.table_name}:{state.generation}"
 
 
+def sync_app_id(identity: SlotIdentity, table_name: str) -> str:
+    """Delta's txnAppId of all copies of a target; their numbers grow with the generation."""
+    return f"{identity.app_id}:sync:{table_name}"
+
+
 def synced_states(job: Job) -> list[TableState]:
     """Return the targets with a complete copy, by name; they may be no longer published."""
     states = job.read_states()

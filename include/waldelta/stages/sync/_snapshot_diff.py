@@ -28,6 +28,7 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
+from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.snapshot import TableCopy
 from waldelta.stages.repair.mend import ExpectedRows, differences
 from waldelta.stages.repair.mend.mend import TWICE
@@ -168,7 +169,7 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
 
     folder = staging_folder(job.lake, table, state.generation, attempt, job.run_id)
     # The same transaction id as a copy's, which this replaces.
-    app_id = f"{job.read_identity().app_id}:sync:{table}"
+    app_id = sync_app_id(job.read_identity(), table)
     with staged_in(spark, folder):
         differences(copied.expected, live_rows()).write.mode("overwrite").parquet(folder)
         counts = count_actions(spark, folder)

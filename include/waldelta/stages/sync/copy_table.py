@@ -33,6 +33,7 @@ from waldelta.pipeline.source_load import SourceBill, xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import read_target
+from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import PublishedTable, TableId
 from waldelta.postgres.connection import named_loss
@@ -253,7 +254,7 @@ def _tag(job: Job, holder: SnapshotHolder, name: str, attempt: Attempt) -> Tag:
         "snapshot": holder.snapshot,
         "lsn": str(holder.lsn),
     }
-    return Tag.of(f"{job.read_identity().app_id}:sync:{name}", attempt.version, entries)
+    return Tag.of(sync_app_id(job.read_identity(), name), attempt.version, entries)
 
 
 def _reader(
