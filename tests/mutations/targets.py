@@ -94,9 +94,9 @@ MUTATIONS = (
         (_WATERMARKS,),
     ),
     Mutation(
-        "pipeline/targets/watermarks.py",
-        "(t.table_name, t.generation) for t in cut.targets",
-        "(t.table_name, state.generation) for t in cut.targets",
+        "lake/ledger/records.py",
+        "if target.table_name == state.table_name and target.generation == state.generation",
+        "if target.table_name == state.table_name",
         "A new copy takes the watermark of a cut that has the copy before.",
         (_WATERMARKS,),
     ),

@@ -301,6 +301,17 @@ class BatchCut(LedgerRow):
 
     table: ClassVar[str] = "batches"
 
+    def of(self, state: TableState) -> TargetCut | None:
+        """Return this copy of a target in the cut; None when it has none, or another copy's."""
+        return next(
+            (
+                target
+                for target in self.targets
+                if target.table_name == state.table_name and target.generation == state.generation
+            ),
+            None,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Run(LedgerRow):

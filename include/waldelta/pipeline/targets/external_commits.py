@@ -138,13 +138,9 @@ def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
 
     That is the version of its copy, or of a later cut.
     """
-    members = cut.targets if cut is not None else []
-    in_cut = [
-        t.version
-        for t in members
-        if (t.table_name, t.generation) == (state.table_name, state.generation)
-    ]
-    return max([*in_cut, *([state.version] if state.version is not None else [])], default=None)
+    in_cut = cut.of(state) if cut is not None else None
+    versions = (in_cut.version if in_cut is not None else None, state.version)
+    return max((version for version in versions if version is not None), default=None)
 
 
 def mirrored_at(state: TableState, version: int) -> TableState:

@@ -98,18 +98,11 @@ class Watermarks:
             ) from err
         self.versions[state.table_name] = table.version
         floor = self.identity.floor
-        applied = max(committed, self._in_cut(state), floor)
+        in_cut = self.cut.batch if self.cut is not None and self.cut.of(state) is not None else 0
+        applied = max(committed, in_cut, floor)
         if applied > floor or not state.snapshot:
             return applied
         return self.change_log.visible_upto(Snapshot.parse(state.snapshot), floor)
-
-    def _in_cut(self, state: TableState) -> int:
-        cut = self.cut
-        if cut is None or (state.table_name, state.generation) not in {
-            (t.table_name, t.generation) for t in cut.targets
-        }:
-            return 0
-        return cut.batch
 
 
 @dataclass(frozen=True, slots=True)

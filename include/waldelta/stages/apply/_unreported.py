@@ -26,15 +26,12 @@ def unreported(
     The part that the newest cut already contains goes into ``applied``; the rest is returned,
     for the next cut.
     """
-    members = {
-        (one.table_name, one.generation): one.version
-        for one in (held.cut.targets if held.cut is not None else [])
-    }
     unreported_cuts, told = {}, _as_reported(job)
     for state in states:
         with isolated(job, state, applied):
-            in_cut = members.get((state.table_name, state.generation))
-            reported_late, beyond = read_unreported(job, held.identity, state, told, in_cut)
+            in_cut = held.cut.of(state) if held.cut is not None else None
+            version = in_cut.version if in_cut is not None else None
+            reported_late, beyond = read_unreported(job, held.identity, state, told, version)
             applied.reported_late += [reported_late] if reported_late is not None else []
             if beyond is not None:
                 unreported_cuts[state.table_name] = beyond

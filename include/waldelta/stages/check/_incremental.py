@@ -37,14 +37,9 @@ class Known:
 
         Returns None for versions that don't belong to the newest cut.
         """
-        for target in self.cut.targets if self.cut is not None else ():
-            if (target.table_name, target.generation, target.version) == (
-                state.table_name,
-                state.generation,
-                version,
-            ):
-                return self.cut.end_lsn if self.cut is not None else None
-        return None
+        if self.cut is None or (target := self.cut.of(state)) is None:
+            return None
+        return self.cut.end_lsn if target.version == version else None
 
 
 def suite_of(plan: SuitePlan) -> str:

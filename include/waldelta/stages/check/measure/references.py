@@ -293,12 +293,8 @@ def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
     apart = "the two targets are at different positions"
     if known.cut is None:
         return f"{apart}: no batch has been applied to all targets yet"
-    held = {(target.table_name, target.generation): target for target in known.cut.targets}
     for state in states:
-        target, changed = (
-            held.get((state.table_name, state.generation)),
-            known.changed.get(state.table_name),
-        )
+        target, changed = known.cut.of(state), known.changed.get(state.table_name)
         if target is None or state.snapshot_lsn > known.cut.end_lsn:
             return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
         is_ahead = changed is not None and changed.version not in (None, target.version)
