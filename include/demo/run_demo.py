@@ -26,7 +26,7 @@ from demo.outcome import DemoOutcome, show
 from demo.replay import Operations, Slice, plan_slices, prepare, replay
 from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
-from waldelta.config import PipelineFile, load_pipeline_file
+from waldelta.config import PipelineFile, dag_id_of, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.store_connection import is_store_variable
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 CONN_ID = "flights_source"
 PIPELINE = "flights"
-SETUP, SYNC, CDC, RECONCILE, MAINTENANCE = (
-    f"{PIPELINE}_{kind}" for kind in ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
-)
+SETUP, SYNC = dag_id_of(PIPELINE, "setup"), dag_id_of(PIPELINE, "initial_sync")
+CDC, RECONCILE = dag_id_of(PIPELINE, "cdc"), dag_id_of(PIPELINE, "reconcile")
+MAINTENANCE = dag_id_of(PIPELINE, "maintenance")
 RUN_TIMEOUT_S = 900
 
 

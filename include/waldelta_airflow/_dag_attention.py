@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from waldelta.config import PipelineFile
+from waldelta.config import DagKind, PipelineFile
 from waldelta.monitoring import Glance
 from waldelta.monitoring.attention import Attention
 from waldelta.quantities import duration
 
 # DAGs other than the CDC DAG that run by a schedule.
-WATCHED = ("maintenance", "reconcile")
+WATCHED: tuple[DagKind, ...] = ("maintenance", "reconcile")
 # Airflow's scheduler runs every few seconds.
 _LATE = timedelta(minutes=10)
 

@@ -65,7 +65,8 @@ class Tale:
         return Schedule(self.is_paused, next_run_at=due, well=runs[-1], dags=self._dags())
 
     def _dags(self) -> tuple[DagState, ...]:
-        from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of
+        from waldelta.config import dag_id_of
+        from waldelta_airflow.views._dag_states import DAG_VERBS, DagState
 
         ended = self.runs()[-1]
         ran = {

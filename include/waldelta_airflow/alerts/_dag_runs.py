@@ -13,7 +13,7 @@ from airflow.sdk.timezone import coerce_datetime
 from airflow.timetables.base import TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, dag_id_of
 from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 
 
@@ -32,22 +32,22 @@ class DagRuns:
         """Returns None when Airflow doesn't know the pipeline's DAGs (yet)."""
         name = pipeline.pipeline
         try:
-            cdc = task.get_dag(f"{name}_cdc")
-            others = {kind: task.get_dag(f"{name}_{kind}") for kind in WATCHED}
+            cdc = task.get_dag(dag_id_of(name, "cdc"))
+            others = {kind: task.get_dag(dag_id_of(name, kind)) for kind in WATCHED}
         except AirflowRuntimeError as err:
             if (err.error.detail or {}).get("status_code") != HTTPStatus.NOT_FOUND:
                 raise
             return None
-        last, is_last = _last_failed(f"{name}_cdc", at)
+        last, is_last = _last_failed(dag_id_of(name, "cdc"), at)
         dags = DagsOfPipeline(
             cdc.is_paused,
             last.run_id if is_last else None,
             _next_run_at(pipeline.schedule, cdc.next_dagrun),
             frozenset(kind for kind, dag in others.items() if dag.is_paused),
         )
-        failed = {}
+        failed: dict[str, str] = {}
         for kind in WATCHED:
-            run, is_failed = _last_failed(f"{name}_{kind}", at)
+            run, is_failed = _last_failed(dag_id_of(name, kind), at)
             if is_failed:
                 failed[kind] = run.run_id
         ended = (last.run_id, last.end_date) if last is not None and last.end_date else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError
 from waldelta.monitoring import Glance, read_glance
@@ -131,7 +131,8 @@ def _of_failed_runs(
             yield Attention(
                 "warning",
                 "failed_dag_run",
-                f"the latest run of {name}_{kind} failed ({run_id}): see its log in Airflow",
+                f"the latest run of {dag_id_of(name, kind)} failed ({run_id}): see its log in"
+                " Airflow",
             )
     last = runs.last_failed_cdc
     if last is None or since is None or runs.dags.failed is not None or "failed_run" in kinds:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
 from airflow.timetables.interval import CronDataIntervalTimetable
 
-from waldelta.config import PipelineFile
+from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.config.pipeline_file import Notification
 from waldelta.decision_options import DECISIONS
 from waldelta.error_catalog import ANY_ERROR
@@ -118,10 +118,10 @@ class _Job:
         found = [NotifyTimeout(one) for one in self.callbacks if one.is_for("TimedOut")]
         return found or None
 
-    def dag(self, kind: str, schedule: str | None, **kwargs: Any) -> DAG:
+    def dag(self, kind: DagKind, schedule: str | None, **kwargs: Any) -> DAG:
         pipeline = self.pipeline
         return DAG(
-            dag_id=f"{pipeline.pipeline}_{kind}",
+            dag_id=dag_id_of(pipeline.pipeline, kind),
             schedule=None if schedule is None else CronDataIntervalTimetable(schedule, "UTC"),
             auto_register=False,
             catchup=False,
@@ -240,7 +240,7 @@ def _quarantine(job: _Job) -> DAG:
 
 def _copies(
     job: _Job,
-    kind: str,
+    kind: DagKind,
     verb: str,
     params: dict[str, Param] | None = None,
     options: dict[str, str] | None = None,

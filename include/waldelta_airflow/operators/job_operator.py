@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import BaseOperator
 
+from waldelta.config import dag_id_of
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
@@ -311,7 +312,7 @@ class CopyAgainOperator(TriggerDagRunOperator):
 
     def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
         super().__init__(
-            trigger_dag_id=f"{pipeline.pipeline}_initial_sync",
+            trigger_dag_id=dag_id_of(pipeline.pipeline, "initial_sync"),
             skip_when_already_exists=True,
             **kwargs,
         )

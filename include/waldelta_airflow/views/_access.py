@@ -15,8 +15,8 @@ from airflow.api_fastapi.auth.managers.models.resource_details import (
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
 
+from waldelta.config import dag_id_of
 from waldelta_airflow.views._dag_states import RUN_NOW, DagState
-from waldelta_airflow.views._installed_pipelines import cdc_dag
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
@@ -42,7 +42,7 @@ class Reader:
 
     def may_read(self, pipeline: str) -> bool:
         """Returns whether Airflow lets the user read the pipeline's CDC DAG."""
-        return self.may_read_dag(cdc_dag(pipeline))
+        return self.may_read_dag(dag_id_of(pipeline, "cdc"))
 
     def may_read_dag(self, dag_id: str) -> bool:
         """Returns whether Airflow lets the user read a DAG."""
@@ -62,9 +62,9 @@ class Reader:
         The pipeline file names the required permission on the CDC DAG.
         """
         if pipeline.row_values == "edit":
-            return self.may_unpause(cdc_dag(pipeline.pipeline))
+            return self.may_unpause(dag_id_of(pipeline.pipeline, "cdc"))
         if pipeline.row_values == "trigger":
-            return self.may_trigger(cdc_dag(pipeline.pipeline))
+            return self.may_trigger(dag_id_of(pipeline.pipeline, "cdc"))
         return self.may_read(pipeline.pipeline)
 
     def lines(self, states: Iterable[DagState]) -> list[DagLine]:

@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
-from waldelta.config import PipelineFile
+from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.reconciliation_status import read_compared
@@ -22,14 +22,9 @@ from waldelta.monitoring.table_list import replicated_tables
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
-from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
-from waldelta_airflow.views._decisions import decision, quarantine_dag, read_form
-from waldelta_airflow.views._installed_pipelines import (
-    cdc_dag,
-    load_pipelines,
-    pipeline_of,
-    reconcile_dag,
-)
+from waldelta_airflow.views._dag_states import RUN_NOW, read_action_dag, unpause
+from waldelta_airflow.views._decisions import decision, read_form
+from waldelta_airflow.views._installed_pipelines import load_pipelines, pipeline_of
 from waldelta_airflow.views._quarantine import Chosen, quarantine_page, row_page
 from waldelta_airflow.views._reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views._render import (
@@ -73,7 +68,7 @@ class PageRequest:
             raise HTTPException(
                 403,
                 f"This page shows values of rows: they are for users who may {pipeline.row_values}"
-                f" the DAG {cdc_dag(pipeline.pipeline)}.",
+                f" the DAG {dag_id_of(pipeline.pipeline, 'cdc')}.",
             )
 
     def pipelines(self) -> dict[str, PipelineFile | str]:
@@ -102,16 +97,16 @@ def _may_decide(request: Request, page_request: PageRequestDep, name: str) -> No
     """Raise 403 or 404 for a user who may not trigger the DAG, before the body is read."""
     check_origin(request)
     page_request.pipeline(name)
-    if not page_request.reader.may_trigger(quarantine_dag(name)):
-        raise HTTPException(403, f"You may not trigger the DAG {quarantine_dag(name)}.")
+    if not page_request.reader.may_trigger(dag_id_of(name, "quarantine")):
+        raise HTTPException(403, f"You may not trigger the DAG {dag_id_of(name, 'quarantine')}.")
 
 
 def _may_repair(request: Request, page_request: PageRequestDep, name: str) -> None:
     """Raise 403 or 404 for a user who may not trigger the DAG that repairs."""
     check_origin(request)
     page_request.pipeline(name)
-    if not page_request.reader.may_trigger(reconcile_dag(name)):
-        raise HTTPException(403, f"You may not trigger the DAG {reconcile_dag(name)}.")
+    if not page_request.reader.may_trigger(dag_id_of(name, "reconcile")):
+        raise HTTPException(403, f"You may not trigger the DAG {dag_id_of(name, 'reconcile')}.")
 
 
 async def _form(request: Request, _: Annotated[None, Depends(_may_decide)]) -> dict[str, list[str]]:
@@ -199,7 +194,7 @@ def _add_quarantine(app: FastAPI) -> None:
         refused: str | None = None,
     ) -> HTMLResponse:
         with _lake(page_request, name) as (found, ledger):
-            button = _button(page_request, quarantine_dag(name), run, refused)
+            button = _button(page_request, dag_id_of(name, "quarantine"), run, refused)
             shows_values = page_request.reader.may_see_values(found)
             text = quarantine_page(
                 page_request.base, found, ledger, chosen, button, shows_values=shows_values
@@ -219,7 +214,7 @@ def _add_quarantine(app: FastAPI) -> None:
     def decide(page_request: PageRequestDep, name: str, form: FormDep) -> Response:
         conf = decision(form)
         return _trigger(
-            page_request, name, "quarantine", quarantine_dag(name), conf["action"], conf
+            page_request, name, "quarantine", dag_id_of(name, "quarantine"), conf["action"], conf
         )
 
 
@@ -227,7 +222,9 @@ def _add_dags(app: FastAPI) -> None:
     """Add the routes that run or unpause a pipeline's DAGs, with Airflow's permissions."""
 
     @app.post("/p/{name}/dags/{kind}/run")
-    def run_now(page_request: PageRequestDep, request: Request, name: str, kind: Kind) -> Response:
+    def run_now(
+        page_request: PageRequestDep, request: Request, name: str, kind: DagKind
+    ) -> Response:
         dag_id = _dag_of(page_request, request, name, kind)
         if kind not in RUN_NOW or not page_request.reader.may_trigger(dag_id):
             raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
@@ -241,7 +238,7 @@ def _add_dags(app: FastAPI) -> None:
         page_request: PageRequestDep,
         request: Request,
         name: str,
-        kind: Kind,
+        kind: DagKind,
         to: Literal["quarantine", "reconciliation"] | None = None,
     ) -> Response:
         dag_id = _dag_of(page_request, request, name, kind)
@@ -251,7 +248,7 @@ def _add_dags(app: FastAPI) -> None:
         return _back(page_request, name, *filter(None, [to]))
 
 
-def _dag_of(page_request: PageRequest, request: Request, name: str, kind: Kind) -> str:
+def _dag_of(page_request: PageRequest, request: Request, name: str, kind: DagKind) -> str:
     """Returns the DAG that a form names; raises 403 and 404 as all forms do."""
     check_origin(request)
     page_request.pipeline(name)
@@ -264,7 +261,7 @@ def _add_reconciliation(app: FastAPI) -> None:
         page_request: PageRequestDep, name: str, run: str | None = None, refused: str | None = None
     ) -> HTMLResponse:
         with _lake(page_request, name) as (found, ledger):
-            button = _button(page_request, reconcile_dag(name), run, refused)
+            button = _button(page_request, dag_id_of(name, "reconcile"), run, refused)
             shows_values = page_request.reader.may_see_values(found)
             text = reconciliation_page(
                 page_request.base, found, ledger, button, shows_values=shows_values
@@ -286,7 +283,12 @@ def _repair(page_request: PageRequest, name: str, tables: list[str]) -> Response
     if not tables:
         raise HTTPException(409, "No table differs any more.")
     return _trigger(
-        page_request, name, "reconciliation", reconcile_dag(name), "repair", repair_of(tables)
+        page_request,
+        name,
+        "reconciliation",
+        dag_id_of(name, "reconcile"),
+        "repair",
+        repair_of(tables),
     )
 
 

@@ -8,19 +8,20 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
+
+from waldelta.config import DagKind, dag_id_of
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"]
 # A pipeline's DAGs in the order in which a new pipeline needs them, and the verb of their runs in
 # the ledger.
-DAG_VERBS: dict[Kind, str] = {
+DAG_VERBS: dict[DagKind, str] = {
     "setup": "setup",
     "initial_sync": "sync",
     "cdc": "consume",
@@ -31,7 +32,7 @@ DAG_VERBS: dict[Kind, str] = {
 }
 # Kinds that are useful to run without params. Quarantine needs an action, and a resync needs a
 # reason.
-RUN_NOW: tuple[Kind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
+RUN_NOW: tuple[DagKind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
 _RUNNING, _QUEUED = "running", "queued"
 _MOST_UNDER_WAY = 10
 
@@ -42,7 +43,7 @@ class DagState:
     run.
     """
 
-    kind: Kind
+    kind: DagKind
     dag_id: str
     is_paused: bool = False
     run_id: str | None = None
@@ -54,11 +55,6 @@ class DagState:
     def is_under_way(self) -> bool:
         """Returns whether a run is running, or will as soon as it is scheduled."""
         return self.run_state == _RUNNING or (self.run_state == _QUEUED and not self.is_paused)
-
-
-def dag_id_of(pipeline: str, kind: Kind) -> str:
-    """Returns the id of a pipeline's DAG."""
-    return f"{pipeline}_{kind}"
 
 
 def dag_of_verb(pipeline: str, verb: str) -> str | None:

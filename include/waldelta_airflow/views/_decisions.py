@@ -36,11 +36,6 @@ _TOO_LONG = (
 )
 
 
-def quarantine_dag(pipeline: str) -> str:
-    """Returns the DAG that carries decisions out."""
-    return f"{pipeline}_quarantine"
-
-
 async def read_form(request: Request) -> dict[str, list[str]]:
     """Returns the fields of a form; raises 413 for a body over the limit.
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from waldelta.config import PipelineFile
+from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
 from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
 from waldelta_airflow.reporting.notify import IDLE_CHECK
-from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of, read_dags
+from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, read_dags
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -39,22 +39,12 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
     return found
 
 
-def cdc_dag(pipeline: str) -> str:
-    """Returns the DAG that brings changes into the lake."""
-    return dag_id_of(pipeline, "cdc")
-
-
-def reconcile_dag(pipeline: str) -> str:
-    """Returns the DAG that compares targets with the source."""
-    return dag_id_of(pipeline, "reconcile")
-
-
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
     """Returns a DAG's pipeline, and the verb of its runs in the ledger; None for other DAGs."""
     for kind, verb in DAG_VERBS.items():
-        name = dag_id.removesuffix(f"_{kind}")
-        if name != dag_id and name in pipelines:
-            return name, verb
+        for name in pipelines:
+            if dag_id == dag_id_of(name, kind):
+                return name, verb
     return None
 
 
@@ -91,7 +81,8 @@ def read_schedules(
     from sqlalchemy.exc import SQLAlchemyError
 
     names = [pipeline.pipeline for pipeline in pipelines]
-    asked = [f"{name}_{kind}" for name in names for kind in ("cdc", *WATCHED)]
+    kinds: tuple[DagKind, ...] = ("cdc", *WATCHED)
+    asked = [dag_id_of(name, kind) for name in names for kind in kinds]
     try:
         with create_session() as session:
             dags = session.execute(
@@ -104,7 +95,7 @@ def read_schedules(
             schedules = {
                 name: replace(_schedule(session, name, known), dags=states[name])
                 for name in names
-                if cdc_dag(name) in known
+                if dag_id_of(name, "cdc") in known
             }
             lacks = _lacks(session, pipelines, schedules) if finds_lacks else {}
             return {
@@ -160,7 +151,7 @@ def _schedule(
     from airflow.utils.types import DagRunType
     from sqlalchemy import select
 
-    dag_id = cdc_dag(name)
+    dag_id = dag_id_of(name, "cdc")
     is_paused, due = known[dag_id]
     # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
     of_dag = select(DagRun).where(
@@ -177,7 +168,7 @@ def _schedule(
         is_paused,
         latest.run_id if latest is not None and failed else None,
         due,
-        frozenset(kind for kind in WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),
+        frozenset(kind for kind in WATCHED if known.get(dag_id_of(name, kind), (False, None))[0]),
         _last_idle_check(session, well),
         last.start_date if last is not None else None,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, dag_id_of
 from waldelta.errors import ConfigError, LakeError, WaldeltaError
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import Ledger
@@ -35,7 +35,7 @@ from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
 from waldelta_airflow.views._formats import bytes_of, duration
-from waldelta_airflow.views._installed_pipelines import Schedule, cdc_dag, read_schedules
+from waldelta_airflow.views._installed_pipelines import Schedule, read_schedules
 from waldelta_airflow.views._plot import (
     Measure,
     ceiling_of_bytes,
@@ -274,7 +274,7 @@ def run_page(
         "dag_run": dag_run,
         "is_under_way": dag_run is not None and dag_run.is_under_way,
         "shows_values": reader.may_see_values(pipeline),
-        "permission": (pipeline.row_values, cdc_dag(name)),
+        "permission": (pipeline.row_values, dag_id_of(name, "cdc")),
     }
     if details is None:
         return render("run_unknown.html", base, verb=verb, run_id=run_id, **of_run), False

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, dag_id_of
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.monitoring.decisions import read_decided
@@ -19,7 +19,6 @@ from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
 from waldelta_airflow.views._formats import server_folders
-from waldelta_airflow.views._installed_pipelines import cdc_dag
 from waldelta_airflow.views._pages import Turning
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
@@ -103,7 +102,7 @@ def quarantine_page(
         button=button,
         is_under_way=button.dag.is_under_way,
         shows_values=shows_values,
-        permission=(pipeline.row_values, cdc_dag(name)),
+        permission=(pipeline.row_values, dag_id_of(name, "cdc")),
         stopped=read_stopped(pipeline, ledger),
     )
 

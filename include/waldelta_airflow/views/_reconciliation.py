@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger, Reconciliation
 from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliations, last_answers
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
-from waldelta_airflow.views._installed_pipelines import cdc_dag
 from waldelta_airflow.views._pages import HISTORY_SHOWN
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
@@ -53,7 +52,7 @@ def reconciliation_page(
         button=button,
         is_under_way=button.dag.is_under_way,
         shows_values=shows_values,
-        permission=(pipeline.row_values, cdc_dag(pipeline.pipeline)),
+        permission=(pipeline.row_values, dag_id_of(pipeline.pipeline, "cdc")),
         more=_more,
         rows_shown=_ROWS_SHOWN,
     )

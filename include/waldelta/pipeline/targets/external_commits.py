@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from waldelta.config import dag_id_of
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog, DeltaTarget
@@ -109,8 +110,8 @@ class Watch:
         told = (
             f"{name}: an external writer wrote to its target: {listed}; runs continue to apply"
             " changes, but the target may differ from its source until you compare it"
-            f" ({pipeline}_reconcile with tables, and repair if it differs) or copy it again"
-            f" ({pipeline}_initial_sync with tables and a reason)"
+            f" ({dag_id_of(pipeline, 'reconcile')} with tables, and repair if it differs) or copy"
+            f" it again ({dag_id_of(pipeline, 'initial_sync')} with tables and a reason)"
         )
         return [told]
 

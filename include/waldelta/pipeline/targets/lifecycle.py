@@ -15,6 +15,7 @@ from enum import StrEnum
 
 import psycopg
 
+from waldelta.config import dag_id_of
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.error_catalog import ERRORS
 from waldelta.errors import LakeError, LateWriter, LockHeld
@@ -374,8 +375,8 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
     listed = first_of([f"{table.table_name} ({table.why})" for table in found], _MOST_NAMED)
     return (
         f"published, but without a copy to which runs can apply changes: {listed}; run the initial"
-        f" sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was never"
-        " copied"
+        f" sync ({dag_id_of(job.pipeline.pipeline, 'initial_sync')}, or sync), which copies what"
+        " was never copied"
     )
 
 

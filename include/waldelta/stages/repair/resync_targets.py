@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from waldelta.config import dag_id_of
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
@@ -118,7 +119,7 @@ def _repair(
 
 
 def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
-    dag, name = f"{job.pipeline.pipeline}_initial_sync", copy.table_name
+    dag, name = dag_id_of(job.pipeline.pipeline, "initial_sync"), copy.table_name
     result.targets.needs_sync.append(name)
     if copy.action == RequiredAction.FIRST:
         result.warnings.append(

@@ -1,0 +1,17 @@
+"""The ids of a pipeline's DAGs: the one rule for DAG files, pages, alerts and messages.
+
+It imports nothing else, because DAG parsing and error messages need only the ids.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DagKind = Literal[
+    "setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"
+]
+
+
+def dag_id_of(pipeline: str, kind: DagKind) -> str:
+    """Returns the id of a pipeline's DAG."""
+    return f"{pipeline}_{kind}"
