@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -93,23 +93,23 @@ PageRequestDep = Annotated[PageRequest, Depends(_page_request)]
 ChosenDep = Annotated[Chosen, Depends(_chosen)]
 
 
-def _may_decide(request: Request, page_request: PageRequestDep, name: str) -> None:
-    """Raise 403 or 404 for a user who may not trigger the DAG, before the body is read."""
-    check_origin(request)
-    page_request.pipeline(name)
-    if not page_request.reader.may_trigger(dag_id_of(name, "quarantine")):
-        raise HTTPException(403, f"You may not trigger the DAG {dag_id_of(name, 'quarantine')}.")
+def _may_trigger(kind: DagKind) -> Callable[[Request, PageRequest, str], None]:
+    """Returns the dependency of a route that triggers a DAG of this kind.
+
+    It raises 403 or 404 for a user who may not, before the body is read.
+    """
+
+    def check(request: Request, page_request: PageRequestDep, name: str) -> None:
+        dag_id = _dag_of(page_request, request, name, kind)
+        if not page_request.reader.may_trigger(dag_id):
+            raise HTTPException(403, f"You may not trigger the DAG {dag_id}.")
+
+    return check
 
 
-def _may_repair(request: Request, page_request: PageRequestDep, name: str) -> None:
-    """Raise 403 or 404 for a user who may not trigger the DAG that repairs."""
-    check_origin(request)
-    page_request.pipeline(name)
-    if not page_request.reader.may_trigger(dag_id_of(name, "reconcile")):
-        raise HTTPException(403, f"You may not trigger the DAG {dag_id_of(name, 'reconcile')}.")
-
-
-async def _form(request: Request, _: Annotated[None, Depends(_may_decide)]) -> dict[str, list[str]]:
+async def _form(
+    request: Request, _: Annotated[None, Depends(_may_trigger("quarantine"))]
+) -> dict[str, list[str]]:
     return await read_form(request)
 
 
@@ -268,13 +268,13 @@ def _add_reconciliation(app: FastAPI) -> None:
             )
             return HTMLResponse(text, headers=FORM_HEADERS)
 
-    @app.post("/p/{name}/repair", dependencies=[Depends(_may_repair)])
+    @app.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
     def repair_all(page_request: PageRequestDep, name: str) -> Response:
         with _lake(page_request, name) as (_, ledger):
             compared = read_compared(ledger, replicated_tables(ledger))
         return _repair(page_request, name, [*compared.different, *compared.copied])
 
-    @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_repair)])
+    @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_trigger("reconcile"))])
     def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
         return _repair(page_request, name, [table])
 
