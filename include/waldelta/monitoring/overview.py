@@ -53,6 +53,12 @@ from waldelta.slot.gaps import open_gaps
 
 # Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)
+# The overview of all pipelines and the alerts show this window, and search less far back: enough
+# for a daily pipeline.
+OVERVIEW_HOURS = 24
+OVERVIEW_REACH = timedelta(days=2)
+# They read this many pipelines at once, because object stores are slow.
+OVERVIEW_AT_ONCE = 8
 # An older failed nightly run has little meaning today.
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, dag_id_of
@@ -14,6 +14,7 @@ from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError
 from waldelta.monitoring import Glance, read_glance
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
+from waldelta.monitoring.overview import OVERVIEW_AT_ONCE, OVERVIEW_HOURS, OVERVIEW_REACH
 from waldelta_airflow._dag_attention import WATCHED, of_dags
 from waldelta_airflow.alerts._dag_runs import DagRuns
 
@@ -25,10 +26,6 @@ log = logging.getLogger(__name__)
 
 # The name under which refused pipeline files are reported.
 FILES = "pipeline files"
-_HOURS = 24
-# Enough for a daily pipeline; the overview reads as far back.
-_REACH = timedelta(days=2)
-_AT_ONCE = 8
 _OF_DAGS = frozenset(
     {"paused", "overdue", "failed_dag_run", *(f"paused_{kind}" for kind in WATCHED)}
 )
@@ -61,7 +58,7 @@ def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation
         refused.append(Attention("failed", "pipeline_file", text, objects=(path.name,)))
     files = Evaluation(FILES, tuple(refused), frozenset({"pipeline_file"}))
     pipelines = folder.pipelines.values()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
         return [files, *pool.map(lambda pipeline: _evaluate(task, pipeline, at, since), pipelines)]
 
 
@@ -75,7 +72,7 @@ def _evaluate(
     try:
         lake = pipeline_lake(pipeline)
         ledger = Ledger(lake)
-        glance = read_glance(pipeline, ledger, at, _HOURS, reach=_REACH)
+        glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, reach=OVERVIEW_REACH)
     except Exception as err:
         log.exception("pipeline %s can't be evaluated", name)
         lacking = Attention(

@@ -23,7 +23,12 @@ from waldelta.lake.storage import local_path
 from waldelta.monitoring import Glance, read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.attention import Attention, shortened, worst_first
 from waldelta.monitoring.check_results import expectations_map, missed_earlier, tables_map
-from waldelta.monitoring.overview import REACH
+from waldelta.monitoring.overview import (
+    OVERVIEW_AT_ONCE,
+    OVERVIEW_HOURS,
+    OVERVIEW_REACH,
+    REACH,
+)
 from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
@@ -50,7 +55,7 @@ log = logging.getLogger(__name__)
 
 # Errors raised by a store, a file, or a table that isn't waldelta's.
 READ_ERRORS = (*READ_FAILURES, ConfigError, LakeError)
-HOURS = (24, 168)
+HOURS = (OVERVIEW_HOURS, 168)
 # Used in addresses where only the run's id is known.
 ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
@@ -58,10 +63,6 @@ _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
 # How far back the lists of runs and of reconciliations go.
 HISTORY_SHOWN = timedelta(days=30)
-# How far back the overview reads checks and latest runs: enough for a daily pipeline.
-_REACH = timedelta(days=2)
-# The overview reads this many pipelines at once, because object stores are slow.
-_AT_ONCE = 8
 
 _SECONDS = Measure("behind, in time", lambda p: p.seconds, duration, ceiling_of_seconds)
 _BYTES = Measure("behind, in WAL", lambda p: p.lag_bytes, bytes_of, ceiling_of_bytes)
@@ -114,7 +115,7 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
             [found for found in pipelines.values() if isinstance(found, PipelineFile)]
         ).items()
     }
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
         asked = [
             pool.submit(_card, name, found, schedules.get(name), at)
             for name, found in pipelines.items()
@@ -136,9 +137,9 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
             pipeline,
             Ledger(pipeline_lake(pipeline)),
             at,
-            HOURS[0],
+            OVERVIEW_HOURS,
             _last_idle_check(pipeline, schedule),
-            _REACH,
+            OVERVIEW_REACH,
         )
     except Exception as err:
         # An error of one lake must not hide the others.
@@ -309,7 +310,7 @@ def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) ->
     """
     at, name = now(), pipeline.pipeline
     states = ledger.table_rows(table)
-    changed = read_changed(ledger, at - timedelta(days=7)).get(table)
+    changed = read_changed(ledger, at - REACH).get(table)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(ledger, table, states)
     stopped = [one for one in read_stopped(pipeline, ledger) if one.table_name == table]
@@ -334,7 +335,7 @@ def reports_page(
 ) -> str:
     """Returns the page of all pipelines' runs with Data Docs, newest first."""
     files = {name: found for name, found in pipelines.items() if isinstance(found, PipelineFile)}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
         answers = dict(zip(files, pool.map(_reports_or_reason, files.values()), strict=True))
     unread = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
     runs = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
