@@ -16,7 +16,7 @@ from waldelta.monitoring.run_history import RunLine
 from waldelta.postgres.unpublished_tables import listed
 from waldelta.quantities import counted
 
-# Results of at most this many runs are searched for one that reached the stage; if none did, that
+# Results of at most this many runs are searched for one that reached apply; if none did, that
 # is reported elsewhere.
 _MOST_RESULTS = 5
 
@@ -41,7 +41,7 @@ def of_runs(
         "{}: drifted from its source: no run has repaired it",
         "reconciliation",
     )
-    run, result = _newest_with(results, landing, "apply") or (None, {})
+    run, result = _newest_at_apply(results, landing) or (None, {})
     touched = {
         state.table_name
         for state in states
@@ -129,11 +129,11 @@ def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
     return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
-def _newest_with(
-    results: Results, runs: Sequence[RunLine], stage: str
+def _newest_at_apply(
+    results: Results, runs: Sequence[RunLine]
 ) -> tuple[RunLine, dict[str, Any]] | None:
-    """Returns the newest run that reached this stage, and its result."""
+    """Returns the newest run that reached the apply stage, and its result."""
     for run in [run for run in runs if run.status != "running"][:_MOST_RESULTS]:
-        if stage in ((result := results(run)).get("stages") or {}):
+        if "apply" in ((result := results(run)).get("stages") or {}):
             return run, result
     return None

@@ -55,7 +55,6 @@ class TableLine:
     status: str
     reason: str | None
     generation: int
-    rows_copied: int
     complete_upto: datetime | None
     changed: WindowChanges | None = None
     in_quarantine: int = 0
@@ -156,7 +155,6 @@ _STATE = (
     "generation",
     "status",
     "reason",
-    "rows",
     "mode",
     "copy_skipped",
     "foreign_commits",
@@ -178,7 +176,7 @@ def _rank(line: TableLine) -> int:
 
 
 def latest_states(ledger: Ledger) -> list[TableState]:
-    """Returns the latest state of each target, without columns and storage."""
+    """Returns the latest state of each target, without columns, storage and row counts."""
     rows = ledger.table(TableState).scan(_STATE)
     return rows_of(TableState, last_rows(rows, ["table_name"]))
 
@@ -246,7 +244,6 @@ def read_tables(
                 status,
                 state.reason,
                 state.generation,
-                state.rows,
                 complete,
                 changed.get(state.table_name),
                 lacking.get(state.table_name, 0),

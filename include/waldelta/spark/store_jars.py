@@ -69,7 +69,7 @@ def stores() -> dict[str, Store]:
 
 def hadoop_version() -> str:
     """Return the version of pyspark's Hadoop; its file systems for stores must have the same."""
-    return _pysparks("hadoop-client-api").stem.removeprefix("hadoop-client-api-")
+    return _hadoop_client_jar().stem.removeprefix("hadoop-client-api-")
 
 
 def fetch_jars(folder: Path, names: Iterable[str] = ()) -> None:
@@ -142,7 +142,7 @@ def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
             f"{delta_jars} has {counted(len(storage), 'jar')} of delta-storage instead of one:"
             " delete all io.delta_*.jar there and run `waldelta jars` again"
         )
-    classpath = f"{storage[0]}{os.pathsep}{_pysparks('hadoop-client-api')}"
+    classpath = f"{storage[0]}{os.pathsep}{_hadoop_client_jar()}"
     with tempfile.TemporaryDirectory() as made:
         command = [
             *(_java(), "-jar", str(compiler)),
@@ -167,6 +167,7 @@ def _java() -> str:
     return str(Path(home) / "bin" / "java") if home else "java"
 
 
-def _pysparks(artifact: str) -> Path:
-    (jar,) = (pyspark_folder() / "jars").glob(f"{artifact}-[0-9]*.jar")
+def _hadoop_client_jar() -> Path:
+    """Return pyspark's jar of Hadoop's client API."""
+    (jar,) = (pyspark_folder() / "jars").glob("hadoop-client-api-[0-9]*.jar")
     return jar

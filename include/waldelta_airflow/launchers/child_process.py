@@ -56,14 +56,14 @@ _WATCHER = 'read -r _ && exit; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -
 
 
 @contextmanager
-def ended_with_us(leader: int, kill_after_s: float = KILL_JOB_AFTER_S) -> Iterator[None]:
+def ended_with_us(leader: int) -> Iterator[None]:
     """End a process group when this process dies in this block, even if it is killed.
 
     The group is watched from shortly after its start, usually a few milliseconds. A separate
     process has the other end of a pipe. A signal at the parent's death would reach only the group's
     leader (a JVM's Python driver would continue), and is sent already when a thread dies.
     """
-    shell = ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{kill_after_s:.0f}"]
+    shell = ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{KILL_JOB_AFTER_S:.0f}"]
     nothing = subprocess.DEVNULL
     with subprocess.Popen(
         shell,
@@ -80,16 +80,14 @@ def ended_with_us(leader: int, kill_after_s: float = KILL_JOB_AFTER_S) -> Iterat
             watcher.communicate(b"ended\n")
 
 
-def end_group(
-    leader: int, reap: Callable[[], object], kill_after_s: float = KILL_JOB_AFTER_S
-) -> None:
+def end_group(leader: int, reap: Callable[[], object]) -> None:
     """Ask a process group to end (SIGTERM), and kill it after a time limit.
 
     The process must have been started as the leader of its group. ``reap`` reads its exit code if
     it is this process's child, because it would still exist as a zombie.
     """
     _signal(leader, signal.SIGTERM)
-    deadline = time.monotonic() + kill_after_s
+    deadline = time.monotonic() + KILL_JOB_AFTER_S
     while time.monotonic() < deadline and _group_lives(leader, reap):
         time.sleep(0.05)
     # The leader may be gone while a grandchild (a JVM's Python driver) still runs.

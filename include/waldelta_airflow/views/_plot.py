@@ -15,6 +15,7 @@ from markupsafe import Markup
 from waldelta.monitoring.run_history import LagPoint, thin_out
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 150, 62, 8, 10, 22
+_SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
 _MOST_POINTS = 300
 # Half of a ceiling in seconds, up to two weeks.
 _STEPS = (
@@ -90,9 +91,7 @@ def lag_plot(
     return Markup("").join(parts)
 
 
-def sparkline(
-    values: Sequence[float | None], caption: str, width: int = 96, height: int = 26
-) -> Markup:
+def sparkline(values: Sequence[float | None], caption: str) -> Markup:
     """Returns a small line without axes."""
     known = [(n, v) for n, v in enumerate(values) if v is not None]
     if len(known) < 2:
@@ -100,6 +99,7 @@ def sparkline(
     # A constant line is drawn in the middle.
     top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
     last = len(values) - 1
+    width, height = _SPARK_WIDTH, _SPARK_HEIGHT
     line = " ".join(
         f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}"
         for n, v in known

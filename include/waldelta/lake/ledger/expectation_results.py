@@ -57,13 +57,11 @@ def recorded_unknown(rows: int) -> str:
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
-def last_recorded(
-    ledger: Ledger, expectation: str, tables: Collection[str]
-) -> dict[str, str | None]:
-    """Return the last observed value of an expectation, by table; tables without results are left
+def last_recorded_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, str | None]:
+    """Return the last observed value of ALL_VALUES_KNOWN, by table; tables without results are left
     out.
     """
-    chosen = (pc.field("expectation") == expectation) & of_tables(tables)
+    chosen = (pc.field("expectation") == ALL_VALUES_KNOWN) & of_tables(tables)
     rows = ledger.table(ExpectationResult).scan(["table_name", "observed"], chosen=chosen)
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
 

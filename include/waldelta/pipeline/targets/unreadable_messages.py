@@ -122,15 +122,13 @@ def skip_command(message: str) -> str:
     return f"quarantine --skip --row {message} --reason … (or the _quarantine DAG with action skip)"
 
 
-def record_unreadable(
-    job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str] | None = None
-) -> DecodeError:
+def record_unreadable(job: Job, unread: UnreadMessage, err: DecodeError) -> DecodeError:
     """Store a message that can't be decoded in quarantine, and name it and the remedy in the error.
 
-    A message that is in quarantine already isn't stored again. ``tables`` are the targets that it
-    is about; None: they are read from its bytes. A message that can't be stored is still named.
+    A message that is in quarantine already isn't stored again. The targets that it is about are
+    read from its bytes. A message that can't be stored is still named.
     """
-    tables = tables or tables_of(job, unread)
+    tables = tables_of(job, unread)
     named = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
     detail = (
         f"{err.detail}; transaction {unread.xid}, {named}; to go on without it:"

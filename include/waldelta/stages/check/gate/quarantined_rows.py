@@ -19,7 +19,7 @@ from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,
-    last_recorded,
+    last_recorded_unknown,
     recorded_unknown,
 )
 from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, SentMessage
@@ -159,7 +159,7 @@ def record_current(job: Job, tables: Collection[str]) -> None:
     and the tables' next check records the result.
     """
     with record_or_warn("the quarantine's current rows", tables):
-        record_unknown(job.ledger, job.run_id, last_recorded(job.ledger, ALL_VALUES_KNOWN, tables))
+        record_unknown(job.ledger, job.run_id, last_recorded_unknown(job.ledger, tables))
     record_let_in(job, tables)
 
 
