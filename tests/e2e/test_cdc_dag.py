@@ -34,7 +34,8 @@ from tests.e2e.shown_secrets import (
 )
 from tests.support.fixtures.stack import have_parsed
 from tests.support.machine_load import times_longer
-from tests.support.servers.mail_server import mail_server
+from tests.support.servers.mail_server import MailServer
+from tests.support.servers.serving import serving
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def mails(stack: Stack) -> Iterator[list[EmailMessage]]:
     """What the pipelines' notifiers have sent."""
-    with mail_server() as server, stack.client() as client:
+    with serving(MailServer()) as server, stack.client() as client:
         plain = json.dumps({"disable_ssl": True, "disable_tls": True})
         client.set_connection("mail", "smtp", host="127.0.0.1", port=server.port, extra=plain)
         yield server.mails

@@ -19,8 +19,8 @@ from tests.support.servers.standby import (
     pipeline_on,
     servers,
     there,
-    until,
 )
+from tests.support.waiting import wait_until
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import check_idle
@@ -77,7 +77,7 @@ def test_restore(spark, postgres, lake, lead_to):
             restored.data / "recovery.signal", restored.data.owner(), restored.data.group()
         )
         restored.start()
-        until(lambda: ask(restored, "select pg_is_in_recovery()") == [(False,)])()
+        wait_until(lambda: ask(restored, "select pg_is_in_recovery()") == [(False,)])
         lead_to(restored)
         insert(restored, 3, "instead")
         for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "second")):

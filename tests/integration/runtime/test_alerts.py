@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.support.pipelines import bare_slot
-from tests.support.servers.hook_server import HookServer, hook_server
+from tests.support.servers.hook_server import HookServer
+from tests.support.servers.serving import serving
 from waldelta.config import load_pipeline_file
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
@@ -88,7 +89,7 @@ def alerts(job, database, tmp_path) -> Iterator[Alerts]:
     (home / "dags" / "pipelines.py").write_text(
         "from waldelta_airflow import pipelines; globals().update(pipelines())  # the DAGs\n"
     )
-    with hook_server() as server:
+    with serving(HookServer()) as server:
         environment = os.environ | {
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "false",

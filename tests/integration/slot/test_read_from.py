@@ -23,8 +23,8 @@ from tests.support.servers.standby import (
     promote,
     servers,
     there,
-    until,
 )
+from tests.support.waiting import wait_until
 from waldelta.background import run_concurrently
 from waldelta.config import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
@@ -216,7 +216,7 @@ def orphans(primary, standby) -> list[str]:
 def pause(standby) -> None:
     """Let the standby receive, and replay nothing."""
     ask(standby, "select pg_wal_replay_pause()")
-    until(lambda: ask(standby, "select pg_get_wal_replay_pause_state()") == [("paused",)])()
+    wait_until(lambda: ask(standby, "select pg_get_wal_replay_pause_state()") == [("paused",)])
 
 
 @pytest.mark.soak
@@ -259,7 +259,6 @@ def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
 def lose_slot(primary, standby) -> None:
     """Vacuum the catalogs until the standby's slot is invalidated."""
 
-    @until
     def is_lost() -> bool:
         ask(primary, "create table app.gone (i int)")
         ask(primary, "drop table app.gone")
@@ -270,4 +269,4 @@ def lose_slot(primary, standby) -> None:
             standby, "select conflicting from pg_replication_slots where slot_type = 'logical'"
         ) == [(True,)]
 
-    is_lost()
+    wait_until(is_lost)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -53,14 +51,3 @@ class HookServer(ThreadingHTTPServer):
         taken = [one.document for one in self.posted if one.path == path]
         self.posted = [one for one in self.posted if one.path != path]
         return taken
-
-
-@contextmanager
-def hook_server() -> Iterator[HookServer]:
-    """A server that ends with the block."""
-    with HookServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.shutdown()

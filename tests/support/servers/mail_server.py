@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socketserver
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 
@@ -43,14 +40,3 @@ class MailServer(socketserver.ThreadingTCPServer):
     @property
     def port(self) -> int:
         return self.server_address[1]
-
-
-@contextmanager
-def mail_server() -> Iterator[MailServer]:
-    """A server that ends with the block."""
-    with MailServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.shutdown()

@@ -12,22 +12,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
-import tenacity
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
+from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import check_idle
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
-
-until = tenacity.retry(
-    retry=tenacity.retry_if_result(lambda done: not done),
-    stop=tenacity.stop_after_delay(60),
-    wait=tenacity.wait_fixed(0.02),
-)
 
 
 @contextmanager
@@ -91,7 +85,6 @@ def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pi
         f" where slot_name = '{slot}'"
     )
 
-    @until
     def synchronized() -> bool:
         ask(primary, "select pg_log_standby_snapshot()")
         ask(primary, "select pg_switch_wal()")  # an idle slot is moved when that frees a file
@@ -100,7 +93,7 @@ def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pi
         ask(standby, "select pg_sync_replication_slots()")
         return ask(standby, kept) == [(True,)]
 
-    synchronized()
+    wait_until(synchronized)
 
 
 def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
@@ -111,11 +104,10 @@ def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
     message = "false, 'test', 'here', true" if primary.version >= 17 else "true, 'test', 'here'"
     ((written,),) = ask(primary, f"select pg_logical_emit_message({message})::text")
 
-    @until
     def replayed() -> bool:
         return ask(standby, f"select pg_last_wal_replay_lsn() >= '{written}'::pg_lsn") == [(True,)]
 
-    replayed()
+    wait_until(replayed)
 
 
 def promote(standby: EmbeddedPostgres) -> None:

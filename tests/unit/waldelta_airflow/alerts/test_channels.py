@@ -8,8 +8,9 @@ import logging
 import pytest
 
 from tests.support.bookkeeping import NOON
-from tests.support.servers.hook_server import hook_server
-from tests.support.servers.mail_server import mail_server
+from tests.support.servers.hook_server import HookServer
+from tests.support.servers.mail_server import MailServer
+from tests.support.servers.serving import serving
 from waldelta.errors import AlertNotSent, ConfigError
 from waldelta.monitoring.attention import Attention
 from waldelta_airflow.alerts.changes import Alert
@@ -24,7 +25,7 @@ SECRET = "/services/T0/B0/s3cr3t"
 
 @pytest.fixture
 def server():
-    with hook_server() as running:
+    with serving(HookServer()) as running:
         yield running
 
 
@@ -72,7 +73,7 @@ def test_a_webhook(server, connect):
 
 
 def test_a_mail(connect):
-    with mail_server() as server:
+    with serving(MailServer()) as server:
         plain = {"disable_ssl": True, "disable_tls": True, "from_email": "airflow@example.org"}
         to = ["dba@example.org", "team@example.org"]
         connect(conn_type="smtp", host="127.0.0.1", port=server.port, extra=plain | {"to": to})

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.servers.hook_server import hook_server
+from tests.support.servers.hook_server import HookServer
+from tests.support.servers.serving import serving
 from waldelta.errors import AlertNotSent, SlotGap
 from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.settings import ALERTS_VARIABLE
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.airflow
 
 @pytest.fixture
 def server(monkeypatch):
-    with hook_server() as running:
+    with serving(HookServer()) as running:
         for name in ("one", "two"):
             connection = {"conn_type": "http", "host": running.url(f"/{name}")}
             monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
