@@ -149,6 +149,17 @@ class DecodePlan:
         return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A relation as one of its versions describes it, and where its rows have the plan's columns.
+
+    A position is None where the version doesn't have the column.
+    """
+
+    relation: Relation
+    positions: tuple[int | None, ...]
+
+
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
     """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't contain
     yet.
@@ -168,15 +179,14 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
             & version.describes(landed, is_streamed, xid8)
         )
         described |= chosen
+        of_version = _Described(version.relation, positions)
         for streamed in (False, True):
             of_format = chosen & (is_streamed == streamed)
             if not of_format.any():
                 continue
             part = changes if of_format.all() else changes.filter(pa.array(of_format))
             try:
-                yield _decode_version(
-                    part, place[of_format], (version.relation, positions), plan, streamed=streamed
-                )
+                yield _decode_version(part, place[of_format], of_version, plan, streamed=streamed)
             except DecodeError as err:
                 raise _placed(err, part) from None
     unknown = wanted & ~described
@@ -237,12 +247,12 @@ def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) ->
 def _decode_version(
     changes: pa.RecordBatch,
     place: npt.NDArray[np.int64],
-    described: tuple[Relation, tuple[int | None, ...]],
+    described: _Described,
     plan: DecodePlan,
     *,
     streamed: bool,
 ) -> pa.Table:
-    positions, identity = described[1], plan.shape.identity
+    positions, identity = described.positions, plan.shape.identity
     rows = _read_rows(changes, described, plan, streamed=streamed)
     columns: dict[str, pa.Array] = {
         "ord": pa.array(place),
@@ -269,13 +279,13 @@ def _decode_version(
 
 def _read_rows(
     changes: pa.RecordBatch,
-    described: tuple[Relation, tuple[int | None, ...]],
+    described: _Described,
     plan: DecodePlan,
     *,
     streamed: bool,
 ) -> Rows:
     """Read the rows of one relation version, with values as text."""
-    relation, positions = described
+    relation, positions = described.relation, described.positions
     # Rows are identified by these columns before they are typed, and some values may have arrived
     # as text.
     exact = [kind.is_text or i in plan.shape.identity for i, kind in enumerate(plan.types)]
@@ -301,13 +311,13 @@ def _routed(
     rows: Rows,
     plan: DecodePlan,
     routing: Routing,
-    described: tuple[Relation, tuple[int | None, ...]],
+    described: _Described,
 ) -> dict[str, pa.Array]:
     """Return the filter's columns of new and old rows, typed.
 
     Raises ApplyError for an UPDATE whose old row can't be judged.
     """
-    relation, positions = described
+    relation, positions = described.relation, described.positions
     places = {i: at for i in routing.positions if (at := positions[i]) is not None}
     is_told = relation.replica_identity == "f" or all(
         relation.columns[at].is_key for at in places.values()
@@ -355,23 +365,21 @@ def _whole_updates(
     return found
 
 
-def _new_value(
-    rows: Rows, plan: DecodePlan, described: tuple[Relation, tuple[int | None, ...]], i: int
-) -> pa.Array:
+def _new_value(rows: Rows, plan: DecodePlan, described: _Described, i: int) -> pa.Array:
     if i == plan.relid or i in plan.shape.identity:
         return _identity_value(rows, plan, described, i, _new_key)
-    at = described[1][i]
+    at = described.positions[i]
     return _filled(plan.fills[i], len(rows)) if at is None else rows.new[at]
 
 
 def _identity_value(
     rows: Rows,
     plan: DecodePlan,
-    described: tuple[Relation, tuple[int | None, ...]],
+    described: _Described,
     i: int,
     read: Callable[[Rows, int], pa.Array],
 ) -> pa.Array:
-    relation, positions = described
+    relation, positions = described.relation, described.positions
     if i == plan.relid:
         return _filled(str(relation.relation_id).encode(), len(rows))
     at = positions[i]
