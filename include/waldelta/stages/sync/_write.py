@@ -32,7 +32,7 @@ from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import (
     ChunkReader,
-    CopiedFiles,
+    WrittenCopy,
     copy_files,
     open_target,
 )
@@ -70,11 +70,9 @@ class CopyRows:
 
 def write_copy(
     spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
-) -> tuple[CommitResult, int | None, RowDiff | str | None]:
-    """Write the rows into the target; returns the commit, the number of raw rows, and the
-    differences.
-
-    The number of raw rows is None where it is unknown.
+) -> WrittenCopy:
+    """Write the rows into the target; with its ``former`` copy only those that differ, where that
+    is exact.
     """
     table_id, target = rows.target, job.pipeline.target
     place, mode = job.lake.target(str(table_id)), target.mode_of(str(table_id))
@@ -84,8 +82,7 @@ def write_copy(
         take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(place, rows.columns) if is_plain else None
     if here is not None:
-        copied = _copy_in_tasks(spark, here, rows)
-        return copied.written, copied.raw_rows, None
+        return _copy_in_tasks(spark, here, rows)
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
@@ -94,23 +91,24 @@ def write_copy(
         once(_in_frames(rows.reader)), target_schema(rows.columns)
     )
     frame = stored_frame(read, rows.copy.columns)
-    diff: RowDiff | str | None = None
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)
     if mode.keeps_rows:
-        return copy_states(spark, job, begun, given, rows), None, None
+        return WrittenCopy(copy_states(spark, job, begun, given, rows))
+    whole: str | None = None
     if former is not None:
         with writing_target(place.uri):
             diff = mend_target(spark, job, begun, former, given, rows.tag.number)
-    if isinstance(diff, RowDiff):
-        return CommitResult(diff.version, diff.compared, 0), None, diff
+        if isinstance(diff, RowDiff):
+            return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
+        whole = diff
     written = replace_target(spark, place, frame, rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(spark, place, wanted=False)
-    return written, None, diff
+    return WrittenCopy(written, whole=whole)
 
 
-def _copy_in_tasks(spark: SparkSession, target: TargetVersion, rows: CopyRows) -> CopiedFiles:
+def _copy_in_tasks(spark: SparkSession, target: TargetVersion, rows: CopyRows) -> WrittenCopy:
     def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
         done = run_tasks(spark, count, row_schema, task, stops=True)
         rows.all_read()  # Every task has returned its files.
@@ -119,13 +117,13 @@ def _copy_in_tasks(spark: SparkSession, target: TargetVersion, rows: CopyRows) -
     return copy_files(run, target, rows.tasks, rows.reader, rows.tag)
 
 
-def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> CommitResult:
+def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> WrittenCopy:
     """Keep the target's rows under a new generation, which late writers of earlier ones can't
     commit to.
     """
     take_over_for_copy(spark, job, name, generation)
     version = job.lake.target(name).version
-    return CommitResult(version, 0, 0)
+    return WrittenCopy(CommitResult(version, 0, 0))
 
 
 def _in_frames(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector
@@ -35,6 +36,9 @@ from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES
 from waldelta.spark.tasks import RunTask
 from waldelta.types.json import Variant
 
+if TYPE_CHECKING:
+    from waldelta.stages.sync._snapshot_diff import RowDiff
+
 log = logging.getLogger(__name__)
 
 _WRITTEN = pa.schema(
@@ -56,11 +60,18 @@ ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedFiles:
-    """What a copy wrote; ``raw_rows`` are rows with a value that its column's type can't store."""
+class WrittenCopy:
+    """What a copy wrote, and in which way.
+
+    ``raw_rows`` counts the rows with a value that its column's type can't store; None: unknown.
+    ``diff`` is what differed, where only that was written. ``whole`` is why everything was written
+    although only differences were requested.
+    """
 
     written: CommitResult
-    raw_rows: int
+    raw_rows: int | None = None
+    diff: RowDiff | None = None
+    whole: str | None = None
 
 
 def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVersion | None:
@@ -109,7 +120,7 @@ def copy_files(
     tasks: int,
     reader: ChunkReader,
     tag: Tag,
-) -> CopiedFiles:
+) -> WrittenCopy:
     """Have tasks write what ``reader`` reads, and replace the target's files; durable on return.
 
     ``run`` runs the tasks (tasks.run_tasks). Raises the error a task named, LateWriter when another
@@ -136,7 +147,7 @@ def copy_files(
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
     )
-    return CopiedFiles(CommitResult(version, rows, size), verbatim)
+    return WrittenCopy(CommitResult(version, rows, size), verbatim)
 
 
 def _write(

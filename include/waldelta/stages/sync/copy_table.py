@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.route import plan_routing
-from waldelta.changes.merge.target_table import CommitResult, target_columns
+from waldelta.changes.merge.target_table import target_columns
 from waldelta.errors import (
     ConfigError,
     SnapshotLost,
@@ -50,9 +50,9 @@ from waldelta.snapshot.publication_version import (
 )
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.stages.sync._progress import progress
-from waldelta.stages.sync._snapshot_diff import Former, RowDiff
+from waldelta.stages.sync._snapshot_diff import Former
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
-from waldelta.stages.sync._write_files import ChunkReader
+from waldelta.stages.sync._write_files import ChunkReader, WrittenCopy
 from waldelta.stages.sync._write_states import SnapshotMoment, keeps_earlier_rows
 from waldelta.stages.sync.copied_table import SyncResult
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
@@ -160,27 +160,27 @@ def _copy_as_of(
     rows = _copy_rows(held, replicated, where, tasks, attempt, moment)
     fault_point("sync.planned")
     held.resources.enter_context(progress(holder, table_id, tasks))
-    written, verbatim, diff = _write(spark, job, rows, attempt.generation, former, skipped)
+    copy = _write(spark, job, rows, attempt.generation, former, skipped)
     held.end()
     check_unaltered(job, replicated, membership)
     begins = skipped or holder
     return SyncResult(
         table_id,
         attempt.generation,
-        written.version,
+        copy.written.version,
         begins.snapshot,
         begins.lsn,
-        written.rows,
-        written.bytes,
+        copy.written.rows,
+        copy.written.bytes,
         time.monotonic() - held.began,
         attempt.number,
         replicated.table.relation_ids,
         storage,
         to_text(where),
         held.bill,
-        diff if isinstance(diff, RowDiff) else None,
-        diff if isinstance(diff, str) else None,
-        verbatim,
+        copy.diff,
+        copy.whole,
+        copy.raw_rows,
         skipped,
     ), replicated
 
@@ -192,10 +192,10 @@ def _write(
     generation: int,
     former: Former | None,
     skipped: SkippedCopy | None,
-) -> tuple[CommitResult, int | None, RowDiff | str | None]:
+) -> WrittenCopy:
     """Write the copy as write_copy() does; a target whose copy is skipped keeps its rows."""
     if skipped is not None and skipped.former is not None:
-        return keep_target(spark, job, str(rows.target), generation), None, None
+        return keep_target(spark, job, str(rows.target), generation)
     return write_copy(spark, job, rows, generation, former if skipped is None else None)
 
 
