@@ -227,7 +227,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
-@pytest.mark.parametrize("moment", ["count_statement", "tagged"])
+@pytest.mark.parametrize("moment", ["count_statement", "commit_statement"])
 def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
     spark, database, lake, monkeypatch, moment
 ):

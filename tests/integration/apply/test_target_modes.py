@@ -159,9 +159,11 @@ def test_every_mode_holds_what_the_source_has_and_had(
         # One after the other: a session has one transaction id and one userMetadata for all
         # commits.
         threads = set()
-        real = copy_states.tagged
+        real = copy_states.commit_statement
         monkeypatch.setattr(
-            copy_states, "tagged", lambda *of: threads.add(current_thread().name) or real(*of)
+            copy_states,
+            "commit_statement",
+            lambda *of: threads.add(current_thread().name) or real(*of),
         )
         sync(spark, job, [f"public.{name}" for name in MODES])
         assert len(threads) <= 1

@@ -578,7 +578,7 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     where = {
         "files": "_write_files._commit",
         "diff": "_snapshot_diff.merge_rows",
-        "kept": "_write_states.tagged",
+        "kept": "_write_states.commit_statement",
         "equal": "_snapshot_diff.commit_equal",
     }[kind]
     holders = (
