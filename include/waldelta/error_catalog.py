@@ -278,8 +278,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "public.orders: another run applied changes to it at the same time: run again",
         ),
         "ApplyError": ErrorEntry(
-            "Changes can't be merged into a target, or a key value doesn't fit its type in the"
-            " lake.",
+            "Changes can't be merged, a key value doesn't fit its type in the lake, or a table"
+            " failed otherwise.",
             "The table's changes wait.",
             "follow the message",
             "key column 'valid_to' has a value that timestamp can't hold, …",

@@ -42,7 +42,7 @@
      |    +-- StoreMissing               no such bucket
      |    +-- StoreUnreachable           (retryable) the store doesn't answer
      |    +-- LateWriter                 (retryable) a newer run has already committed
-     +-- ApplyError                  changes that can't be merged into a target
+     +-- ApplyError                  changes that can't be merged, or a table's unforeseen failure
      |    +-- StagedLost                 (retryable) staged files are gone or cut short
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
@@ -356,7 +356,10 @@ class LateWriter(LakeError):
 
 
 class ApplyError(WaldeltaError):
-    """Changes that can't be merged into a target; they stay in the change log."""
+    """Changes that can't be merged into a target, or another unforeseen failure of a table.
+
+    The changes stay in the change log.
+    """
 
 
 class StagedLost(ApplyError):

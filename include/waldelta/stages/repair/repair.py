@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from waldelta.changes.merge import read_commit, take_over_target
 from waldelta.changes.merge.commits import commit_untouched
 from waldelta.changes.merge.snapshot_rows import merge_rows
@@ -63,7 +65,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import first_line, writing_error
+from waldelta.pipeline.task_errors import first_line, unexpected_error, writing_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
@@ -209,7 +211,12 @@ def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None =
         raise NeedsSync(why)
     state, began = drifted.state, time.monotonic()
     name = state.table_name
-    with target_lock(job, name) as lock, raised_as(partial(writing_error, name)):
+    with (
+        target_lock(job, name) as lock,
+        raised_as(partial(writing_error, name)),
+        # A full disk of the source's server isn't the target's.
+        raised_as(partial(unexpected_error, name), psycopg.Error),
+    ):
         check_same_copy(job, state if again is not None else replace(state, status=NEEDS_SYNC))
         check_target(job, state)
         done = _repair(spark, job, drifted, lock, again)

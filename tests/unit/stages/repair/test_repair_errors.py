@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from psycopg.errors import DiskFull
 
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritable
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED
@@ -36,20 +37,21 @@ def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "retryable", "remedy"),
+    ("err", "kind", "retryable", "remedy"),
     [
-        ("[DELTA_CONCURRENT_APPEND] Transaction conflict", LateWriter, True, "run again"),
-        ("No space left on device", TargetNotWritable, False, "free space there"),
-        ("Permission denied (os error 13)", TargetNotWritable, False, "write permission there"),
-        ("waldelta.errors.PeekTimeout: a task's", PeekTimeout, True, "a task's"),
-        ("a defect", ApplyError, False, "public.t: a defect"),
+        (RuntimeError("[DELTA_CONCURRENT_APPEND] a conflict"), LateWriter, True, "run again"),
+        (RuntimeError("No space left on device"), TargetNotWritable, False, "free space there"),
+        (OSError("Permission denied (os error 13)"), TargetNotWritable, False, "write permission"),
+        (RuntimeError("waldelta.errors.PeekTimeout: a task's"), PeekTimeout, True, "a task's"),
+        (RuntimeError("a defect"), ApplyError, False, "public.t: a defect"),
+        (DiskFull("No space left on device"), ApplyError, True, "public.t: DiskFull: No space"),
     ],
 )
-def test_a_failed_write_of_a_repair_has_its_remedy(monkeypatch, said, kind, retryable, remedy):
-    """As that of a replay or of an apply has."""
+def test_a_failed_write_of_a_repair_has_its_remedy(monkeypatch, err, kind, retryable, remedy):
+    """As that of a replay or of an apply has. A full disk of the source isn't the target's."""
 
     def write(*_):
-        raise RuntimeError(said)
+        raise err
 
     monkeypatch.setattr(stage, "obstacle", lambda _: None)
     monkeypatch.setattr(stage, "target_lock", lambda *_: nullcontext())
