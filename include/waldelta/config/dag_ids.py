@@ -1,6 +1,7 @@
-"""The ids of a pipeline's DAGs: the one rule for DAG files, pages, alerts and messages.
+"""The ids of a pipeline's DAGs, for DAG files, pages, alerts and messages.
 
-It imports nothing else, because DAG parsing and error messages need only the ids.
+It imports nothing else, because DAG parsing and error messages need only the ids. Prose repeats the
+rule: the DAGs' own documentation, two templates and docs/.
 """
 
 from __future__ import annotations

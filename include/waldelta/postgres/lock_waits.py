@@ -35,7 +35,8 @@ def limited(
     """Limit the time of each statement inside; afterwards the session's own limit holds again.
 
     PostgreSQL ends it with QueryCanceled or LockNotAvailable. A session whose limit can't be put
-    back is closed: it is lost, canceled just then, or still busy with an interrupted statement.
+    back is closed: it is lost, canceled just then, or still busy with an interrupted statement. An
+    open transaction of such a session ends without a commit, so one that writes isn't for this.
     """
     limit = str(math.ceil(seconds * 1000))
     ((before, _),) = connection.execute(_LIMIT, {"setting": setting, "limit": limit}).fetchall()

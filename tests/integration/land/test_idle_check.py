@@ -203,12 +203,19 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
 
     assert settings.IDLE_CHECK_TIMEOUT.total_seconds() >= 2 * idle.IDLE_CHECK_BUDGET_S
     write_wal(database)
-    monkeypatch.setattr(idle, "first_message", lambda conn, *_: conn.execute("select pg_sleep(99)"))
+    reads = []
+
+    def read_long(connection, *_):
+        reads.append(budget)
+        connection.execute("select pg_sleep(99)")
+
+    monkeypatch.setattr(idle, "first_message", read_long)
     for budget in (0.0, 0.5, 1.5):
         monkeypatch.setattr(idle, "IDLE_CHECK_BUDGET_S", budget)
         seen = check_idle(job)
         assert seen.has_work
         assert seen.reason.startswith("more WAL between")
+    assert reads == [1.5]
     monkeypatch.undo()
     assert not check_idle(job).has_work
 

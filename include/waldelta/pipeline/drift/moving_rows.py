@@ -15,7 +15,7 @@ from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.pipeline.drift.repair_plan import FilterRule, Repair, entering, merges_partitions
 from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
 from waldelta.postgres import Leaf
-from waldelta.postgres.lock_waits import limited
+from waldelta.postgres.lock_waits import limited, within
 from waldelta.postgres.planner_estimate import planned_rows
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Choice
@@ -124,7 +124,7 @@ def _count(
     ]
     query = sql.SQL("select {}").format(sql.SQL(", ").join(sides))
     try:
-        with limited(connection, "statement_timeout", _COUNT_TIMEOUT_S):
+        with limited(connection, "statement_timeout", _COUNT_TIMEOUT_S), within(connection):
             return list(connection.execute(query).fetchall()[0])
     except psycopg.errors.QueryCanceled:
         return None

@@ -174,7 +174,7 @@ def _is_truncated(
         return False
     # A lock, a missing grant, or an access method whose rows have no xmin.
     except psycopg.Error as err:
-        if connection.broken:
+        if connection.closed:
             raise
         log.warning(
             "partition %s.%s has a new file; this run can't check whether it was truncated (%s)",

@@ -222,7 +222,7 @@ def _work_or_unknown(
         with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
             return _remaining_work(connection, job, identity, change_log, oldest_xid)
     except Exception as err:
-        if connection.broken:
+        if connection.closed:
             raise
         log.warning("the idle check can't determine whether work is left: %s", err)
         return f"whether work is left can't be determined ({str(err).partition(chr(10))[0]})"

@@ -109,7 +109,7 @@ class _Adoption:
         except psycopg.errors.DuplicateObject:  # Another session has just added it.
             return None
         except psycopg.Error as err:
-            if self.conn.broken:
+            if self.conn.closed:
                 raise
             return f"PostgreSQL refused: {err.diag.message_primary}: {_TO_SET_UP}"
         except SourceError as err:

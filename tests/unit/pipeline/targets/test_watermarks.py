@@ -120,6 +120,13 @@ def test_a_state_is_changed_under_its_lock_as_it_is_by_then(job, monkeypatch):
     selected = replace(STATE, incarnation="0/1")
     stored = replace(selected, rows=9, storage=StorageState(as_of=5))
     latest = job.ledger.append_state(stored, None)
+    append = type(job.ledger).append_state
+
+    def append_locked(*given):
+        assert locks[-1] == STATE.table_name
+        return append(*given)
+
+    monkeypatch.setattr(type(job.ledger), "append_state", append_locked)
     assert record_state(job, selected, lambda row: row) == latest
     assert len(job.read_all_states()) == 1
 
