@@ -15,17 +15,16 @@ from waldelta.errors import ConfigError, NeedsSync
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.ledger import TableState
-from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.moving_rows import describe_moving
 from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, Watermarks
-from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.needs_copy import mark_same_copy
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.target_sources import read_targets
-from waldelta.pipeline.targets.watermarks import check_same_copy, record_state
+from waldelta.pipeline.targets.watermarks import record_state
 from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)
@@ -73,8 +72,7 @@ def check_drift(
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = job.pipeline.target.policy_of(name) == "evolve"
     if drift.mends and evolves:
-        with target_lock(job, name):
-            mark(job, check_same_copy(job, state), f"{name}: {reasons}")
+        mark_same_copy(job, state, f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
         repairs = state.kept_as.supports(Feature.DRIFT_REPAIR)
         drifted |= {name: drift.repair} if repairs else {}

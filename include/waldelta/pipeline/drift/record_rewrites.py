@@ -11,13 +11,12 @@ from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState, now
-from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import to_record, unsent_changes
 from waldelta.pipeline.drift.schema_evolution import refusal
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.needs_copy import mark
-from waldelta.pipeline.targets.watermarks import check_same_copy, record_state
+from waldelta.pipeline.targets.needs_copy import mark_same_copy
+from waldelta.pipeline.targets.watermarks import record_state
 
 # Maximum age of the record of a partitioned table: truncated leaves are found by rows that are
 # older than the record.
@@ -44,8 +43,7 @@ def check_mode(job: Job, state: TableState) -> None:
         f" {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
     )
     if target.recopies(name):
-        with target_lock(job, name):
-            mark(job, check_same_copy(job, state), reason)
+        mark_same_copy(job, state, reason)
     raise NeedsSync(f"{reason}: sync it again")
 
 
@@ -73,8 +71,7 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     if what and policy == "fail":
         raise refusal(state, what)
     if what and policy == "evolve":
-        with target_lock(job, state.table_name):
-            mark(job, check_same_copy(job, state), f"{state.table_name}: {what}")
+        mark_same_copy(job, state, f"{state.table_name}: {what}")
         raise NeedsSync(f"{state.table_name}: {what}")
 
     def with_storage(latest: TableState) -> TableState:

@@ -20,8 +20,10 @@ from waldelta.errors import TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import NEEDS_SYNC, now
+from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import read_targets
+from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.catalog import read_bytes
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
 
@@ -33,6 +35,12 @@ def mark(job: Job, state: TableState, reason: str) -> None:
     marked = replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason)
     job.ledger.append_state(marked, state)
     fault_point("recopy.marked")
+
+
+def mark_same_copy(job: Job, state: TableState, reason: str) -> None:
+    """Mark a target under its lock; raises LockHeld, and LateWriter as check_same_copy() does."""
+    with target_lock(job, state.table_name):
+        mark(job, check_same_copy(job, state), reason)
 
 
 def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:

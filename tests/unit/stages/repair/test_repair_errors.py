@@ -48,7 +48,7 @@ def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
     ],
 )
 def test_a_failed_write_of_a_repair_has_its_remedy(monkeypatch, err, kind, retryable, remedy):
-    """As that of a replay or of an apply has. A full disk of the source isn't the target's."""
+    """The same as in a replay or an apply. A full disk of the source isn't the target's."""
 
     def write(*_):
         raise err
