@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from waldelta.config import PipelineFile
 from waldelta.lake.store_connection import store_of
+from waldelta.monitoring.attention import Attention
 
 if TYPE_CHECKING:
     from airflow.models.connection import Connection
@@ -145,21 +146,27 @@ def _elsewhere(conn_id: str) -> tuple[Connection | None, State]:
 
 def describe_missing(
     pools: Collection[PoolEntry], connections: Collection[ConnectionEntry]
-) -> dict[str, list[str]]:
-    """Returns what each pipeline lacks, each as a sentence with its remedy."""
-    found: dict[str, list[str]] = {}
+) -> dict[str, list[Attention]]:
+    """Returns what each pipeline lacks, with its remedy.
+
+    A missing connection is a warning, because workers may have it in their own environment.
+    """
+    found: dict[str, list[Attention]] = {}
     for pool in pools:
         if pool.state == "missing":
-            found.setdefault(pool.pipeline, []).append(
+            text = (
                 f"Airflow has no pool {pool.pool}, so tasks that use the slot never start: run"
                 f" `waldelta airflow setup`, or `{pool.command}`"
             )
+            found.setdefault(pool.pipeline, []).append(Attention("failed", "lacks", text))
     for one in connections:
         if one.state == "missing":
-            found.setdefault(one.pipeline, []).append(
-                f"Airflow has no connection {one.connection} ({one.use}): `waldelta airflow setup"
-                " --dry-run` shows the command that adds it"
+            text = (
+                f"this process finds no connection {one.connection} ({one.use}): unless the workers"
+                " have it in their own environment, add it by the command that `waldelta airflow"
+                " setup --dry-run` shows"
             )
+            found.setdefault(one.pipeline, []).append(Attention("warning", "lacks", text))
     return found
 
 

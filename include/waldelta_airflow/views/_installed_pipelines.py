@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
+from waldelta.monitoring.attention import Attention
 from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
 from waldelta_airflow.reporting.notify import IDLE_CHECK
@@ -54,13 +55,13 @@ class Schedule(DagsOfPipeline):
 
     ``idle_checked_at``: when the latest run began that found nothing to do, which the ledger
     doesn't store. ``well``: when the latest run began that succeeded, or was marked so. ``dags``:
-    all DAGs of the pipeline. ``lacks``: missing pools and connections, as sentences.
+    all DAGs of the pipeline. ``lacks``: missing pools and connections.
     """
 
     idle_checked_at: datetime | None = None
     well: datetime | None = None
     dags: tuple[DagState, ...] = ()
-    lacks: tuple[str, ...] = ()
+    lacks: tuple[Attention, ...] = ()
 
     @property
     def under_way(self) -> tuple[DagState, ...]:
@@ -110,7 +111,7 @@ def read_schedules(
 
 def _lacks(
     session: Session, pipelines: Collection[PipelineFile], schedules: Mapping[str, Schedule]
-) -> dict[str, list[str]]:
+) -> dict[str, list[Attention]]:
     """Returns the missing pools and connections by pipeline.
 
     Workers may have connections in their own environment. So once a run has succeeded, connections

@@ -183,7 +183,7 @@ def _attention(
     lacks = () if schedule is None else schedule.lacks
     return worst_first(
         (
-            *(Attention("failed", "lacks", text) for text in lacks),
+            *lacks,
             *of_dags(pipeline, glance, schedule, at),
             *glance.attention,
         )

@@ -60,7 +60,8 @@ def test_what_is_missing_is_named_with_its_command(session, shop):
         "airflow connections add shop_source --conn-type postgres --conn-host"
     )
     assert "password" not in command
-    (pool, source, spark) = describe_missing(pools, connections)["shop"]
+    found = describe_missing(pools, connections)["shop"]
+    (pool, source, spark) = [one.text for one in found]
     assert pool.startswith(
         "Airflow has no pool waldelta_shop_cdc, so tasks that use the slot never"
     )

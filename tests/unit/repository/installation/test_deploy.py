@@ -107,9 +107,50 @@ def test_no_file_has_a_secret(compose, helm):
     """Compose refuses to start without them; Kubernetes reads them from a secret."""
     text = (DEPLOY / "compose.yml").read_text()
     secrets = set(re.findall(r"\$\{(\w+):\?", text))
-    assert secrets == {"POSTGRES_PASSWORD", "JWT_SECRET", "FERNET_KEY"}
+    assert secrets == {"POSTGRES_PASSWORD", "JWT_SECRET", "API_SECRET_KEY", "FERNET_KEY"}
     assert all(name in text.split("x-airflow")[0] for name in secrets)
-    assert all(entry.keys() == {"envName", "secretName", "secretKey"} for entry in helm["secret"])
+    connections = helm["workers"]["kubernetes"]["env"]
+    assert all(entry["name"].startswith("AIRFLOW_CONN_") for entry in connections)
+    assert all(entry["valueFrom"].keys() == {"secretKeyRef"} for entry in connections)
+
+
+def environment(service: dict) -> dict[str, str]:
+    return service.get("environment", {})
+
+
+def test_every_key_of_airflow_has_a_secret_of_its_own(compose):
+    """Who learns one key could otherwise sign with another."""
+    for name, service in compose["services"].items():
+        required = re.compile(r"\$\{(\w+):\?")
+        used = [key for value in environment(service).values() for key in required.findall(value)]
+        assert len(used) == len(set(used)), name
+
+
+# Who else has a secret could lose it, and has no use for it.
+NEED = {
+    "AIRFLOW__API__SECRET_KEY": {"api-server", "scheduler"},
+    "AIRFLOW__API_AUTH__JWT_SECRET": {"api-server", "scheduler"},
+    "connections.env": {"scheduler"},
+    "store.env": {"api-server", "scheduler"},
+    "lake": {"api-server", "scheduler"},
+}
+
+
+@pytest.mark.parametrize("what", NEED)
+def test_only_the_containers_that_need_a_secret_have_it(compose, what):
+    having = {
+        name
+        for name, service in compose["services"].items()
+        if what in environment(service)
+        or what in [file["path"] for file in service.get("env_file", ())]
+        or what in [volume.split(":")[0] for volume in service.get("volumes", ())]
+    }
+    assert having == NEED[what]
+
+
+def test_only_the_chart_s_workers_have_the_password_of_the_source(helm):
+    assert "secret" not in helm
+    assert not [entry for entry in helm["env"] if entry["name"].startswith("AIRFLOW_CONN_")]
 
 
 def test_the_page_names_every_file():

@@ -38,6 +38,7 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliatio
 from waldelta.lake.ledger.records import Release, Run, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import local_path
+from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports import ReportEntry
@@ -637,7 +638,7 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert text.index("scheduled__early") < text.index(
         "overdue by 1 hour"
     )  # problems come before warnings
-    schedules["shop"] = Schedule(lacks=("Airflow has no pool <x>",))
+    schedules["shop"] = Schedule(lacks=(Attention("failed", "lacks", "Airflow has no pool <x>"),))
     for address in ("/", "/p/shop"):
         assert "problem" in (text := client.get(address).text)
         assert "Airflow has no pool &lt;x&gt;" in text
@@ -650,7 +651,7 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
 def test_a_pool_that_is_missing_is_shown_before_setup(write_pipeline, schedules, open_pages):
     """The DAG of setup needs it, too."""
     write_pipeline("shop")
-    schedules["shop"] = Schedule(lacks=("Airflow has no pool x",))
+    schedules["shop"] = Schedule(lacks=(Attention("failed", "lacks", "Airflow has no pool x"),))
     for address in ("/", "/p/shop"):
         assert "Airflow has no pool x" in open_pages("viewer").get(address).text
 
