@@ -11,7 +11,13 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Ledger, Reconciliation
 from waldelta.lake.ledger.ledger_row import rows_of
-from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, last_answers, last_whole
+from waldelta.lake.ledger.reconciliations import (
+    ANSWERS,
+    DIFFERENT,
+    kept_out,
+    last_answers,
+    last_whole,
+)
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.lake.ledger.table import last_rows
 from waldelta.monitoring.attention import Attention, names, on_names
@@ -39,7 +45,8 @@ class Compared:
     although that was tried; ``never`` were not compared at all. ``oldest`` is the oldest result of
     ``equal`` and ``partly``. ``answers`` are the last results without left-out columns, where
     equal. In ``again`` are tables whose latest comparison has no result, in ``broken`` those where
-    it failed.
+    it failed. ``kept_out`` counts the rows that the results of ``equal`` and ``partly`` left out,
+    because the targets lacked them on purpose.
     """
 
     equal: tuple[str, ...] = ()
@@ -51,6 +58,7 @@ class Compared:
     oldest: datetime | None = None
     again: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
+    kept_out: int = 0
     answers: Mapping[str, LastEqual] = field(default_factory=dict)
 
     @property
@@ -71,18 +79,31 @@ class Compared:
         )
 
     @property
+    def headline(self) -> str:
+        """Returns the number that the verdict is about: tables that differ, or else equal ones.
+
+        >>> Compared(different=("a",), never=("b", "c")).headline
+        '1 of 3 tables differs'
+        """
+        of = counted(self.count, "table")
+        if found := len(self.different):
+            return f"{found:,} of {of} {'differs' if found == 1 else 'differ'}"
+        return f"{len(self.equal):,} of {of}"
+
+    @property
     def summary(self) -> tuple[str, ...]:
-        """Returns in words what is known of tables that aren't known to be equal."""
+        """Returns in words what the headline doesn't say of the other tables and rows."""
         if not self.equal and self.never == self.rest:
             return ("never compared",) if self.never else ()
         counts = (
-            (self.different, "different"),
+            (self.equal if self.different else (), "equal"),
             (self.copied, "copied since it differed"),
             (self.partly, "equal, some columns not compared"),
             (self.unanswered, "no result"),
             (self.never, "never compared"),
         )
-        return tuple(f"{len(found):,} {what}" for found, what in counts if found)
+        words = [f"{len(found):,} {what}" for found, what in counts if found]
+        return (*words, *([kept_out(self.kept_out)] if self.kept_out else []))
 
 
 def read_compared(
@@ -94,7 +115,7 @@ def read_compared(
     """
     if history is None:
         scanned = ledger.table(Reconciliation).scan(
-            ("at", "run_id", "table_name", "status", "version", "left_out")
+            ("at", "run_id", "table_name", "status", "version", "left_out", "lacking")
         )
         history = rows_of(Reconciliation, _newest(scanned))
     rows = [row for row in history if row.table_name in tables]
@@ -120,6 +141,7 @@ def read_compared(
         oldest=min((answers[name].at for name in equal), default=None),
         again=tuple(sorted(attempts)),
         broken=tuple(sorted(name for name, row in latest.items() if row.status == NOT_ANSWERED)),
+        kept_out=sum(answers[name].lacking for name in equal),
         answers={name: LastEqual(row.at, row.version) for name, row in whole.items()},
     )
 

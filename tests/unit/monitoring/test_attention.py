@@ -177,7 +177,7 @@ COMPARED = [
         [("a", "equal"), ("a", "different"), ("b", "equal")],
         "ab",
         "failed",
-        ("1 different",),
+        ("1 equal",),
         2,
     ),
     ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
@@ -202,7 +202,7 @@ COMPARED = [
         [("a", "different", "v")],
         "a",
         "failed",
-        ("1 different",),
+        (),
         None,
     ),
     ("with all columns since", [("a", "equal", "v"), ("a", "equal")], "a", "passed", (), 1),
@@ -223,6 +223,53 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
     compared = read_compared(book, [f"public.{name}" for name in fed])
     assert (compared.verdict, compared.summary, compared.count) == (verdict, told, len(fed))
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
+
+
+HEADLINES = [
+    ("none was compared", {}, "unknown", "0 of 10 tables", ("never compared",)),
+    ("one, and it is equal", {"a": 0}, "unknown", "1 of 10 tables", ("9 never compared",)),
+    (
+        "one, and it differs",
+        {"a": None},
+        "failed",
+        "1 of 10 tables differs",
+        ("9 never compared",),
+    ),
+    (
+        "two differ",
+        {"a": None, "b": None, "c": 0},
+        "failed",
+        "2 of 10 tables differ",
+        ("1 equal", "7 never compared"),
+    ),
+    (
+        "equal but for rows that an operator discarded",
+        dict.fromkeys("abcdefghi", 0) | {"j": 3},
+        "passed",
+        "10 of 10 tables",
+        ("3 rows not compared: quarantined or discarded",),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "lacking, verdict, headline, summary",
+    [case[1:] for case in HEADLINES],
+    ids=[case[0] for case in HEADLINES],
+)
+def test_the_number_beside_a_verdict_is_what_the_verdict_is_about(
+    book, lacking, verdict, headline, summary
+):
+    """A red count is of tables that differ. ``lacking``: rows left out, None where it differs."""
+    rows = [
+        Reconciliation(
+            minutes(1), "r", f"public.{n}", "different" if m is None else "equal", lacking=m or 0
+        )
+        for n, m in lacking.items()
+    ]
+    Reconciliations(book.lake).add(rows)
+    compared = read_compared(book, [f"public.{name}" for name in "abcdefghij"])
+    assert (compared.verdict, compared.headline, compared.summary) == (verdict, headline, summary)
 
 
 TOLD_BY_RUNS = [

@@ -17,6 +17,7 @@ from waldelta.arrow import UTC_TIME
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late, in_order, of_tables
+from waldelta.quantities import counted
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
     "equal",
@@ -27,6 +28,19 @@ EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
 )
 
 ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
+
+
+def kept_out(rows: int) -> str:
+    """Return in words how many rows a comparison left out, because its target lacked them on
+    purpose.
+
+    The quarantine alone doesn't count them: discarded rows have left it, and others may since.
+
+    >>> kept_out(1)
+    '1 row not compared: quarantined or discarded'
+    """
+    return f"{counted(rows, 'row')} not compared: quarantined or discarded"
+
 
 # Limits per table: differing rows that are kept, differing rows kept with values, and the length of
 # a value.

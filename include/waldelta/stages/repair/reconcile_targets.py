@@ -24,6 +24,7 @@ from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     NOT_COMPARED,
     REPAIRED,
+    kept_out,
 )
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
@@ -411,9 +412,7 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
                 f"{row.table_name}: columns not compared: {', '.join(row.left_out)}"
             )
         if row.lacking:
-            result.warnings.append(
-                f"{row.table_name}: {counted(row.lacking, 'row')} in quarantine not compared"
-            )
+            result.warnings.append(f"{row.table_name}: {kept_out(row.lacking)}")
     compared = [row for row in found if row.compared]
     rows, differing = (
         sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))

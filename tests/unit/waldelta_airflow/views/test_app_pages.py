@@ -766,6 +766,23 @@ def test_nothing_is_fine_that_was_not_compared(
     assert ("no differences" in pages[2]) is (fine is not None)
 
 
+def test_rows_left_out_of_a_comparison_are_no_difference_and_not_in_quarantine_now(
+    write_pipeline, schedules, open_pages
+):
+    """They were quarantined or discarded then; the quarantine itself may be empty by now."""
+    root = load_pipeline_file(write_pipeline("shop")).target.root
+    Ledger(Lake(root)).append(TableState(now(), "s", "public.a", 1, "synced"))
+    row = Reconciliation(now(), "r", "public.a", "equal", source_rows=9, lacking=3)
+    Reconciliations(Lake(root)).add([row])
+    client = open_pages("viewer")
+    text = client.get("/p/shop/reconciliation").text
+    assert re.search(r"<td>nothing</td>\s*<td>3 quarantined or discarded<br></td>", text)
+    assert "in quarantine" not in text
+    for page in ("/", "/p/shop", "/p/shop/reconciliation"):
+        assert "3 rows not compared: quarantined or discarded" in client.get(page).text
+    assert "Quarantine is empty." in client.get("/p/shop/quarantine").text
+
+
 def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(
     shop, open_pages, decided
 ):

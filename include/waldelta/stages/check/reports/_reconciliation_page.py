@@ -155,10 +155,7 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
             "skipped (changing)",
             f"{counted(row.in_flight, 'key')} changed during the comparison",
         )
-        yield (
-            "in quarantine",
-            f"{counted(row.lacking, 'row')}, not compared",
-        )
+        yield "quarantined or discarded", f"{counted(row.lacking, 'row')}, not compared"
         yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
         yield "duration", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
     if row.left_out:
