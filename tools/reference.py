@@ -218,11 +218,13 @@ def _verb(name: str) -> str:
 
 
 def _options_of_a_run() -> str:
-    return "\n".join(
-        _option(action)
-        for action in _verbs()["maintain"]._actions  # noqa: SLF001
-        if action.dest in _OF_RUN
-    )
+    """The options that the help of a verb leaves out."""
+    lines = []
+    for action in _verbs()["maintain"]._actions:  # noqa: SLF001
+        if action.dest in _OF_RUN:
+            action.help = RUN_OPTIONS[action.option_strings[0]]["help"]
+            lines.append(_option(action))
+    return "\n".join(lines)
 
 
 def _metrics() -> str:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from waldelta.cli.init.options import INIT_OPTIONS, split_names
+from waldelta.config import split_table_name
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
 from waldelta.stages.repair.replay.interval import REPLAY
@@ -24,7 +25,12 @@ _MODULES: Final = ("waldelta", "spark_jobs")
 
 
 def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: write it as 2026-01-31T08:00, in UTC unless it has an offset"
+        ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -75,7 +81,17 @@ _NAMES = {"type": split_names, "metavar": "NAME,NAME"}
 
 
 def _stages(*names: str) -> _Options:
-    return {"--stage": _NAMES | {"help": f"run only some of {', '.join(names)}"}}
+    def split_stages(text: str) -> list[str]:
+        given = split_names(text)
+        if unknown := sorted(set(given) - set(names)):
+            raise argparse.ArgumentTypeError(
+                f"there is no stage {unknown[0]!r}: the stages are {', '.join(names)}"
+            )
+        return given
+
+    return {
+        "--stage": _NAMES | {"type": split_stages, "help": f"run only some of {', '.join(names)}"}
+    }
 
 
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
@@ -369,13 +385,14 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
         known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
         known.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
         # An operator who replays by hand must choose the interval.
-        interval = known.add_argument_group("interval to replay") if verb == REPLAY else None
-        of_run = known.add_argument_group("options that Airflow passes")
         for name, details in (*own.items(), *OUTPUT_OPTIONS.items()):
             known.add_argument(name, **details)
+        interval = known.add_argument_group("interval to replay") if verb == REPLAY else None
         for name, details in RUN_OPTIONS.items():
-            group = interval if interval is not None and name in _INTERVAL else of_run
-            group.add_argument(name, **details)
+            if interval is not None and name in _INTERVAL:
+                interval.add_argument(name, **details)
+            else:  # Airflow's tasks pass these; who types a verb needs none of them.
+                known.add_argument(name, **details | {"help": argparse.SUPPRESS})
         known.set_defaults(
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )
@@ -406,6 +423,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     vars(options).update(implied)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)
+    if getattr(options, "result", None) is None:
+        try:
+            check_values(options)
+        except ConfigError as err:
+            parser.error(str(err))
     return options
 
 
@@ -420,13 +442,22 @@ def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespa
             parser.error(f"--{name} needs {', '.join(most)} or {last}")
 
 
-def check_decision(options: argparse.Namespace) -> None:
-    """Raise ConfigError for an invalid decision.
+def check_values(options: argparse.Namespace) -> None:
+    """Raise ConfigError for values that no run can use.
 
-    Airflow's form allows such decisions, so the error must be reported by the run.
+    Airflow's forms allow such values, so the run that they start must report the error. For anyone
+    else they are a wrong use of the command.
     """
-    if options.verb != "quarantine":
-        return
+    for name in getattr(options, "tables", None) or ():
+        try:
+            split_table_name(name)
+        except ValueError as err:
+            raise ConfigError(str(err)) from None
+    if options.verb == "quarantine":
+        _check_decision(options)
+
+
+def _check_decision(options: argparse.Namespace) -> None:
     if options.row and options.retry:
         raise ConfigError(
             "--retry takes all quarantined rows of a table, not single rows: name the table"
@@ -437,6 +468,13 @@ def check_decision(options: argparse.Namespace) -> None:
             "name the rows to accept (--row), or tables to accept all quarantined rows of"
             " (--tables)"
         )
+    if options.discard and not (options.row or options.tables):
+        raise ConfigError(
+            "name the rows to discard (--row), or tables to discard all quarantined rows of"
+            " (--tables)"
+        )
+    if options.skip and not options.row:
+        raise ConfigError("name the messages to skip (--row)")
     if options.row and options.release:
         raise ConfigError(
             "--release takes tables, with all their landed changes, not single rows: name the"

@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-from waldelta.cli._options import check_decision, parse
+from waldelta.cli._options import check_values, parse
 from waldelta.cli._output import Output
 from waldelta.cli._results import plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # gone, some by the root logger.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             logging.getLogger().addFilter(_is_not_of_py4j)
-        check_decision(options)
+        check_values(options)
         if (verb := _WITHOUT_FILE.get(options.verb)) is not None:
             verb(options, output)
         else:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from yaml.error import MarkedYAMLError
+from yaml.reader import ReaderError
+
+# By the beginning of pydantic's type of error.
+_NEEDED: Mapping[str, str] = MappingProxyType(
+    {
+        "int_": "a whole number is needed",
+        "float_": "a number is needed",
+        "bool_": "true or false is needed",
+        "string_": "a text is needed: quote it",
+        "tuple_": "a list is needed, as in `[a, b]`",
+        "list_": "a list is needed, as in `[a, b]`",
+        "model_": "keys with values are needed, as in `key: value`",
+        "dict_": "keys with values are needed, as in `key: value`",
+        "invalid_key": "a key is a text: quote it",
+        "greater_than_equal": "{ge} or more is needed",
+        "greater_than": "more than {gt} is needed",
+        "less_than_equal": "{le} or less is needed",
+        "less_than": "less than {lt} is needed",
+    }
+)
 
 
 class StrictModel(BaseModel):
@@ -20,8 +42,22 @@ class StrictModel(BaseModel):
 def read_yaml(text: str) -> Any:
     """Returns the document of a YAML file; raises yaml.YAMLError, also for duplicate keys.
 
-    YAML itself would take the last one.
+    YAML itself would take the last one. The error says in one line what is wrong where, without
+    the file's text, which may have a secret.
     """
+    try:
+        return _read_document(text)
+    except ReaderError as err:
+        before = text[: err.position]
+        line, column = before.count("\n") + 1, err.position - before.rfind("\n")
+        raise yaml.YAMLError(
+            f"line {line}, column {column}: character #x{err.character:04x} isn't allowed"
+        ) from None
+    except MarkedYAMLError as err:
+        raise yaml.YAMLError(_described(err)) from None
+
+
+def _read_document(text: str) -> Any:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -32,6 +68,14 @@ def read_yaml(text: str) -> Any:
         return loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+def _described(err: MarkedYAMLError) -> str:
+    mark = err.problem_mark or err.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    begun = f", line {err.context_mark.line + 1}" if err.context_mark is not None else ""
+    context = f" ({err.context}{begun})" if err.context and err.problem else ""
+    return f"{place}{err.problem or err.context}{context}"
 
 
 def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) -> Iterator[str]:
@@ -86,11 +130,34 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
         return "missing: add it"
     if error["type"] == "too_short":
         return f"too few entries: write {error['ctx']['min_length']} at least"
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = _needed(error)
     given = error.get("input")
     return (
         f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message
     )
+
+
+def one_of(expected: Sequence[str], given: Any) -> str:
+    """Returns what a value must be that is none of the expected ones.
+
+    >>> one_of(["evolve", "fail"], "evolv")
+    'one of evolve, fail is needed: did you mean evolve?'
+    """
+    near = get_close_matches(str(given), expected, 1)
+    hint = f": did you mean {near[0]}?" if near else ""
+    return f"one of {', '.join(expected)} is needed{hint}"
+
+
+def _needed(error: dict[str, Any]) -> str:
+    """Returns what a value must be, in place of the library's words for Python's types."""
+    kind, context = str(error["type"]), error.get("ctx", {})
+    if kind == "literal_error":
+        expected = [part.strip("'") for part in re.split(r", | or ", context["expected"])]
+        return one_of(expected, error.get("input"))
+    for beginning, needed in _NEEDED.items():
+        if kind.startswith(beginning):
+            return needed.format(**context)
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:

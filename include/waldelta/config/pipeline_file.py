@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from waldelta.config._schedule import Schedule
-from waldelta.config._validation_errors import StrictModel, problems, read_yaml
+from waldelta.config._validation_errors import StrictModel, one_of, problems, read_yaml
 from waldelta.config._variables import expand
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
@@ -47,8 +47,7 @@ class SchemaRules:
 def _known_mode(name: Any) -> Any:
     # A literal type would be fixed at import, and so refuse a mode that is added later.
     if name not in list(MODES):
-        *first, last = map(repr, MODES)
-        raise ValueError(f"Input should be {', '.join(first)} or {last}")
+        raise ValueError(one_of(list(MODES), name))
     return name
 
 

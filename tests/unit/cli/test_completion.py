@@ -15,7 +15,6 @@ COMPLETED = [
     ("waldelta rec", 1, {"reconcile"}),
     ("waldelta check shop", 2, {"shop.yml"}),
     ("waldelta consume shop.yml --ag", 3, {"--again"}),
-    ("waldelta consume shop.yml --run-type b", 4, {"backfill"}),
     ("waldelta completion f", 2, {"fish"}),
     ("waldelta airflow s", 2, {"setup"}),
     ("waldelta airflow setup --dr", 3, {"--dry-run"}),

@@ -51,7 +51,7 @@ REFUSED = {
     "no file": (["status", "/nowhere.yml"], "ConfigError", "pipeline file /nowhere.yml"),
     "no folder": (["list", "/nowhere"], "ConfigError", "there is no folder /nowhere"),
     "no reason": (
-        ["release", "/nowhere.yml", "--tables=a.b"],
+        ["release", "/nowhere.yml", "--tables=a.b", "--result=/dev/null"],
         "ConfigError",
         "a decision needs a reason",
     ),

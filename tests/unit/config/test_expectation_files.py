@@ -14,7 +14,7 @@ GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\
 REFUSED = [
     ("expectations: []", "expectations: too few entries: write 1 at least"),
     ("", "expectations: missing: add it"),
-    ("[1]", "(top level): Input should be a valid dictionary"),
+    ("[1]", "(top level): keys with values are needed"),
     ("expectations:\n  - {kwargs: {}}", "expectations[0].type: missing: add it"),
     (
         "expectations:\n  - {type: x, severty: warning}",
@@ -27,10 +27,10 @@ REFUSED = [
     ),
     (
         "expectations:\n  - {type: x, severity: fatal}",
-        "expectations[0].severity: Input should be 'critical'",
+        "expectations[0].severity: one of critical, ",
     ),
-    ("expectations:\n  - {type: x, gate: maybe}", "expectations[0].gate: Input should be 'warn'"),
-    ("a: [", "not valid YAML"),
+    ("expectations:\n  - {type: x, gate: maybe}", "expectations[0].gate: one of warn, "),
+    ("a: [", "not valid YAML: line 1, column 5: expected the node content"),
 ]
 
 

@@ -11,7 +11,8 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
 from waldelta.config import Publication, Source, load_pipeline_file
-from waldelta.config.pipeline_file import Maintenance, Target
+from waldelta.config._validation_errors import problems
+from waldelta.config.pipeline_file import Maintenance, PipelineFile, Target, json_schema
 from waldelta.config.source import Options
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
@@ -440,3 +441,96 @@ def test_which_entry_publishes_a_table(tables, table, published_by):
 def test_patterns_that_are_refused(publication, match):
     with pytest.raises(ValidationError, match=re.escape(match)):
         Publication(name="p", **publication)
+
+
+UNREADABLE = {
+    "a tab": ("\tbatch: {}", "line 4, column 1: found character '\\t' that cannot start any token"),
+    "an open quote": (
+        "owner: 'me",
+        "line 5, column 1: found unexpected end of stream (while scanning a quoted scalar, line 4)",
+    ),
+    "a colon in a value": (
+        "owner: a: b",
+        "line 4, column 9: mapping values are not allowed here",
+    ),
+    "a control character": ("owner: \x07", "line 4, column 8: character #x0007"),
+    "no anchor": ("tags: *x", "line 4, column 7: found undefined alias 'x'"),
+    "a Python object": (
+        "owner: !!python/object:os.x {}",
+        "line 4, column 8: could not determine a constructor for the tag",
+    ),
+}
+
+
+@pytest.mark.parametrize("more, place", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_file_that_is_no_yaml_is_refused_with_line_and_column(tmp_path, more, place):
+    """YAML's own message calls the file "<unicode string>", and shows the line's text."""
+    path = write_file(tmp_path, more=more)
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(path)
+    assert str(caught.value).startswith(f"pipeline file {path} is not valid YAML: {place}")
+    assert "\n" not in str(caught.value)
+
+
+WRONG_VALUES = {
+    "batch: {max_changes: many}": "batch.max_changes: a whole number is needed (given: 'many')",
+    "batch: {max_changes: 1.5}": "batch.max_changes: a whole number is needed (given: 1.5)",
+    "batch: {max_changes: -1}": "batch.max_changes: 1 or more is needed (given: -1)",
+    "batch: [1]": "batch: keys with values are needed, as in `key: value`",
+    "tags: demo": "tags: a list is needed, as in `[a, b]` (given: 'demo')",
+    "owner: 5": "owner: a text is needed: quote it (given: 5)",
+    "owner: [a]": "owner: a text is needed: quote it",
+    "quality: {enabled: maybe}": "quality.enabled: true or false is needed (given: 'maybe')",
+    "target: {root: 'file:///lake', tables: {public.t: {mode: mirorr}}}": (
+        "target.tables.public.t.mode: one of mirror, soft_delete, history, changelog is needed: did"
+        " you mean mirror? (given: 'mirorr')"
+    ),
+    "row_values: reed": (
+        "row_values: one of read, trigger, edit is needed: did you mean read? (given: 'reed')"
+    ),
+    "5: 6": "[5]: a key is a text: quote it (given: 5)",
+}
+
+
+@pytest.mark.parametrize("more, told", WRONG_VALUES.items(), ids=WRONG_VALUES)
+def test_a_value_of_another_kind_is_refused_with_what_is_needed(tmp_path, more, told):
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline_file(write_file(tmp_path, more=more))
+    assert f"  - {told}" in str(caught.value).splitlines()
+
+
+def keys_of(schema, definitions):
+    """Yields the path of each key that a pipeline file may have."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    for part in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        yield from keys_of(part, definitions)
+    for name, of in schema.get("properties", {}).items():
+        yield (name,)
+        yield from ((name, *rest) for rest in keys_of(of, definitions))
+    if isinstance(items := schema.get("items"), dict):
+        yield from ((0, *rest) for rest in keys_of(items, definitions))
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        yield from (("public.a", *rest) for rest in keys_of(values, definitions))
+
+
+SCHEMA = json_schema()
+KEYS = sorted(set(keys_of(SCHEMA, SCHEMA["$defs"])), key=str)
+OF_PYDANTIC = re.compile(
+    r"Input should|[Ii]nput|valid (tuple|dictionary|string|list)|instance of|parse|type=|pydantic"
+)
+
+
+@pytest.mark.parametrize("value", ["x y", 5, -1.5, None, True, [1], {"a": 1}], ids=repr)
+def test_no_message_is_in_the_words_of_the_library_that_validates(value):
+    """Whichever key has a value of another kind."""
+    assert len(KEYS) > 80
+    for path in KEYS:
+        document = value
+        for part in reversed(path):
+            document = [document] if part == 0 else {part: document}
+        try:
+            PipelineFile.model_validate(document)
+        except ValidationError as err:
+            for told in problems(err, PipelineFile):
+                assert not OF_PYDANTIC.search(told), told
