@@ -14,7 +14,7 @@ PYTEST := $(RUN) $(PYTHON) -m pytest
 # A pytest expression or path may be given: make test ARGS="-k slot"
 ARGS ?=
 # The tests use S3 servers and Azurite; elsewhere WALDELTA_STORES chooses the stores whose jars setup fetches.
-test unit pg spark e2e soak soak-shard mutations test-profile: export WALDELTA_STORES := s3,azure
+test test-all nightly share unit pg spark e2e soak mutations test-profile: export WALDELTA_STORES := s3,azure
 # What mypy checks, strictly; .pre-commit-config.yaml names the same.
 TYPED := include spark_jobs plugins dags
 
@@ -80,26 +80,40 @@ fmt: setup ## format, and mend what ruff can mend
 type: setup ## types alone
 	@$(BIN)/mypy $(TYPED)
 
+# E2e files first, because they take longest; a file's tests share what is expensive to make.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40
+TESTS := tests/e2e tests/integration tests/unit
+ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED),-p no:randomly)
+
 .PHONY: test
-test: setup ## all tests but those of make soak
+test: setup ## the tests that a change is likely to break, in ten minutes; SEED=1 shuffles them
 ifeq ($(ARGS),)
-	@mkdir -p .waldelta; failed=0; log=.waldelta/tests-without-spark.log; \
-	  ( $(PYTEST) -m "not soak and (e2e or not spark)" tests/integration tests/e2e ) > $$log 2>&1 & beside=$$!; \
-	  trap 'kill $$beside 2>/dev/null || true' EXIT; echo "tests/e2e and what needs no Spark session run beside the others; their output comes at the end ($$log)"; \
-	  ( $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40 -m "not soak and (unit or spark)" tests/integration tests/unit ) || failed=1; \
-	  wait $$beside || failed=1; cat $$log; exit $$failed
+	@$(PYTEST) $(PARALLEL) $(ORDER) -m "not nightly and not soak" $(TESTS)
 else
 	@$(PYTEST) $(ARGS)
 endif
 
+.PHONY: test-all
+test-all: setup ## all tests but those of make soak, on Spark; before a capability counts as done, and each night
+	@export WALDELTA_TESTS_ON_SPARK=1; $(PYTEST) $(PARALLEL) $(ORDER) -m "not soak" $(TESTS) $(ARGS)
+
+.PHONY: nightly
+nightly: setup ## test-all, mutations, a sixth of the soak, the matrix of versions; names at its end what failed
+	@$(RUN) $(PYTHON) -m tests.nightly $(ARGS)
+
+.PHONY: share
+share: setup ## a share of what make test leaves out, chosen by the number of commits, within MINUTES=15; CI runs it
+	@$(RUN) $(PYTHON) -m tests.share test-all --minutes $(MINUTES) $(ARGS)
+
 .PHONY: test-profile
-test-profile: setup ## where the time of make test goes, written to tests/profile.md
-	@$(RUN) $(PYTHON) -m tests.profiling tests/profile.md
+test-profile: setup ## write what the last runs of the tests took to tests/profile.md, and the sizes of the tiers
+	@$(RUN) $(PYTHON) -m tests.tiers
 
 .PHONY: mutations
 mutations: setup ## whether tests catch the defects of tests/mutations: ARGS="--only 3,7", or --unit
 	@$(RUN) $(PYTHON) -m tests.mutations $(ARGS)
 
+MINUTES ?= 15
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
 	@$(PYTEST) -n 2 --dist loadfile tests/unit $(ARGS)
@@ -130,11 +144,6 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  ( $(PYTEST) tests/integration/oracle/test_native_subscriber.py tests/integration/oracle/test_random_workload.py tests/integration/repair/test_repair.py \
 	  tests/integration/setup/test_preflight_random.py tests/integration/row_filter/test_row_filter_engine.py tests/integration/apply/test_copies.py $(ARGS) ) || failed=1; \
 	  ( $(PYTEST) -m soak tests/integration tests/e2e ) || failed=1; exit $$failed
-
-MINUTES ?= 12
-.PHONY: soak-shard
-soak-shard: setup ## a sixth of make soak, chosen by the number of commits, within MINUTES=12; CI runs it in the time that is left
-	@$(RUN) $(PYTHON) -m tests.soak.shard --minutes $(MINUTES) $(ARGS)
 
 .PHONY: bench
 bench: setup ## how fast it is, beside what the parts allow: ARGS="--list", "--only NAME", "--all", "--scale 0.05"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
 from tests.support.seeds import is_long
 
 pytest_plugins = [
@@ -17,7 +18,8 @@ pytest_plugins = [
 ]
 
 _UNIT = Path(__file__).with_name("unit")
-_SOAK_TIMEOUT_S = 7200
+# Seconds until a test counts as hanging, where it isn't pytest's own setting.
+_TIMEOUTS_S = {"e2e": 600, "nightly": 600, "soak": 7200}
 
 
 class _Failures:
@@ -42,12 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Failures(terminal))
+        config.pluginmanager.register(tiers.Record())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark unit tests as such, and give tests of a soak more time until they count as hanging."""
+    """Mark unit tests as such, and give long tests more time until they count as hanging."""
+    tiers.check_reasons(items)
     for item in items:
         if _UNIT in item.path.parents:
             item.add_marker("unit")
-        if is_long() or item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.timeout(_SOAK_TIMEOUT_S))
+        limits = [_TIMEOUTS_S[name] for name in _TIMEOUTS_S if item.get_closest_marker(name)]
+        limits += [_TIMEOUTS_S["soak"]] * is_long()
+        if limits:
+            item.add_marker(pytest.mark.timeout(max(limits)))

@@ -9,7 +9,7 @@ import pytest
 from demo.airflow_client import AirflowError
 
 # Every other test of the stack uses this client, and so does the demo.
-pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.soak]
+pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.soak("a second stack of Airflow")]
 
 DAG_FILE = """
 from airflow.sdk import DAG, Asset, BaseHook, CronDataIntervalTimetable, task

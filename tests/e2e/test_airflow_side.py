@@ -115,7 +115,7 @@ def let_time_pass(stack: Stack) -> None:
         )
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a killed task of Airflow")
 def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_points):
     """Killed are the task when its changes have landed but aren't consumed, and the job that has
     merged one table.
@@ -135,7 +135,7 @@ def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_
     assert announced(desk, run) == CHANGED
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a killed scheduler of Airflow")
 def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_one_by_one(
     stack, desk, fault_points
 ):
@@ -161,7 +161,7 @@ def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_on
     assert_nothing_lost_or_doubled(desk)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("runs marked by hand")
 def test_what_was_marked_success_by_hand_is_brought_by_the_next_run(desk, fault_points):
     """A run whose job still holds the slot when the next one begins; then a task that has merged
     one table, untold.

@@ -168,7 +168,7 @@ def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(
     assert shop.is_equal()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second copy by the DAGs")
 def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
     """The CDC run triggers it for that table alone, and says so in red while that DAG is paused."""
     shop.source.execute("alter table customers alter name type text using upper(name)")
@@ -192,7 +192,7 @@ def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
     assert shop.is_equal()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second failed copy by the DAGs")
 def test_a_table_that_cant_be_copied_doesnt_keep_the_others_from_being_checked(shop):
     """Check, report and event of the table that was copied; the sync and the run are red."""
     customers = DeltaTable(f"{shop.root}/public/customers")
@@ -350,7 +350,7 @@ def test_backfills_and_cleared_runs_replay(stack, shop):
     assert shop.is_equal()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second cleared run")
 def test_a_run_that_is_cleared_with_nothing_to_mend_writes_nothing(shop):
     """Whether it was an ordinary run or, cleared once more, a replay."""
     change(shop)
@@ -362,7 +362,7 @@ def test_a_run_that_is_cleared_with_nothing_to_mend_writes_nothing(shop):
     assert shop.is_equal()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a resync by the DAGs")
 def test_a_lost_slot_is_made_anew_by_the_resync(shop):
     """A CDC run says what was lost and how to go on; the resync mends the rows that differ, and the
     stream goes on.

@@ -239,7 +239,7 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
     return job
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a cluster of two workers")
 def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     """Copy, decoding and merge are spread over the executors, whose only copy of our packages is
     the one shipped; so is the check.
@@ -268,7 +268,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     assert cluster.shipped() == {"worker1", "worker2"}
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a cluster of two workers")
 def test_a_lake_in_an_object_store_is_written_by_the_workers(
     run, cluster, bucket, database, monkeypatch, caplog, capfd
 ):
@@ -315,7 +315,7 @@ def assert_equal(database, uri: str, options: dict[str, str] | None = None) -> N
     assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a cluster of two workers")
 def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkeypatch, tmp_path):
     """On each executor, in its own copy of the zip."""
     application, told = tmp_path / "found.py", tmp_path / "found.json"

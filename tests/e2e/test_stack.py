@@ -202,7 +202,9 @@ def test_down_leaves_no_process_and_no_open_port(own_stack):
 # SIGTERM ends a whole stack below.
 SIGNALS = [
     pytest.param(signal.SIGINT, id="Ctrl-C"),
-    pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.soak),
+    pytest.param(
+        signal.SIGTERM, id="SIGTERM", marks=pytest.mark.soak("another signal of the same kind")
+    ),
 ]
 
 
@@ -250,7 +252,7 @@ with DAG("busy", schedule=None):
 """
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second start of the stack")
 def test_a_signal_while_a_task_is_busy_ends_everything(own_stack):
     """In the folder of the stack that was stopped, which comes up on the data that it had kept."""
     own_stack.stop()

@@ -15,7 +15,7 @@ def wheel(tmp_path_factory):
     return build_distributions(tmp_path_factory.mktemp("wheel"))[1]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("other versions of the parts")
 @pytest.mark.pg
 @pytest.mark.spark
 @pytest.mark.parametrize("versions", COMBINATIONS, ids=str)

@@ -103,7 +103,7 @@ def test_the_command_sets_up_a_pipeline(python, team, orders):
     run(team, command, "teardown", file)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second environment with its Spark")
 @pytest.mark.spark
 def test_the_command_replicates_a_table(python, team, orders, database, lake):
     """With a Spark of its own."""

@@ -2,13 +2,17 @@
 tests.mutations --only 3,7``.
 
 A temporary git worktree of HEAD gets one mutation at a time and runs the tests that the table names
-for it. The exit status isn't 0 when a mutation survives.
+for it, as far as they belong to ``make test``. The exit status isn't 0 when a mutation survives.
+caught.json records the code of each module whose mutations were all caught; ``--changed`` runs
+those of the modules of the core that have other code by now.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -20,10 +24,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.mutations import MUTATIONS
-from tests.mutations.mutation import Mutation
+from tests.mutations.mutation import LIBRARY, Mutation
+from tests.tiers import ORDINARY
 
 ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 900
+# By module, a digest of the code and the mutations that were caught last.
+CAUGHT = Path(__file__).with_name("caught.json")
+# What --changed looks at: the way of a message into a target.
+_CORE = ("changes/", "slot/", "lake/", "pgoutput/")
 # What ``make setup`` made; a worktree shares it.
 _SHARED = (".venv", ".cache")
 _FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
@@ -51,7 +60,7 @@ def _run(root: Path, tests: Iterable[str]) -> tuple[int, str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     # Where it is set, each run would compile all modules again.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "pytest", "-m", "not soak"]
+    command = [sys.executable, "-m", "pytest", "-m", ORDINARY]
     command += ["-x", "-q", "-rfE", "--tb=line", "--color=no"]
     done = subprocess.run(
         [*command, *(f"tests/{test}" for test in tests)],
@@ -93,8 +102,32 @@ def _verdict(root: Path, mutation: Mutation) -> tuple[bool, str]:
     return failed is not None, failed[1] if failed else f"NO RESULT\n{output[-2000:]}"
 
 
-def _check(root: Path, chosen: dict[int, Mutation]) -> int:
-    """Try the mutations and print a line for each; returns how many weren't caught."""
+def _digest(file: str) -> str:
+    """Return a digest of a module's code in HEAD and of its mutations."""
+    code = subprocess.check_output(["git", "-C", str(ROOT), "show", f"HEAD:{LIBRARY / file}"])
+    own = [mutation for mutation in MUTATIONS if mutation.file == file]
+    return hashlib.sha256(code + repr(own).encode()).hexdigest()
+
+
+def _record(chosen: dict[int, Mutation], missed: list[int]) -> None:
+    """Write down the modules whose mutations were all tried and caught."""
+    recorded = json.loads(CAUGHT.read_text()) if CAUGHT.exists() else {}
+    files = {mutation.file for mutation in MUTATIONS}
+    for number, mutation in enumerate(MUTATIONS, 1):
+        if number not in chosen or number in missed:
+            files.discard(mutation.file)
+    recorded |= {file: _digest(file) for file in files}
+    CAUGHT.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + "\n")
+
+
+def _is_changed(mutation: Mutation) -> bool:
+    """Return whether a module of the core has other code than when its mutations were caught."""
+    recorded = json.loads(CAUGHT.read_text()) if CAUGHT.exists() else {}
+    return mutation.file.startswith(_CORE) and recorded.get(mutation.file) != _digest(mutation.file)
+
+
+def _check(root: Path, chosen: dict[int, Mutation]) -> list[int]:
+    """Try the mutations and print a line for each; returns those that weren't caught."""
     tests = sorted({test for mutation in chosen.values() for test in mutation.tests})
     print(f"without a mutation: {len(tests)} test files", flush=True)
     status, output = _run(root, tests)
@@ -111,7 +144,7 @@ def _check(root: Path, chosen: dict[int, Mutation]) -> int:
             missed.append(number)
     print(f"{len(chosen) - len(missed)} of {len(chosen)} mutations caught", end="")
     print(f"; not caught: {', '.join(map(str, missed))}" if missed else "")
-    return len(missed)
+    return missed
 
 
 def main() -> None:
@@ -119,17 +152,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--only", metavar="N,M", help="the numbers of the mutations to try")
     parser.add_argument("--unit", action="store_true", help="those that unit tests catch")
+    parser.add_argument("--changed", action="store_true", help="those of changed core modules")
     options = parser.parse_args()
     only = {int(number) for number in options.only.split(",")} if options.only else None
     chosen = {
         number: mutation
         for number, mutation in enumerate(MUTATIONS, 1)
-        if (only is None or number in only) and (mutation.is_unit or not options.unit)
+        if (only is None or number in only)
+        and (mutation.is_unit or not options.unit)
+        and (not options.changed or _is_changed(mutation))
     }
+    if not chosen and options.changed:
+        print("no module of the core has changed since its mutations were caught")
+        return
     if not chosen:
         parser.error("no mutation is chosen")
     with _worktree() as root:
         missed = _check(root, chosen)
+    _record(chosen, missed)
     sys.exit(1 if missed else 0)
 
 

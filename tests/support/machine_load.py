@@ -17,13 +17,15 @@ def times_longer() -> float:
     """How many times longer work takes on processors so slow, and that so many processes wanted in
     the last minute; 1 on a quiet machine of usual speed.
     """
-    return max(1.0, psutil.getloadavg()[0] / (psutil.cpu_count() or 1)) * _times_slower()
+    slower = max(1.0, pandas_import_s() / _IMPORT_S)
+    return max(1.0, psutil.getloadavg()[0] / (psutil.cpu_count() or 1)) * slower
 
 
 @cache
-def _times_slower() -> float:
+def pandas_import_s() -> float:
+    """Return the seconds of CPU that a new process takes to import pandas: the machine's speed."""
     imported = [
         subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, check=True, text=True)
         for _ in range(3)
     ]
-    return max(1.0, min(float(done.stdout) for done in imported) / _IMPORT_S)
+    return min(float(done.stdout) for done in imported)

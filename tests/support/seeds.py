@@ -15,6 +15,11 @@ def is_long() -> bool:
     return bool(os.environ.get("WALDELTA_ROUNDS") or os.environ.get("WALDELTA_SCENARIOS"))
 
 
+def is_on_spark() -> bool:
+    """Whether every test with a session runs on Spark, as in ``make test-all``."""
+    return "WALDELTA_TESTS_ON_SPARK" in os.environ or is_long()
+
+
 def chosen_seed() -> int:
     """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a
     soak.

@@ -28,6 +28,7 @@ RunTask = Callable[[int, pa.Schema, Task], list[Any]]
 # Fewer rows or bytes aren't worth a task: each one reads what all need, and writes files of its
 # own.
 ROWS_PER_TASK = 250_000
+MOST_TASKS_HERE = 1
 BYTES_PER_TASK = 64 << 20
 _FAILED = pa.field("_wd_failed", pa.string())
 
@@ -94,8 +95,8 @@ def run_tasks(
 
     if not count:
         return []
-    if count == 1 and not is_started(spark):
-        told_here = numbered(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
+    if count <= MOST_TASKS_HERE and not is_started(spark):
+        told_here = numbered(iter([pa.RecordBatch.from_pydict({"id": list(range(count))})]))
         rows = [Row(**row) for part in told_here for row in part.to_pylist()]
     else:
         numbers = spark.range(0, count, 1, max(1, count))

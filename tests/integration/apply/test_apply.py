@@ -101,7 +101,7 @@ STATEMENTS = [
 ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the same changes, one run each")
 def test_every_kind_of_change_one_run_each(spark, database, job):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])
@@ -183,7 +183,7 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     assert target_rows(job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a defect planted in each step")
 def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
     """Errors without a name, too, are one table's, wherever they come from; once they are gone it
     catches up.
@@ -345,7 +345,7 @@ def _doing_all_twice(*given):
     return run_tasks(*given)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a bound that unit tests cover")
 def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_MESSAGE_BYTES", 100_000)
@@ -414,7 +414,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     assert (shown.operations, shown.run_id) == (RowCounts(inserted=2), "the next")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race that takes two copies")
 def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
     spark, database, job, monkeypatch
 ):

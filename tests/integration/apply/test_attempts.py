@@ -18,7 +18,7 @@ from waldelta.slot.read.peek import PeekBound
 from waldelta.spark import run_tasks
 from waldelta.stages.land.land import land
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("on_spark")]
 
 TOLD = pa.schema([("number", pa.int64())])
 ERRORS = {

@@ -202,7 +202,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     assert target_rows(job) == source_rows(database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second way of a key into quarantine")
 def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     """The update that moved it brings it, read by its new key; as an update of a missing row it
     would be skipped.
@@ -361,7 +361,10 @@ def retry_until(moment, spark, job, monkeypatch):
 
 
 @pytest.fixture(
-    params=["merge_rows_in_driver", pytest.param("merge_rows", marks=pytest.mark.soak)],
+    params=[
+        "merge_rows_in_driver",
+        pytest.param("merge_rows", marks=pytest.mark.soak("the same retry, merged by Spark")),
+    ],
     ids=["Arrow", "Spark"],
 )
 def merging(request, monkeypatch):

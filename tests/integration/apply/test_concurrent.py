@@ -199,7 +199,7 @@ def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(
     assert difference(spark, job).rows == 0
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two stages")
 def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(
     spark, database, job, monkeypatch
 ):
@@ -253,7 +253,7 @@ def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypa
     assert [(cut.batch, len(cut.targets)) for cut in job.ledger.batches()] == [(last, 2)]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two stages")
 def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job, monkeypatch):
     """The ledger's first run row, of an initial sync, say, comes in between: what was applied
     before isn't forgotten for it.
@@ -272,7 +272,7 @@ def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job,
     assert consume(spark, job).tables["public.t"].inserted == 4 * PER_BATCH
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two stages")
 def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_meanwhile(
     spark, database, job, monkeypatch
 ):
@@ -383,7 +383,7 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
     assert not check_idle(job).has_work
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two stages")
 def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake, monkeypatch):
     """Its TRUNCATE was applied meanwhile, however many batches ago, when nobody could tell yet what
     emptied the leaves.
@@ -424,7 +424,7 @@ def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypat
     assert (result.tables["public.t"].inserted, difference(spark, job).rows) == (3 * PER_BATCH, 0)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two stages")
 def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(
     spark, database, lake, monkeypatch
 ):

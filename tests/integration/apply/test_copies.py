@@ -78,7 +78,7 @@ def run(spark, job) -> tuple[int, int, int, int]:
     return told.inserted, told.updated, told.deleted, told.skipped
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the same changes, counted run by run")
 def test_each_change_touches_one_copy(spark, database, job, where_decoded):
     """Duplicates and nulls are counted, not merged; so is what each run did."""
     database.execute("insert into t(a, b) select 'x', null from generate_series(1, 3)")
@@ -105,7 +105,7 @@ def test_each_change_touches_one_copy(spark, database, job, where_decoded):
         assert told == done, statement
 
 
-@pytest.mark.soak
+@pytest.mark.soak("values of one type only")
 def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
     """numeric(10,2) holds no NaN: such values lie beside the row, and still tell rows apart."""
     database.execute("insert into t(a, m) values ('x', 'NaN'), ('x', null), ('x', 'NaN')")
@@ -115,7 +115,7 @@ def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
     assert target_rows(job) == source_rows(database.connection)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("values of one type only")
 @pytest.mark.parametrize("one, other", [("f = '0'", "f = '-0'"), ("n = 1.0", "n = 1.00")])
 def test_equal_rows_written_differently(spark, database, job, one, other):
     """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as
@@ -131,7 +131,7 @@ def test_equal_rows_written_differently(spark, database, job, one, other):
     assert sum(target_rows(job).values()) == 1
 
 
-@pytest.mark.soak
+@pytest.mark.soak("values of one type only")
 def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, job):
     """As PostgreSQL's subscriber, which compares by the type's equality."""
     database.execute("insert into t(n, f) values (1.00, '-0')")
@@ -156,7 +156,7 @@ def test_missing_rows_are_skipped_and_counted(spark, database, job):
     assert target_rows(job) == source_rows(database.connection)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("another moment of a kill")
 def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, monkeypatch):
     """Delta's metrics of a rewrite say nothing of it: the commit itself carries the counts."""
     database.execute("insert into t(a) select 'x' from generate_series(1, 5)")
@@ -177,7 +177,7 @@ def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, mon
     assert run(spark, job) == (0, 1, 1, 0)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of change")
 def test_a_column_added_between_changes(spark, database, job):
     """Old rows show the default, in the target, in the stream before it and in that after it."""
     database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")
@@ -268,7 +268,7 @@ def equal_rows(rows: Counter) -> Counter:
     return spelled
 
 
-@pytest.mark.soak
+@pytest.mark.soak("random changes against a native subscriber")
 def test_random_changes_of_copies(spark, database, postgres, job):
     """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own
     subscriber agrees.

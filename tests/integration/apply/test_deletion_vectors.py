@@ -98,7 +98,7 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
     assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second maintenance of the same files")
 def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch):
     """Maintenance writes the marked files anew, and later changes mark nothing."""
     database.execute("update t set v = 'new' where id = 5")

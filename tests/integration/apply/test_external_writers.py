@@ -201,7 +201,7 @@ def by_spark(monkeypatch, acts):
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race with another writer")
 @pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])
 def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     spark, pipeline, add, change, monkeypatch, tmp_path, way, number
@@ -231,7 +231,7 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     assert pipeline.consume(spark).warnings == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second record of the same commits")
 def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     spark, database, pipeline, add, change
 ):
@@ -269,7 +269,7 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     assert pipeline.consume(spark).warnings == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("cuts of many versions")
 def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     """At later versions of the same rows where a VACUUM took the older ones' files; an older cut
     otherwise, or none.

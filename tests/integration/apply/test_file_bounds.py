@@ -48,7 +48,7 @@ def pipeline(spark, database, lake):
 
 
 @pytest.mark.usefixtures("merged_by_tasks")
-@pytest.mark.soak
+@pytest.mark.soak("a bound that unit tests cover")
 def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeline, monkeypatch):
     """Of four files, one written by Spark, the two that hold the changed keys; and then the targets
     equal their source.

@@ -336,7 +336,7 @@ SPLIT_THEN = [
 ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("several targets in many runs")
 def test_one_table_in_several_targets(spark, database, lake):
     """By filters and by partitions: copies, rows that go from one to another, a new column,
     TRUNCATE; and the checks pass.
@@ -399,7 +399,7 @@ def test_one_table_in_several_targets(spark, database, lake):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.soak
+@pytest.mark.soak("several partitions in many runs")
 def test_attached_and_detached_leaves(spark, database, lake):
     """As with tables published via their root: nobody sends their rows, so it is told, once; the
     rows that enter and leave mend it.
@@ -477,7 +477,7 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     assert target_rows(three, "p", "id") == source_rows(database, "p", "id")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("an idle check after many runs")
 def test_a_quiet_source_hides_no_drift(spark, database, lake):
     """Where nothing was written, a look still sends a run to targets that aren't just the published
     table of their name.

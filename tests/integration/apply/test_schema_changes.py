@@ -221,7 +221,7 @@ def run_each(database, table, statements):
         database.execute(re.sub(r"\bt(?=\b|_)", table, statement))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("several rewrites of large tables")
 def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
     """VACUUM FULL and its like cost nothing; an ALTER that may have changed values has the table
     copied again.
@@ -244,7 +244,7 @@ def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
     assert consume(spark, job).warnings == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("several rewrites of large tables")
 def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
     """What VACUUM FULL fills in, GRANT touches and ADD COLUMN adds is kept in mind from run to
     run.
@@ -309,7 +309,7 @@ def test_a_rewritten_partition_root(spark, database, lake):
     assert_equal(database, job)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of catalog change")
 def test_types_that_print_otherwise(spark, database, lake):
     """A renamed label of an enum and an attribute of a composite type change what old rows show,
     and send nothing.
@@ -398,7 +398,7 @@ IDENTITIES = {
 }
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every identity in many runs")
 def test_keys_that_change_while_the_stream_runs(spark, database, lake):
     """Whatever tells rows apart meanwhile, no row is lost and none stands twice."""
     tables = {f"t{n}": case for n, case in enumerate(IDENTITIES)}
@@ -472,7 +472,10 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     assert_equal(database, job)
 
 
-@pytest.mark.parametrize("name", [pytest.param('"V"', marks=pytest.mark.soak), "_wd_raw"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param('"V"', marks=pytest.mark.soak("another name of the same kind")), "_wd_raw"],
+)
 def test_a_column_that_delta_cant_keep_apart(spark, database, job, name):
     """Named with its remedy before anything is changed; once it has another name the table goes on
     by itself.
@@ -518,7 +521,7 @@ def test_the_policies_on_a_rewrite(spark, database, lake):
     assert_equal(database, job, "f")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("an earlier ledger, which a unit test reads")
 def test_a_state_of_an_earlier_version_only_records(spark, database, job):
     """A table state without storage says nothing of rewrites before it."""
     write(database, 1)
@@ -665,7 +668,7 @@ def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):
 SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 rename to t2"
 
 
-@pytest.mark.soak
+@pytest.mark.soak("two renames and two copies")
 def test_two_tables_that_swap_their_names(spark, database, lake):
     """A target holds the rows of the table of its name: both are copied again, and changes since
     then find them.

@@ -266,7 +266,7 @@ class Killed(BaseException):
     [
         "apply.merged",
         *(
-            pytest.param(f"apply.{step}", marks=pytest.mark.soak)
+            pytest.param(f"apply.{step}", marks=pytest.mark.soak("another moment of a kill"))
             for step in ("staged", "merging", "applied")
         ),
     ],
@@ -354,7 +354,7 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
         replay(spark, by(w1="history"), None, ["public.w1"])
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a mode beside a quarantine")
 def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
     """A quarantined row is a row of the source's now, and its MERGE would write over closed states:
     only a copy is exact.
@@ -405,7 +405,7 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
     assert list_quarantined(job) == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("several refused copies")
 def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
     """Positions that begin anew (another server), other columns, no key: nothing is taken away, and
     changes go on.

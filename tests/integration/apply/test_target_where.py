@@ -246,7 +246,7 @@ SPECIAL = {
 }
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the same filters on values at the bounds")
 def test_values_that_no_type_holds(spark, database, lake, where_decoded):
     """NaN, the infinities and years BC are judged as PostgreSQL judges them, in old rows too."""
     columns = f"{COLUMNS}, d date, ts timestamp, f float8, arr int[], primary key (b)"

@@ -27,7 +27,7 @@ def lake(spark, tmp_path):
     return Scene(spark, tmp_path)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("two checks at one moment")
 def test_query_expectations_see_their_own_table(lake):
     """Great Expectations gives all its queries' views one name: on one session they would judge
     each other's rows.

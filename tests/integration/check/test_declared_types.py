@@ -28,7 +28,7 @@ create domain tag as varchar(5) check (value !~~ 'x%');
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.soak
+@pytest.mark.soak("every declared type at its bounds")
 def test_values_that_no_row_of_the_source_has(spark, database, lake):
     """What PostgreSQL holds meets its types, also NaN, negative scales and digits beyond Spark's;
     what others wrote may not.

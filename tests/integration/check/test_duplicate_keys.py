@@ -46,7 +46,11 @@ CASES = [
 ]
 SOAKED = [
     pytest.param(
-        "bigint", [*EDGES, n], DuplicateKeys(2, (str(n),)), id=f"{n} twice", marks=pytest.mark.soak
+        "bigint",
+        [*EDGES, n],
+        DuplicateKeys(2, (str(n),)),
+        id=f"{n} twice",
+        marks=pytest.mark.soak("another number of duplicate keys"),
     )
     for n in EDGES
     if n not in ALWAYS
@@ -111,7 +115,7 @@ def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
     assert not is_dense(str(tmp_path / "gone"), 0, "k")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a RESTORE of a target's file")
 def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
     """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector
     away.

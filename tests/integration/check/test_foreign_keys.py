@@ -125,7 +125,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert "1 row has no parent row" in shown
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second direction of a reference")
 def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database, lake):
     """The rows that refer to it are no part of the run, so its own page tells."""
     database.execute(SCHEMA)
@@ -145,7 +145,7 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database
     }
 
 
-@pytest.mark.soak
+@pytest.mark.soak("references that aren't judged")
 def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
     """Where the other target lacks rows by a filter, or is a batch behind, nothing is said, and why
     is.
@@ -174,7 +174,7 @@ def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
     assert told.endswith("public.person has a batch that other targets lack")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("references between partitions")
 def test_partitioned_tables(spark, database, lake):
     """From a root and to a root, and the rows that each partition has in the catalogs for that are
     no keys of their own.
@@ -259,7 +259,7 @@ def ask_postgresql(database):
     return told
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every pair of text types")
 def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
     """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what
     PostgreSQL finds.

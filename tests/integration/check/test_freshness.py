@@ -31,7 +31,7 @@ def copy_slot(database, slot, name):
     database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, name))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a wait for WAL that ages")
 def test_how_far_behind(spark, database, lake, monkeypatch):
     """By when the run asked how far the source was, not by when anything changed last; and by WAL
     that came since.

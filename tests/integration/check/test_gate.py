@@ -159,7 +159,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     }  # fmt: skip
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second correction of the same batch")
 def test_a_batch_that_was_corrected_passes(gated, database):
     """What is merged is judged, not each change: a later change of the row may put it right."""
     made = gated()
@@ -284,7 +284,7 @@ def mend(made, run_id):
     )
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a retry beside other rows")
 def test_a_retry_lets_nothing_else_pass(gated, database):
     """What waits for the table is read along with the rows asked for, and judged: a row that fails
     a gate keeps all of it out.
@@ -413,7 +413,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     assert (made.rows(), listed(made).keys()) == ([(1, -1), (2, 8), (4, -4)], {"5"})
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a retry after a release")
 def test_a_retry_takes_what_was_released(gated, database):
     """As a run would; the rows asked for are judged by the gate that set them aside."""
     made = gated()
@@ -430,7 +430,7 @@ def test_a_retry_takes_what_was_released(gated, database):
     assert made.rows() == made.source() == [(1, -2), (4, 99)]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a repair beside quarantined rows")
 def test_a_repair_lets_nothing_else_pass(gated, database):
     """Neither what waits for the table and fails a gate, nor what a gate has set aside, nor a
     discarded row that has changed.
@@ -503,7 +503,7 @@ WHOLE = [
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.soak
+@pytest.mark.soak("every kind of expectation as a gate")
 def test_any_expectation_can_stop(gated, database):
     """By row or of all rows together, Great Expectations' or ours; each alone, of the same rows."""
     made = gated()
@@ -584,7 +584,7 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     assert [chr(bytes.fromhex(message["raw"])[0]) for message in listed["9"]["messages"]] == ["I"]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a kill during a replay")
 def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, database, monkeypatch):
     """Its batches were applied before: nobody would take back what it told of rows that it then
     didn't bring.
@@ -610,7 +610,7 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
     assert (list_quarantined(made.job), made.rows()) == ([], [(1, -1)])
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a replay beside discarded rows")
 def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     """Those that the target lacks, and those that it has as they were; what is damaged beside them
     is mended.

@@ -34,7 +34,7 @@ def of_run(lake, run_id):
     return {r.meaning: (r.success, r.severity, r.observed) for r in found}
 
 
-@pytest.mark.soak
+@pytest.mark.soak("profiles of many runs")
 def test_drift_is_told_of(spark, database, lake):
     """A column in other units, and rows that are gone; what was measured by Arrow and by Spark is
     the same.

@@ -105,7 +105,7 @@ def lake(spark, tmp_path):
     return Scene(spark, tmp_path)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every kind on both evaluators")
 def test_they_count_what_great_expectations_counts(spark, lake):
     """Every kind that is known, on nulls, empty texts and numbers at the bounds; and none of what
     it can't evaluate.

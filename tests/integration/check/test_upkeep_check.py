@@ -110,7 +110,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
     assert judged() == ("fourth", False, True)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a full check after an incremental one")
 def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, database, lake):
     """A key that stands in a file that was there, too, is found; more changes bring a full check,
     and a page.

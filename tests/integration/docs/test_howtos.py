@@ -99,7 +99,7 @@ def named_commands():
     }
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every command of the pages")
 def test_their_commands_do_what_they_say(spark, database, lake, shop):
     """A pipeline is set up and followed, damaged and mended, reviewed, and torn down."""
 

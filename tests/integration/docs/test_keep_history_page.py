@@ -23,7 +23,7 @@ BEFORE, FIRST, SECOND = re.findall(
 QUERIES = re.findall(r"```sql\n(select.*?)```\n+```\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every query of a page")
 def test_every_query_gives_what_the_page_shows(spark, database, lake):
     assert len(QUERIES) == 6
     for statement in filter(None, map(str.strip, BEFORE.split(";"))):

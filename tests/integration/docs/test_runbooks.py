@@ -25,7 +25,7 @@ from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak]
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak("the steps of whole runbooks")]
 
 
 def mended(spark, pipeline, server, lake, number: int) -> None:

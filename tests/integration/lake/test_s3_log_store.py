@@ -170,7 +170,7 @@ spark.range(1, 2, 1, 1).write.format("delta").mode("append").save(uri)
 """
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second way to the same commit")
 def test_a_connect_server_commits_after_a_commit_that_was_first(table, proxy, bucket, tmp_path):
     server = SparkConnectServer(
         tmp_path / "connect", free_port(), "test-token", tmp_path / "spark.log", memory="1g"
@@ -299,7 +299,7 @@ def test_no_write_shows_in_part(store):
     assert store.is_partial_write_visible() is False
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a thousand races of two writers")
 def test_one_of_two_writers_wins_each_version(store, bucket):
     """Each of 1,000 versions is committed to by both at about the same moment: the other client,
     which is faster, begins at any moment of Spark's write.
@@ -333,7 +333,7 @@ def test_one_of_two_writers_wins_each_version(store, bucket):
     assert min(won["spark"], won["other"]) > 0
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a thousand races of two writers")
 def test_two_writers_lose_nothing(table, proxy):
     """Both append in each round at the same time."""
     with ThreadPoolExecutor(2) as pool:

@@ -100,7 +100,7 @@ def test_the_page(spark, database, lake, tmp_path):
     assert len(read_target(pipeline.target_path("public.t"))) == 8
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the same page on a standby")
 def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
     """With source.read_from it is the standby's disk that fills: the same statements free it there,
     as the page says.

@@ -191,7 +191,7 @@ def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, l
     assert held(job, "public.t") == {1}
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second lock of the same table")
 def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, database, job):
     database.execute("insert into free values (1, 'a')")
     sync(spark, job)

@@ -81,7 +81,7 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
     assert disk.volatile(root, "*/*") == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every system call of a whole run")
 def test_the_kernel_saw_every_file_of_a_run_be_synced(spark, database, tmp_path):
     """As strace tells it of the whole job, its JVM included; this needs strace and the right to
     trace one's own processes.

@@ -131,7 +131,7 @@ def test_savepoints_rolled_back_in_streamed_transactions(spark, database, lake):
     assert_same(spark, job, database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("another order of streamed transactions")
 def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
     """A row that a streamed transaction changed before a plain one did, but committed after it,
     gets the later value.
@@ -192,7 +192,7 @@ def test_a_transaction_over_several_batches(spark, database, lake):
     assert drain(spark, job).batches == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a transaction of several windows")
 def test_a_transaction_larger_than_the_window(spark, database, lake):
     """One run takes a transaction that is several windows long, whatever the limit of changes."""
     small = {"max_changes": 100, "wal_window_mb": 16}
@@ -227,7 +227,7 @@ def test_a_streamed_transaction_of_nothing_published(spark, database, lake):
     assert_same(spark, job, database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second savepoint in a stream")
 def test_a_schema_change_in_a_rolled_back_savepoint(spark, database, lake):
     """The relation changes back in mid-transaction; rows on both sides are read as what they
     are.
@@ -285,7 +285,7 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
     assert_same(spark, job, database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of prepared transaction")
 def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
     """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only
     prepared counts once.
@@ -325,7 +325,7 @@ def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
     assert_same(spark, job, database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("random transactions of several sessions")
 def test_any_mixture(spark, database, lake):
     """Random transactions of several sessions, with savepoints and two-phase commits, run after
     run.
@@ -399,7 +399,7 @@ def _step(rng, database, sessions, waiting, names, ids):
     return waiting
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a maintenance after a prepared transaction")
 def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, lake, monkeypatch):
     """However old, the batch with its changes stays until the decision has expired too."""
     job = make_job(database, lake, PREPARED)

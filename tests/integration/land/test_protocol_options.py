@@ -71,7 +71,7 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
     assert_same(spark, job, database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two runs")
 def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
     """A second run that has read which messages are written, before a first one wrote them, leaves
     them; tables get their changes.
@@ -107,7 +107,7 @@ def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
     assert_same(spark, job, database)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of streamed message")
 def test_messages_within_streamed_transactions(spark, database, lake):
     """Those of savepoints rolled back, at any level, and of transactions rolled back, don't count,
     though they are streamed.

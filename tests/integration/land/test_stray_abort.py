@@ -60,7 +60,12 @@ ALWAYS = ("streaming and messages",)
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.soak) for name in OPTIONS],
+    [
+        name
+        if name in ALWAYS
+        else pytest.param(name, marks=pytest.mark.soak("another option of the same slot"))
+        for name in OPTIONS
+    ],
 )
 def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     """Looks, peeks, counts, comparisons and the applied rows are as if it hadn't come."""

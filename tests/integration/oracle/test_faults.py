@@ -39,7 +39,7 @@ def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
     scene.close()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("cells of the fault matrix")
 def test_whatever_fails_the_next_run_puts_it_right(matrix):
     """Killed, cut off, with its server gone, or woken up too late: nothing is lost, and nothing is
     there twice.

@@ -226,7 +226,7 @@ POINTS = (
 )
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every step of each mode")
 def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
     """At each step of apply, after random transactions: no state twice, none lost, and nothing past
     a gate.
@@ -253,7 +253,7 @@ def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
     assert live(made, "w4") == source(database.connection, "w4")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("several moments of a kill")
 def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
     """One before its commit, one behind it, one that is in the ledger: each target is whole, or as
     it was, and then mended.

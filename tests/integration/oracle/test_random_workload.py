@@ -76,7 +76,7 @@ def rows_of(connection, table, names):
     return sorted(connection.execute(f"select {listed} from {table}".encode()).fetchall(), key=repr)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("random ALTERs against a native subscriber")
 def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database, postgres, lake):
     """Several ALTERs between two runs. The subscriber gets each one when it has caught up, as
     PostgreSQL's documentation asks for; a default that is volatile would give it other values, so

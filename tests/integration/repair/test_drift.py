@@ -65,7 +65,7 @@ WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
         ),
     ],
 )
-@pytest.mark.soak
+@pytest.mark.soak("every filter before and after")
 def test_a_changed_filter_of_the_target_is_mended(spark, database, lake, before, after, expected):
     """The next run copies the table again through the new filter, says why, and the one after it
     has nothing to do.
@@ -129,7 +129,7 @@ def test_a_dbas_publication_is_told(spark, database, lake):
     assert mending.consume(spark, "four").warnings == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of filter change")
 def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
     """PostgreSQL prints the filter with the new name."""
     database.execute(DDL)
@@ -153,7 +153,7 @@ create publication q for table two where (id < 3); create publication r for tabl
 """
 
 
-@pytest.mark.soak
+@pytest.mark.soak("many publications in many runs")
 def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     """What was changed while rules of a while held was sent to nobody: it is told, or mended by a
     copy. Where only a filter changed, also in one of several publications, the rows that enter and
@@ -211,7 +211,7 @@ def test_a_publication_that_setup_makes_another(spark, database, lake):
     assert (result.warnings, result.targets.needs_sync) == ([], [])
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second change of a column list")
 def test_a_column_that_enters_a_column_list(spark, database, lake):
     """Its values for rows that are there aren't sent: a new copy brings them, even before any
     change of the table.
@@ -253,8 +253,11 @@ create publication p for table t with (publish_via_partition_root = true);
 """
 
 
-@pytest.mark.parametrize("drift", [pytest.param(None, marks=pytest.mark.soak), "repair"])
-@pytest.mark.soak
+@pytest.mark.parametrize(
+    "drift",
+    [pytest.param(None, marks=pytest.mark.soak("the same drift without a repair")), "repair"],
+)
+@pytest.mark.soak("many partitions in many runs")
 def test_partitions_that_change_under_a_published_root(spark, database, lake, drift):
     """Nothing of it is sent. What came, went, was truncated or away for a while is told once, or
     mended when asked for.

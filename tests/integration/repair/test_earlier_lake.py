@@ -79,7 +79,7 @@ def past_prices(job):
     return {state for state in found if state[-1] is not None}
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a lake of an earlier version")
 def test_a_lake_of_an_earlier_version_is_read_and_continued(spark, database, job):
     """Its ledger, change log and targets; the source is another server's by now."""
     targets = read_status(job)["targets"]

@@ -50,7 +50,7 @@ def consume(spark, database, pipeline, *numbers):
         pipeline.consume(spark)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a ledger that is pruned to its end")
 def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
     """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are
     still there.
@@ -122,7 +122,7 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
     consume(spark, database, pipeline, 3)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a copy that takes long")
 def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
     """However old: a copy may take longer than changes are kept, and all others have applied what
     waits for it.
@@ -149,7 +149,7 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
     assert told[0].startswith("nothing removed: copies in progress (public.b)")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second age of the same files")
 def test_rows_within_retention_stay(spark, database, pipeline):
     consume(spark, database, pipeline, 1, 2)
     ledger = pipeline.job().ledger
@@ -214,7 +214,7 @@ def test_a_target_that_others_write_is_compacted_again_and_vacuumed(
     assert not (folder / "part-killed.parquet").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second way to the same compaction")
 def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     """Files of nobody go by their age, as with Spark's VACUUM; two small files become one; marked
     rows are Spark's to clean up.

@@ -168,7 +168,7 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
     ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a machine without Java")
 def test_no_table_is_to_be_copied_because_there_is_no_java(
     spark, database, pipeline, tmp_path, monkeypatch
 ):
@@ -341,7 +341,7 @@ def run_warnings(pipeline, run_id):
     return json.loads(pipeline.job().ledger.run_result(run_id, "reconcile").result)["warnings"]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("keys that only Spark stages")
 def test_keys_that_spark_has_staged_are_read_again_beside_others(
     spark, database, lake, monkeypatch
 ):
@@ -364,7 +364,7 @@ def test_keys_that_spark_has_staged_are_read_again_beside_others(
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
-@pytest.mark.soak
+@pytest.mark.soak("keys that only Spark compares")
 def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(spark, database, lake):
     """Spark compares arrays, and goes on from what was read again."""
     database.execute(
@@ -392,7 +392,7 @@ def test_the_run_fails_while_a_target_differs(spark, pipeline):
     assert pipeline.job().ledger.run_result("r", "reconcile").status == "failed"
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race with a writer")
 def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     """What the stream has yet to bring is in flight on both sides; what was planted is still found
     beside it.
@@ -439,7 +439,7 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a standby that has to be waited for")
 def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, database, pipeline):
     """One that waits for a synchronous standby is decoded, and merged, while every snapshot still
     shows the row of before.
@@ -623,7 +623,10 @@ def test_a_key_that_the_target_has_twice_is_told(spark, pipeline):
 NEWEST_FIRST = sorted(AT_HAND, reverse=True)
 VERSIONS = [
     NEWEST_FIRST[0],
-    *(pytest.param(version, marks=pytest.mark.soak) for version in NEWEST_FIRST[1:]),
+    *(
+        pytest.param(version, marks=pytest.mark.soak("other versions of PostgreSQL"))
+        for version in NEWEST_FIRST[1:]
+    ),
 ]
 
 
@@ -644,7 +647,7 @@ def test_every_type_is_equal_as_copied_and_as_streamed(spark, values, lake):  # 
     assert streamed.source_rows == copied.source_rows + 1
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every type on both engines")
 @pytest.mark.parametrize("any_postgres", VERSIONS[:1], indirect=True, ids="PostgreSQL {}".format)
 def test_every_type_has_the_same_hash_whoever_reads_it(
     spark,
@@ -682,7 +685,7 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
         assert here == there, name
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a database in another encoding")
 def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, monkeypatch, lake):
     """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and
     as they were streamed.

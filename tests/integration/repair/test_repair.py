@@ -157,7 +157,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.spark
-@pytest.mark.soak
+@pytest.mark.soak("every moment of a kill")
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing
     twice.
@@ -192,7 +192,7 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
 
 
 @pytest.mark.spark
-@pytest.mark.soak
+@pytest.mark.soak("a second cause of a copy")
 def test_what_only_a_copy_mends(spark, database, job):
     """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is
     whole.
@@ -251,7 +251,7 @@ WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 
 @pytest.mark.spark
-@pytest.mark.soak
+@pytest.mark.soak("random drift in many rounds")
 def test_random_drift(spark, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is
     printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer.

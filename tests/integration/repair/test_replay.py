@@ -167,7 +167,7 @@ def stands(database):
     )
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race of two replays")
 def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, monkeypatch):
     """Another one has mended it by the time it wakes up: what it had found to differ then isn't so
     any more.
@@ -206,7 +206,7 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
     assert after == ["MERGE", "SET TBLPROPERTIES"]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second replay of many runs")
 def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch):
     """Rows lost, changed and invented are as they were, and what is right isn't written; the slot
     stays where it is.

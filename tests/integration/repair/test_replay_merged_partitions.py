@@ -189,7 +189,7 @@ def damage(database, job, root, changes):
     overwrite(job, root, list(rows.values()))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every kind of change, leaf by leaf")
 def test_each_kind_of_change(spark, database, lake):
     """Damaged rows are as they were, leaf by leaf; what the log can't tell is named and stays;
     nothing is written twice.
@@ -314,7 +314,7 @@ def spoil(random_, rows, touched, leaves, *, of_leaf):
     return spoilt
 
 
-@pytest.mark.soak
+@pytest.mark.soak("many moves between leaves")
 def test_whatever_was_touched_is_mended(spark, database, lake):
     """Moves between leaves, of keys, TRUNCATEs of leaves and of the root, in and after the range;
     rows lost, changed, invented.

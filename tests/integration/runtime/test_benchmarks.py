@@ -49,7 +49,7 @@ from benchmarks.workloads import (
     chosen,
 )
 
-pytestmark = [pytest.mark.pg, pytest.mark.soak]
+pytestmark = [pytest.mark.pg, pytest.mark.soak("the benchmark is no part of the product")]
 
 
 def test_baselines_beside_each_other(postgres):
@@ -233,7 +233,7 @@ def test_a_lake_that_is_not_what_its_source_is_counts_as_failed(postgres, source
                 ours.verify()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the benchmark is no part of the product")
 def test_every_backlog_can_be_written(postgres):
     """Each workload's tables and statements are what PostgreSQL takes."""
     plan = runners.Plan(0.0001, 1)
@@ -248,7 +248,7 @@ def test_every_backlog_can_be_written(postgres):
             ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the benchmark is no part of the product")
 @pytest.mark.spark
 def test_make_bench(tmp_path):
     """All kinds of contenders, as the command line runs them."""
@@ -279,7 +279,7 @@ def test_make_bench(tmp_path):
     assert list(tmp_path.glob("bench-*.png"))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the benchmark is no part of the product")
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("who", "workload"), [(Waldelta, "tables-20"), (Waldelta, "sync"), (Naive, "sync")]
@@ -304,7 +304,7 @@ def test_a_row_that_differs_in_the_lake_fails_its_workload(tmp_path, monkeypatch
     assert (failed, there - left) == (workload, 1)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the benchmark is no part of the product")
 def test_pages_over_a_long_history_take_less_than_a_second():
     """100 tables, 10,000 runs, each page by itself."""
     done = subprocess.run(

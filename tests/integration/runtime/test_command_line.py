@@ -320,7 +320,11 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
 @pytest.mark.pg
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "step", ["sync.reading", pytest.param("sync.begun", marks=pytest.mark.soak)]
+    "step",
+    [
+        "sync.reading",
+        pytest.param("sync.begun", marks=pytest.mark.soak("another moment of a kill")),
+    ],
 )
 def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
     """Under a task, and between two calls of the driver's: the last line says that Spark's JVM

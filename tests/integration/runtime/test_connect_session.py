@@ -97,7 +97,7 @@ def until_working(process: subprocess.Popen, folder: Path) -> psutil.Process:
     return psutil.Process(int((folder / "working").read_text()))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second Connect server and its zombies")
 def test_a_second_run_started_by_mistake_leaves_the_first_alone(client):
     """The lock comes before the session: whoever doesn't get it interrupts nothing."""
     with client("first") as (first, folder):
@@ -112,7 +112,7 @@ def test_a_second_run_started_by_mistake_leaves_the_first_alone(client):
     assert (first.returncode, output) == (0, "done 1\n"), error
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second Connect server and its zombies")
 def test_what_a_killed_run_left_behind_is_ended(client):
     """Its lock went with it, its work on the server did not; the next run interrupts that, and
     works.
@@ -204,7 +204,7 @@ with open_session("test", job, "resync") as spark, connect(conninfo, autocommit=
 """
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the same columns over Connect")
 def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, lake):
     """A Connect client sends strings with an explicit collation, which delta-rs doesn't know."""
     database.execute("create table t(id int primary key, v text); insert into t values (2, 'z')")

@@ -85,7 +85,7 @@ def assert_same(actual, expected, key):
     pd.testing.assert_frame_equal(*frames, check_dtype=False)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a whole year of the demo's data")
 def test_the_year_ends_as_the_csv_files_say(database, year):
     """All flights with their actual times, minus the cancelled, moved as planned; in between, as
     scheduled.
@@ -183,7 +183,7 @@ def test_flights_enter_leave_and_move_within_the_filter(database, year):
     assert sum(count for _, _, _, _, count in ways) > 10
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second size of the demo's data")
 def test_a_small_demo_covers_the_whole_year_and_repeats_itself(database):
     """A thinned-out load keeps all twelve partitions, and the same seed makes the same
     operations.

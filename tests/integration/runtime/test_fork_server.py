@@ -130,7 +130,7 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
     wait(lambda: not children(process))
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second process for a rule of paths")
 def test_a_path_that_is_no_socket_is_left_alone(tmp_path):
     """One word away from ``waldelta status FILE``."""
     file = tmp_path / "p.yml"
@@ -239,7 +239,7 @@ def test_without_a_server_nothing_is_lost(tmp_path):
     assert ForkedJob.ask(str(left), ["status"], {}) is None
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second process and a wait for its restart")
 def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     """A server that started before an upgrade starts itself anew instead of running what it once
     imported.

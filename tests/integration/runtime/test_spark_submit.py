@@ -47,7 +47,7 @@ def test_the_applications_error_is_the_tasks(land, make_context):
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second application by spark-submit")
 def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     write_pipeline, database, make_context, land, monkeypatch, tmp_path
 ):
@@ -75,7 +75,7 @@ def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     assert "accept_unsafe_store" not in str(failure.value)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second application by spark-submit")
 def test_kill_ends_the_jvm_and_its_driver(land, make_context):
     """Nothing of the application is left when the task was killed while the JVM was starting."""
 

@@ -121,7 +121,7 @@ def insert(database, first: int, texts: list[str]) -> None:
             database.connection.execute(into)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every verb on hostile names")
 def test_every_verb(spark, database, pipeline, root, tmp_path):
     """In one life: what a DBA runs, copies, changes, checks, repairs and reports of it."""
     script = tmp_path / "setup.sql"

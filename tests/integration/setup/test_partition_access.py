@@ -94,7 +94,7 @@ def grants(text):
     return [line.strip() for line in text.splitlines() if line.startswith("    ")]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every job with few privileges")
 def test_select_on_the_root_alone(spark, database, shop):
     """Copies, repairs, comparisons and values read again; a partition that comes later makes no
     difference.

@@ -310,7 +310,7 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
     assert told == ([told[0], told[0], []] if differs else [[], [], []])
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the steps of a whole runbook")
 def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
     """docs/how-to/recover-a-slot.md: its steps in order. Runs and resync stop until the copy is
     dropped.

@@ -90,7 +90,10 @@ def failed(run):
 
 @pytest.mark.parametrize(
     "any_postgres",
-    [max(AT_HAND), pytest.param(min(AT_HAND), marks=pytest.mark.soak)],
+    [
+        max(AT_HAND),
+        pytest.param(min(AT_HAND), marks=pytest.mark.soak("another version of PostgreSQL")),
+    ],
     indirect=True,
     ids="PostgreSQL {}".format,
 )
@@ -166,7 +169,12 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     ("encoding", "character"),
     [
         pytest.param("WIN1252", b"\\x81", id="one byte"),
-        pytest.param("EUC_JP", b"\\xfe\\xfe", id="two bytes", marks=pytest.mark.soak),
+        pytest.param(
+            "EUC_JP",
+            b"\\xfe\\xfe",
+            id="two bytes",
+            marks=pytest.mark.soak("another text of the same encoding"),
+        ),
     ],
 )
 def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encoding, character):
@@ -241,7 +249,7 @@ def test_an_answer_that_a_dba_cancels_is_no_such_thing(spark, database, lake, mo
     assert (drained.unreadable, drained.changes, len(said)) == (None, 1, 1)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a row of half a gigabyte")
 def test_a_row_that_is_too_large_to_print(spark, any_database, lake):
     """Half a gigabyte of bytes is a gigabyte of text, more than PostgreSQL holds in one value."""
     database = any_database

@@ -150,7 +150,7 @@ def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
     assert held(pipeline.file.target.root) == there(failed)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second failover of two servers")
 def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to):
     """A lake that is ahead is refused; one whose copy alone is ahead takes that table anew; both
     are exact in the end.

@@ -162,7 +162,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
 
 
 @pytest.mark.parametrize("pair", [16], indirect=True, ids="PostgreSQL {}".format)
-@pytest.mark.soak
+@pytest.mark.soak("a standby of the oldest version")
 def test_the_oldest_version_that_can(pair, lake):
     """Its functions have other arguments, and its slots fewer columns; by looks alone, which start
     no Spark.
@@ -219,7 +219,7 @@ def pause(standby) -> None:
     wait_until(lambda: ask(standby, "select pg_get_wal_replay_pause_state()") == [("paused",)])
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second standby and a resync")
 def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
     """Without hot_standby_feedback vacuum takes rows that the slot needs: said before, named after,
     mended by a resync.

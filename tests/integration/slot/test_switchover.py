@@ -70,7 +70,7 @@ def execute(server, command: str) -> None:
     )
 
 
-@pytest.mark.soak
+@pytest.mark.soak("two switches between two servers")
 def test_the_page(spark, postgres, lake, lead_to):
     """There, and back again, while nobody notices but by the connection."""
     if postgres.version < 17:

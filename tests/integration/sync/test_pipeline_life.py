@@ -133,7 +133,7 @@ def test_teardown_and_a_second_life(spark, database, lake):
     assert_equal(spark, pipeline)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of identity")
 def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake):
     """FULL sends whole old rows: the primary key still is the key. Tables without any may publish
     inserts.
@@ -153,7 +153,7 @@ def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake)
     assert_equal(spark, pipeline)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second kind of table")
 def test_a_table_without_a_key_that_publishes_inserts(spark, database, lake):
     """Equal rows are all kept."""
     database.execute("create table k(v text, n int); insert into k values ('a', 1), ('a', 1)")
@@ -169,7 +169,7 @@ def test_a_table_without_a_key_that_publishes_inserts(spark, database, lake):
     assert_equal(spark, pipeline)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second way to a new copy")
 def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake):
     """Its changes come under another oid, which tells nothing of the rows of before."""
     database.execute(
@@ -192,7 +192,7 @@ def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake)
     assert_equal(spark, pipeline)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second way to a new key")
 def test_another_replica_identity_is_another_key(spark, database, lake):
     """Old rows carry the identity's columns only: what can't be matched is never skipped in
     silence.
@@ -217,7 +217,7 @@ def test_another_replica_identity_is_another_key(spark, database, lake):
     assert_equal(spark, pipeline)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a maintenance after a whole life")
 def test_maintenance_runs(spark, database, lake):
     """Compaction, the change log's retention and pruned reports, without a schema or a file in the
     way.

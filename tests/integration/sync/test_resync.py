@@ -78,7 +78,7 @@ def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
     assert is_equal(spark, job)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a race with a target's writer")
 def test_a_target_that_changes_while_it_is_compared_is_compared_again(
     spark, database, job, monkeypatch
 ):

@@ -130,7 +130,7 @@ def failing(monkeypatch):
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "hand_over",
-    [pytest.param(True, marks=pytest.mark.soak), False],
+    [pytest.param(True, marks=pytest.mark.soak("the same copy by the other job")), False],
     ids=["left to a sync", "by the run"],
 )
 def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monkeypatch, hand_over):
@@ -215,7 +215,9 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "seen_by", [check_idle, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"]
+    "seen_by",
+    [check_idle, pytest.param(consume, marks=pytest.mark.soak("the same drift seen by a run"))],
+    ids=["a look", "a run"],
 )
 def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
     """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to

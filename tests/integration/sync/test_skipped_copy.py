@@ -120,7 +120,7 @@ def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
         assert rows(pipeline, "t") == [(1, "after")]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("every job after a skipped copy")
 def test_nothing_brings_the_missing_rows(spark, database, lake):
     """Neither drift, reconcile, replay nor a sync by name; what a lost slot took from it is said
     and stays on record.
@@ -193,7 +193,7 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
     assert rows(pipeline, "t") == [(20, "mine"), (40, "after")]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("two decisions and their copies")
 def test_the_operator_decides(spark, database, lake):
     """Where only a copy is exact a table waits alone: it begins with an empty target again, or is
     copied.

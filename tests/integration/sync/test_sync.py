@@ -245,7 +245,7 @@ def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
     [
         "truncate t",
         *(
-            pytest.param(statement, marks=pytest.mark.soak)
+            pytest.param(statement, marks=pytest.mark.soak("another statement of the same kind"))
             for statement in (
                 "vacuum full t",
                 "alter table t alter id type bigint",
@@ -279,6 +279,7 @@ def test_lost_snapshot_starts_the_table_again(database, lake_of, monkeypatch, ca
     assert lake.states() == {"public.t": ("synced", 1)}
 
 
+@pytest.mark.usefixtures("on_spark")
 def test_only_the_chunk_of_a_killed_worker_is_read_again(database, lake_of, monkeypatch, tmp_path):
     """Not the whole table: a copy of hours has one worker or other that runs out of memory."""
     lake = lake_of(
@@ -556,9 +557,16 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
 
 @pytest.mark.parametrize(
     "kind",
-    ["files", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("diff", "kept")), "equal"],
+    [
+        "files",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak("another way to write a copy"))
+            for kind in ("diff", "kept")
+        ),
+        "equal",
+    ],
 )
-@pytest.mark.soak
+@pytest.mark.soak("another way to write a copy")
 def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     spark, database, lake_of, monkeypatch, kind
 ):
@@ -620,7 +628,9 @@ def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
     "traced",
     [
         pytest.param(True, id="staged"),
-        pytest.param(False, id="no trace left", marks=pytest.mark.soak),
+        pytest.param(
+            False, id="no trace left", marks=pytest.mark.soak("the same rows without their trace")
+        ),
     ],
 )
 def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp_path, traced):

@@ -122,7 +122,9 @@ CHOICES = {
 @pytest.mark.parametrize(
     "choice",
     [
-        name if name == "double, variant" else pytest.param(name, marks=pytest.mark.soak)
+        name
+        if name == "double, variant"
+        else pytest.param(name, marks=pytest.mark.soak("the same values by other types"))
         for name in CHOICES
     ],
 )
@@ -169,7 +171,7 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     )
 
 
-@pytest.mark.soak
+@pytest.mark.soak("a second change of types")
 def test_another_choice_copies_again(spark, database, lake):
     """Values of two types are never mixed: the next changes bring a new copy, and then go on."""
     database.execute(DDL)
@@ -196,7 +198,9 @@ def test_another_choice_copies_again(spark, database, lake):
         assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
-@pytest.mark.parametrize("policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak("the other policy"))]
+)
 def test_another_choice_stops_where_nothing_may_follow(spark, database, lake, policy):
     """The table's changes wait; a sync by hand brings it on."""
     database.execute(DDL)
@@ -235,7 +239,7 @@ def test_an_added_document_is_a_variant_too(spark, database, lake):
     assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
-@pytest.mark.soak
+@pytest.mark.soak("the other side of a rule that unit tests cover")
 def test_without_a_key_documents_stay_text(spark, database, lake):
     """Rows are found by all of their columns, and a variant has no equality; numbers have."""
     database.execute("create table t(n numeric, j jsonb); alter table t replica identity full")
@@ -254,7 +258,9 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
     assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
 
 
-@pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "binary", [False, pytest.param(True, marks=pytest.mark.soak("the same values in binary"))]
+)
 def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     """Said by name when copied and when streamed; corrected on the source, a copy gets past them;
     named under ``text`` they are strings, and everything goes on.

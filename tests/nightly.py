@@ -1,0 +1,83 @@
+"""Everything that a night has time for, one part after the other: ``make nightly``.
+
+    python -m tests.nightly [--parts test-all,mutations] [--soak-minutes 60]
+
+Each part's output goes to the terminal and to .waldelta/nightly/PART.log. The report at the end
+names each test, mutation, cell and combination of versions that failed; the exit status isn't 0
+then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import Final
+
+from tests.tiers import ROOT
+
+LOGS: Final = ROOT / ".waldelta" / "nightly"
+# What names a failure in a part's output: pytest, the mutations, the fault matrix and random kills.
+_FAILURE: Final = re.compile(
+    r"^(?:FAILED|ERROR|failed) .+|.* not caught: .+|.*cells aren't well: .+|^seed \d+: .+"
+    r"|^\d+\. .+: (?!works).+",
+    re.MULTILINE,
+)
+_PARALLEL: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "no:randomly")
+
+
+def commands(soak_minutes: float) -> dict[str, list[str]]:
+    """Return the parts of a night and their commands, without the interpreter."""
+    tests = ("tests/e2e", "tests/integration", "tests/unit")
+    return {
+        "test-all": ["-m", "pytest", *_PARALLEL, "-m", "not soak", *tests],
+        "mutations": ["-m", "tests.mutations"],
+        "soak": ["-m", "tests.share", "soak", "--minutes", str(soak_minutes)],
+        "versions": ["-m", "tests.soak.versions"],
+    }
+
+
+def run(part: str, command: list[str]) -> tuple[int, list[str]]:
+    """Run a part; returns its exit status and the lines of its output that name a failure."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with (LOGS / f"{part}.log").open("w") as log:
+        started = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=os.environ | {"WALDELTA_TESTS_ON_SPARK": "1"} if part == "test-all" else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert started.stdout is not None
+        for line in started.stdout:
+            print(line, end="", flush=True)
+            log.write(line)
+        status = started.wait()
+    return status, _FAILURE.findall((LOGS / f"{part}.log").read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.nightly", description=__doc__)
+    parts = commands(0)
+    parser.add_argument("--parts", default=",".join(parts), help="some of " + ", ".join(parts))
+    parser.add_argument("--soak-minutes", type=float, default=60)
+    given = parser.parse_args()
+    report, failed = [], False
+    for part in given.parts.split(","):
+        began = time.monotonic()
+        status, failures = run(part, commands(given.soak_minutes)[part])
+        minutes = (time.monotonic() - began) / 60
+        failed |= status != 0
+        verdict = "passed" if status == 0 else f"FAILED (exit {status})"
+        report += [f"{part}: {verdict} in {minutes:.0f} min, {LOGS / part}.log"]
+        report += [f"  {line.strip()}" for line in failures]
+    print("\n".join(["", "The night:", *report]))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
