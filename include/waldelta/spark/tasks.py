@@ -28,8 +28,10 @@ RunTask = Callable[[int, pa.Schema, Task], list[Any]]
 # Fewer rows or bytes aren't worth a task: each one reads what all need, and writes files of its
 # own.
 ROWS_PER_TASK = 250_000
-MOST_TASKS_HERE = 1
 BYTES_PER_TASK = 64 << 20
+# So many tasks run in this process while no session has been started, since a JVM takes longer to
+# start than a task.
+LOCAL_TASKS = 1
 _FAILED = pa.field("_wd_failed", pa.string())
 
 
@@ -68,8 +70,8 @@ def run_tasks(
 
     A task may run again when its worker died or its stage is repeated. It doesn't after raising one
     of our errors, which this raises once all tasks have ended. With ``stops`` such an error ends
-    the other tasks at once, because their work is useless without it. A single task runs in this
-    process while no session has been started: a JVM takes longer to start than most tasks.
+    the other tasks at once, because their work is useless without it. No more than LOCAL_TASKS run
+    in this process while no session has been started.
     """
 
     umask, schema = lake_umask(), row_schema.append(_FAILED)
@@ -95,7 +97,7 @@ def run_tasks(
 
     if not count:
         return []
-    if count <= MOST_TASKS_HERE and not is_started(spark):
+    if count <= LOCAL_TASKS and not is_started(spark):
         told_here = numbered(iter([pa.RecordBatch.from_pydict({"id": list(range(count))})]))
         rows = [Row(**row) for part in told_here for row in part.to_pylist()]
     else:
