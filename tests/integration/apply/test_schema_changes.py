@@ -311,14 +311,16 @@ def test_a_rewritten_partition_root(spark, database, lake):
 
 @pytest.mark.soak("a second kind of catalog change")
 def test_types_that_print_otherwise(spark, database, lake):
-    """A renamed label of an enum and an attribute of a composite type change what old rows show,
-    and send nothing.
+    """A renamed label of an enum, an attribute of a composite type and a renamed object change what
+    old rows show, and send nothing.
 
     A label that is added changes nothing, nor do a renamed type or attribute.
     """
     database.execute("create type mood as enum ('sad', 'ok'); create type pair as (a int, b text)")
     database.execute("create domain feeling as mood; create type span as range (subtype = mood)")
     columns = {"e": "mood", "a": "mood[]", "d": "feeling", "r": "span", "c": "pair", "m": "mood"}
+    columns |= {"n": "regclass[]"}
+    database.execute("create table named()")
     for name, kind in columns.items():
         database.execute(f"create table t_{name}(id int primary key, v {kind})")
     database.execute("create type outer_pair as (p pair, m mood)")
@@ -330,6 +332,7 @@ def test_types_that_print_otherwise(spark, database, lake):
         "r": "'[sad,ok]'",
         "c": "(1, 'x')",
         "m": "null",
+        "n": "'{named}'",
         "o": "row((1, 'x'), 'sad')",
     }
     for name, value in values.items():
@@ -343,7 +346,7 @@ def test_types_that_print_otherwise(spark, database, lake):
 
     def copied_again():
         warnings = consume(spark, job).warnings
-        assert all("ALTER TYPE changed the values of column " in w for w in warnings)
+        assert all("the catalogs changed the values of column v (" in w for w in warnings)
         for name in values:
             state = job.read_states()[f"public.t_{name}"]
             assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
@@ -360,6 +363,10 @@ def test_types_that_print_otherwise(spark, database, lake):
     assert copied_again() == {"c", "o"}
     database.execute("alter type pair drop attribute b")
     assert copied_again() == {"c", "o"}
+    database.execute("create table other()")
+    assert copied_again() == set()
+    database.execute("alter table named rename to renamed")
+    assert copied_again() == {"n"}
     assert not check_idle(job).has_work
 
 

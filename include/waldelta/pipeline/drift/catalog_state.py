@@ -184,9 +184,11 @@ def _is_unsure(column: dict[str, Any]) -> bool:
     return bool(column["has_default"] or column["not_null"] or column["is_generated"])
 
 
-# PostgreSQL prints an enum's values and a composite type's attributes as the catalogs have them at
-# that moment. That holds within arrays, domains, ranges and other composite types, too; no built-in
-# type contains them.
+# PostgreSQL prints an enum's values, a composite type's attributes and the objects that a value
+# names as the catalogs have them at that moment. That holds within arrays, domains, ranges and
+# other composite types, too. Built-in types that
+# name objects are regclass and its kind, and aclitem, which names roles. The system's own objects
+# can't be renamed, except for schema public and the first role; temporary ones come and go.
 #
 # A table that was created as a partition got its row of pg_inherits from the transaction that wrote
 # its system columns. Detaching and attaching a table, or a table between it and the root, replaces
@@ -206,7 +208,17 @@ where c.relkind in ('r', 'p')
 """
 
 _TABLES = """
-with recursive relation as (
+with recursive printing (oid) as (
+    select n.oid
+    from pg_type t
+    cross join lateral (values (t.oid), (t.typarray)) as n (oid)
+    where t.typnamespace = 'pg_catalog'::regnamespace
+      and t.typname in (
+          'regclass', 'regtype', 'regproc', 'regprocedure', 'regoper', 'regoperator',
+          'regcollation', 'regconfig', 'regdictionary', 'regnamespace', 'regrole', 'aclitem'
+      )
+),
+relation as (
     select c.oid, n.nspname::text as schema, c.relname::text as name, c.relkind, c.relreplident
     from pg_class c
     join pg_namespace n on n.oid = c.relnamespace
@@ -260,7 +272,7 @@ part (root, attnum, oid) as (
     select r.oid, a.attnum, a.atttypid
     from relation r
     join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
-      and a.atttypid >= 16384
+      and (a.atttypid >= 16384 or a.atttypid in (select oid from printing))
     union
     select p.root, p.attnum, inner_type.oid
     from part p
@@ -273,9 +285,9 @@ part (root, attnum, oid) as (
         select c.atttypid from pg_attribute c where c.attrelid = t.typrelid and c.attnum > 0
           and not c.attisdropped
     ) as inner_type (oid)
-    where inner_type.oid >= 16384
+    where inner_type.oid >= 16384 or inner_type.oid in (select oid from printing)
 ),
-label (root, attnum, oid, label) as (
+printed (root, attnum, oid, label) as (
     select p.root, p.attnum, e.oid, e.enumlabel::text from part p join pg_enum e
       on e.enumtypid = p.oid
     union all
@@ -284,6 +296,50 @@ label (root, attnum, oid, label) as (
     join pg_type t on t.oid = p.oid and t.typtype = 'c'
     left join pg_attribute c on c.attrelid = t.typrelid and c.attnum > 0 and not c.attisdropped
     group by p.root, p.attnum, t.oid
+    union all
+    select p.root, p.attnum, o.oid, o.name
+    from part p
+    cross join lateral (
+        select c.oid, c.relnamespace, c.oid::regclass::text
+        from pg_class c where p.oid = 'regclass'::regtype and c.oid >= 16384
+        union all
+        select t.oid, t.typnamespace, t.oid::regtype::text
+        from pg_type t where p.oid = 'regtype'::regtype and t.oid >= 16384
+        union all
+        select f.oid, f.pronamespace, f.oid::regproc::text
+        from pg_proc f where p.oid = 'regproc'::regtype and f.oid >= 16384
+        union all
+        select f.oid, f.pronamespace, f.oid::regprocedure::text
+        from pg_proc f where p.oid = 'regprocedure'::regtype and f.oid >= 16384
+        union all
+        select o.oid, o.oprnamespace, o.oid::regoper::text
+        from pg_operator o where p.oid = 'regoper'::regtype and o.oid >= 16384
+        union all
+        select o.oid, o.oprnamespace, o.oid::regoperator::text
+        from pg_operator o where p.oid = 'regoperator'::regtype and o.oid >= 16384
+        union all
+        select c.oid, c.collnamespace, c.oid::regcollation::text
+        from pg_collation c where p.oid = 'regcollation'::regtype and c.oid >= 16384
+        union all
+        select c.oid, c.cfgnamespace, c.oid::regconfig::text
+        from pg_ts_config c where p.oid = 'regconfig'::regtype and c.oid >= 16384
+        union all
+        select d.oid, d.dictnamespace, d.oid::regdictionary::text
+        from pg_ts_dict d where p.oid = 'regdictionary'::regtype and d.oid >= 16384
+        union all
+        select n.oid, n.oid, n.nspname::text
+        from pg_namespace n where p.oid = 'regnamespace'::regtype
+        union all
+        select r.oid, 'pg_catalog'::regnamespace, r.rolname::text
+        from pg_roles r where p.oid in ('regrole'::regtype, 'aclitem'::regtype)
+    ) as o (oid, schema, name)
+    where o.schema not in ('pg_toast'::regnamespace, pg_my_temp_schema())
+      and not pg_is_other_temp_schema(o.schema)
+),
+label (root, attnum, oid, label) as (
+    select root, attnum, oid, string_agg(label, ' ' order by label)
+    from printed
+    group by root, attnum, oid
 )
 select r.oid,
        r.schema,

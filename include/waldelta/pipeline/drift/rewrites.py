@@ -12,9 +12,10 @@ that its old rows showed (attmissingval), which replaces the pg_attribute rows o
 ALTER TYPE also recreates the column's default, so a default that keeps its oid rules out ALTER
 TYPE.
 
-``alter type … rename value`` of an enum, and an attribute added to or dropped from a composite
-type, write no row at all: they change the text of existing rows. A label added to an enum changes
-none.
+``alter type … rename value`` of an enum, an attribute added to or dropped from a composite type,
+and the rename of an object that a value names (regclass and its kind), write no row at all: they
+change the text of existing rows. So does the drop of such an object, whose oid is printed from then
+on. A label added to an enum changes none.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
 def relabelled(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
     """Return the numbers of columns whose rows print differently than ``then``.
 
-    Their type was altered.
+    Their type was altered, or an object that their values may name was renamed or dropped.
     """
     if then is None or now is None:
         return frozenset()
-    before = {(label.attnum, label.oid): label.label for label in then.labels}
+    current = {(label.attnum, label.oid): label.label for label in now.labels}
+    columns = {attribute.attnum for attribute in now.attributes}
     return frozenset(
         label.attnum
-        for label in now.labels
-        if before.get((label.attnum, label.oid), label.label) != label.label
+        for label in then.labels
+        if label.attnum in columns and current.get((label.attnum, label.oid)) != label.label
     )
 
 
@@ -66,7 +68,10 @@ def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
         ),
         (
             relabelled(state.storage, now),
-            "ALTER TYPE changed the values of {columns}, and PostgreSQL doesn't replicate that",
+            (
+                "the catalogs changed the values of {columns} (ALTER TYPE, or an object that they"
+                " name was renamed or dropped), and PostgreSQL doesn't replicate that"
+            ),
         ),
     ]
     named = [

@@ -112,7 +112,8 @@ LABELS = {
     "swapped": ([(2, 5, "ok"), (2, 6, "sad")], {2}),
     "added": ([(2, 5, "sad"), (2, 6, "ok"), (2, 7, "glad")], set()),
     "another column of the type": ([(2, 5, "sad"), (2, 6, "ok"), (3, 5, "blue")], set()),
-    "the column went": ([], set()),
+    "an object went": ([(2, 5, "sad")], {2}),
+    "the column went": ([(1, 5, "sad")], set()),
 }
 
 
@@ -120,7 +121,12 @@ LABELS = {
 def test_which_columns_print_otherwise(case):
     labels, expected = LABELS[case]
     then = replace(BEFORE, labels=[LabelState(2, 5, "sad"), LabelState(2, 6, "ok")])
-    present = replace(BEFORE, labels=[LabelState(*label) for label in labels])
+    numbers = {1, 2, 3} if case != "the column went" else {1, 3}
+    present = replace(
+        BEFORE,
+        attributes=[a for a in BEFORE.attributes if a.attnum in numbers],
+        labels=[LabelState(*label) for label in labels],
+    )
     assert relabelled(then, present) == expected
     # What an earlier version recorded has none, and says nothing.
     assert relabelled(replace(then, labels=[]), present) == set()

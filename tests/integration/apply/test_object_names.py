@@ -1,0 +1,123 @@
+"""Values that print the name of a catalog object: a rename changes them, and sends nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline.drift import read_catalog_state
+from waldelta.pipeline.drift.rewrites import relabelled
+from waldelta.postgres import connect
+
+pytestmark = pytest.mark.pg
+
+OBJECTS = """
+create schema s;
+create role {role};
+create table s.t (id int);
+create index t_id on s.t (id);
+create type s.pair as (a int);
+create function s.f(s.pair) returns int language sql as 'select 1';
+create operator s.### (function = s.f, rightarg = s.pair);
+create collation s.german (locale = 'C');
+create text search dictionary s.plain (template = pg_catalog.simple);
+create text search configuration s.words (copy = pg_catalog.simple);
+create table s.other (id int);
+create domain s.relation as regclass;
+create type s.of_both as (f regproc, p regprocedure);
+"""
+# Each column's type and value, and what changes the value's text.
+COLUMNS = {
+    "class": ("regclass", "'s.t'", "alter table s.t rename to t2"),
+    "index": ("regclass", "'s.t_id'", "alter index s.t_id rename to t_id2"),
+    "schema": ("regclass", "'s.t'", "alter schema s rename to s2"),
+    "moved": ("regclass", "'s.t'", "alter table s.t set schema public"),
+    "dropped": ("regclass", "'s.t'", "drop table s.t"),
+    "type": ("regtype", "'s.pair'", "alter type s.pair rename to pair2"),
+    "array_type": ("regtype", "'s.pair[]'", "alter type s.pair rename to pair2"),
+    "proc": ("regproc", "'s.f'", "alter function s.f(s.pair) rename to f2"),
+    "procedure": ("regprocedure", "'s.f(s.pair)'", "alter function s.f(s.pair) rename to f2"),
+    "argument": ("regprocedure", "'s.f(s.pair)'", "alter type s.pair rename to pair2"),
+    "oper": ("regoper", "'s.###'", "alter operator s.###(none, s.pair) set schema public"),
+    "operator": ("regoperator", "'s.###(none, s.pair)'", "alter type s.pair rename to pair2"),
+    "role": ("regrole", "'{role}'", "alter role {role} rename to {role}2"),
+    "grant": ("aclitem", "'{role}=r/postgres'", "alter role {role} rename to {role}2"),
+    "namespace": ("regnamespace", "'s'", "alter schema s rename to s2"),
+    "public": ("regnamespace", "'public'", "alter schema public rename to private"),
+    "config": ("regconfig", "'s.words'", "alter text search configuration s.words rename to w2"),
+    "dictionary": (
+        "regdictionary", "'s.plain'", "alter text search dictionary s.plain rename to p2",
+    ),
+    "collation": ("regcollation", "'s.german'", "alter collation s.german rename to g2"),
+    "array": ("regclass[]", "'{{s.t,s.other}}'", "alter table s.t rename to t2"),
+    "domain": ("s.relation", "'s.t'", "alter table s.t rename to t2"),
+    "composite": ("s.of_both", "row('s.f', 's.f(s.pair)')", "alter type s.pair rename to pair2"),
+}  # fmt: skip
+# None of these changes a text.
+HARMLESS = [
+    "create table s.later (id int); drop table s.later",
+    "create temporary table t (id int); alter table t rename to t3; drop table t3",
+    "vacuum full s.t",
+    "reindex index s.t_id",
+    "alter table s.t add n int default 5",
+    "alter table s.t owner to {role}; alter table s.t owner to postgres",
+]
+
+
+@pytest.fixture
+def role(any_database):
+    """A role that values name; each column of the table ``named`` has one value."""
+    role = f"r_{any_database.name}"
+    any_database.execute(OBJECTS.format(role=role))
+    columns = ", ".join(f'"{name}" {kind}' for name, (kind, _, _) in COLUMNS.items())
+    values = ", ".join(value.format(role=role) for _, value, _ in COLUMNS.values())
+    any_database.execute("create schema app")
+    any_database.execute(f"create table app.named ({columns}, plain text, number oid)")
+    any_database.execute(f"insert into app.named values ({values}, 's.t', 's.t'::regclass)")
+    yield role
+    any_database.execute(f"drop owned by {role}; drop role {role}")
+
+
+def read(conn):
+    """How the table's one row prints, and how the catalogs say that it is stored."""
+    cursor = conn.execute("select t.*, t.tableoid::bigint as oid from app.named t")
+    names = [column.name for column in cursor.description]
+    printed = ", ".join(f'"{name}"::text' for name in names[:-1])
+    (texts,) = conn.execute(f"select {printed} from app.named").fetchall()
+    ((*_, oid),) = cursor.fetchall()
+    state = TableState(now(), "r", "app.named", 1, "synced", relation_ids=[oid])
+    storage = read_catalog_state(conn, [state])["app.named"].storage
+    return dict(zip(names, texts, strict=False)), storage
+
+
+def changed(conn, before):
+    """The columns whose text is another one now, and those of which the catalogs say that."""
+    (texts, storage), (now_texts, now_storage) = before, read(conn)
+    numbers = relabelled(storage, now_storage)
+    return (
+        {name for name, text in texts.items() if now_texts[name] != text},
+        {name for number, name in enumerate(texts, 1) if number in numbers},
+    )
+
+
+def test_the_columns_that_print_another_text(any_database, role):
+    """Each is noticed; one that names another object of the kind may be, too."""
+    with connect(any_database.conninfo, "test") as conn:
+        before = read(conn)
+        for name, (_, _, statement) in COLUMNS.items():
+            with conn.transaction(force_rollback=True):
+                conn.execute(statement.format(role=role))
+                print_otherwise, noticed = changed(conn, before)
+            assert name in print_otherwise, name
+            assert print_otherwise <= noticed, name
+            assert not noticed & {"plain", "number"}, name
+        assert changed(conn, before) == (set(), set())
+
+
+def test_what_changes_no_text_isnt_noticed(any_database, role):
+    with connect(any_database.conninfo, "test") as conn:
+        before = read(conn)
+        for statement in "; ".join(HARMLESS).format(role=role).split("; "):
+            conn.execute(statement)
+        assert changed(conn, before) == (set(), set())
