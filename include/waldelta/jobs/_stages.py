@@ -14,6 +14,7 @@ from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.pipeline.task_errors import describe_error
+from waldelta.spark.session import prepared_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,8 @@ def run_stages(
     result.attempt.begun = result.attempt.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     chosen = [name for name in stages if only is None or name in only]
-    failures = _run_each(spark, job, result, stages, chosen)
+    with prepared_session(spark):
+        failures = _run_each(spark, job, result, stages, chosen)
     result.error = next(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
     )

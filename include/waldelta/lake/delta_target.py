@@ -25,8 +25,8 @@ from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
 from waldelta.lake.delta_statements import COLUMN_MAPPING, DELETION_VECTORS
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
 from waldelta.lake.storage import (
+    INT96_AS_MICROSECONDS,
     NO_HOOKS,
-    SPARKS_TIMESTAMPS,
     entry_path,
     is_local,
     sync_behind,
@@ -372,8 +372,8 @@ class TargetVersion:
         )
 
     def dataset(self) -> ds.Dataset:
-        """Return the rows as a dataset; Spark's timestamps are read in microseconds."""
-        return self.table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+        """Return the rows as a dataset; timestamps are in microseconds, whoever wrote them."""
+        return self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
 
     def committed(self, app_id: str) -> int:
         """Return the number of a transaction id's last commit; 0 without any."""

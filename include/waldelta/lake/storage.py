@@ -40,8 +40,9 @@ from waldelta.lake.store_connection import read_store_options
 
 log = logging.getLogger(__name__)
 
-# Spark's timestamps are INT96. Arrow would read them as nanoseconds, which end in the year 2262.
-SPARKS_TIMESTAMPS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+# External writers may write timestamps as INT96, Spark's default. Arrow would read them as
+# nanoseconds, which end in the year 2262.
+INT96_AS_MICROSECONDS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
 # Columns of a row group with less than this between them are read together from an object store,
 # which answers one request for a megabyte sooner than two for a few bytes.
 _SKIPPED_BYTES = 1 << 20
@@ -368,7 +369,7 @@ def open_parquet(folder: str) -> ds.Dataset:
 def parquet_format(uri: str) -> ds.ParquetFileFormat:
     """Return how Arrow reads the Parquet files below a URI, whether Spark or Arrow wrote them."""
     return ds.ParquetFileFormat(
-        read_options=SPARKS_TIMESTAMPS, default_fragment_scan_options=scan_options(uri)
+        read_options=INT96_AS_MICROSECONDS, default_fragment_scan_options=scan_options(uri)
     )
 
 

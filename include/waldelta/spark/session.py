@@ -24,9 +24,10 @@ from waldelta.pipeline.task_errors import (
 )
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
+from waldelta.spark.session_settings import session_settings, set_settings
 from waldelta.spark.settings import (
     LOCAL_MASTER,
-    SETTINGS,
+    SESSION_SETTINGS,
     check_pyspark,
     driver_memory,
     driver_settings,
@@ -45,14 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Settings that a session of another operator's Connect server accepts, too.
-_SESSION_SETTINGS = (
-    "spark.sql.session.timeZone",
-    "spark.sql.ansi.enabled",
-    "spark.sql.variable.substitute",
-    "spark.sql.subexpressionElimination.skipForShortcutExpr",
-    "spark.sql.execution.arrow.maxRecordsPerBatch",
-)
 # The number of the session for concurrent work, above those of a pool.
 _CONCURRENT = 9
 _IDS_PER_KEY = 10_000
@@ -74,7 +67,9 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if remote := os.environ.get("SPARK_REMOTE"):
         return _connect_session(remote, session_key)
-    return _classic_session(master, name)
+    spark = _classic_session(master, name)
+    set_settings(spark)
+    return spark
 
 
 def check_remote(remote: str, timeout_s: float) -> None:
@@ -102,6 +97,15 @@ class DeferredSession:
 def is_started(spark: SparkSession) -> bool:
     """Return whether the session exists already; False where its first use would start a JVM."""
     return not isinstance(spark, DeferredSession) or spark.made is not None
+
+
+def prepared_session(spark: SparkSession) -> AbstractContextManager[None]:
+    """Give a session the settings that values depend on, for the block.
+
+    It may be the caller's own, with other settings, which it has again afterwards. A session that
+    isn't made yet gets them when it is made. Raises ConfigError for a setting that it refuses.
+    """
+    return session_settings(spark, SESSION_SETTINGS) if is_started(spark) else nullcontext()
 
 
 @contextmanager
@@ -237,8 +241,7 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
 
 def _configure(spark: SparkSession) -> None:
     """Set the settings of a Connect session on which every statement relies."""
-    for key in _SESSION_SETTINGS:
-        spark.conf.set(key, SETTINGS[key])
+    set_settings(spark)
     # The server would cache analysed plans under numbers that each client process counts from the
     # same beginning. A later process in the same session would get the columns that a target had in
     # an earlier process.
@@ -324,7 +327,9 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
     a later run interrupts what a killed one left there.
     """
     if not is_connect(spark):
-        yield spark.newSession()
+        sibling = spark.newSession()
+        set_settings(sibling)
+        yield sibling
         return
     key = getattr(spark, _KEY, cast("ConnectSession", spark).session_id)
     sibling = _connect_session(os.environ["SPARK_REMOTE"], f"{key}:{number}")

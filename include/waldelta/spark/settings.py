@@ -41,30 +41,43 @@ _NO_PYSPARK = (
 TASK_ATTEMPTS = 4
 LOCAL_MASTER = f"local[*,{TASK_ATTEMPTS}]"
 
-# What every driver needs before its JVM starts.
-SETTINGS: dict[str, str] = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.catalogImplementation": "in-memory",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+# What every session needs, whoever created it: the values that Spark reads and writes depend on
+# these settings.
+SESSION_SETTINGS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # Row filters fail where PostgreSQL's arithmetic does, instead of returning NULL.
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.storeAssignmentPolicy": "ANSI",
+    "spark.sql.caseSensitive": "false",
     # A name or text with ${env:…} in it isn't expanded, so environment variables don't get into a
     # statement.
     "spark.sql.variable.substitute": "false",
     # An expression used twice after AND or OR isn't computed before the condition: in b <> 0 and (a
     # / b > 1 or a / b < -1) it may fail.
     "spark.sql.subexpressionElimination.skipForShortcutExpr": "true",
+    # Delta's type timestamp is the one of PostgreSQL's timestamptz.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Readers other than Spark read INT96, Spark's default, as nanoseconds: the year 9999 as 1816.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Days before 1582 are those of PostgreSQL's calendar.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+}
+
+# What every driver needs before its JVM starts.
+SETTINGS: dict[str, str] = SESSION_SETTINGS | {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     # A late second attempt at the same task would read the slot twice.
     "spark.speculation": "false",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
 }
 
 

@@ -15,7 +15,6 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.monitoring import read_glance
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
@@ -117,7 +116,7 @@ def first_waiting(job):
 
 def rows(job, name):
     table = DeltaTable(job.lake.target(f"public.{name}").uri)
-    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table().to_pylist()
+    return table.to_pyarrow_table().to_pylist()
 
 
 def shown(job, name):

@@ -17,7 +17,6 @@ from tests.oracles.random_workload import Workload
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
-from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -46,7 +45,7 @@ def run(spark, job, month, run_id=None, **details):
 def held(job, root) -> pa.Table:
     """The target's rows."""
     table = DeltaTable(job.lake.target(f"public.{root}").uri)
-    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table()
+    return table.to_pyarrow_table()
 
 
 def rows_of(job, root, *columns):

@@ -7,8 +7,7 @@ statement.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from waldelta.lake.delta_statements import (
     USER_METADATA,
 )
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
+from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import insert_clause, quote, string
 from waldelta.types import TargetType
 
@@ -185,18 +185,6 @@ def commit_statement(spark: SparkSession, tag: CommitTag, statement: str) -> Com
     with session_settings(spark, settings):
         spark.sql(statement).collect()
     return tag
-
-
-@contextmanager
-def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings for the statements inside."""
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-        yield
-    finally:
-        for key in settings:
-            spark.conf.unset(key)
 
 
 def new_value(i: int, name: str, toastable: Collection[int]) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import tenacity
 
-from waldelta.changes.merge.statements import session_settings
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
 from waldelta.lake import WRITE_FAILURES, TargetVersion
@@ -39,6 +38,7 @@ from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
 from waldelta.pipeline.task_errors import is_conflict
 from waldelta.quantities import counted
 from waldelta.slot.durable_position import durable_position
+from waldelta.spark.session_settings import session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from waldelta.errors import (
     ConfigError,
@@ -42,6 +42,7 @@ from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import not_primary
+from waldelta.spark.session_settings import session_settings
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.repair.mend import end_killed_repairs
@@ -58,7 +59,9 @@ log = logging.getLogger(__name__)
 # Small tables share a snapshot; a large one has its own, which ends with it.
 BYTES_PER_SNAPSHOT = 512 << 20
 COMPARED_AT_ONCE = 3
-_BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "8192")
+# These batches fit into the processor's cache: Spark's time for lists grows with the square of a
+# batch's rows.
+_SMALL_BATCHES = {"spark.sql.execution.arrow.maxRecordsPerBatch": "8192"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +166,6 @@ def _why_other_rows(state: TableState) -> str | None:
     )
 
 
-@contextmanager
-def _batches(spark: SparkSession) -> Iterator[None]:
-    """Use batches small enough for the processor's cache while reading.
-
-    Spark's time grows with the square of a batch's rows for lists.
-    """
-    before = cast("str", spark.conf.get(_BATCH_ROWS[0]))  # Spark has a default for it.
-    spark.conf.set(*_BATCH_ROWS)
-    try:
-        yield
-    finally:
-        spark.conf.set(_BATCH_ROWS[0], before)
-
-
 def _chosen(
     standings: Sequence[TableLifecycle], order: ReconcileRequest
 ) -> Iterator[TableLifecycle]:
@@ -227,7 +216,7 @@ def _compare_group(
         states = _readable(work, states, marks.versions)
         by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
-            _batches(spark) if by_spark else nullcontext(),
+            session_settings(spark, _SMALL_BATCHES) if by_spark else nullcontext(),
             named_loss(job.source.conninfo),
             SnapshotHolder(
                 job.source.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"

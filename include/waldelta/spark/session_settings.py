@@ -1,0 +1,75 @@
+"""Sets settings of a Spark session, and restores what its owner had set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from waldelta.errors import ConfigError
+from waldelta.pipeline.task_errors import first_line
+from waldelta.spark.settings import SESSION_SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set session settings for the statements inside, and restore the earlier ones.
+
+    Raises ConfigError as set_settings() does.
+    """
+    before = set_settings(spark, settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+def set_settings(
+    spark: SparkSession, settings: Mapping[str, str] = SESSION_SETTINGS
+) -> dict[str, str | None]:
+    """Set the settings that differ; returns their earlier values, None for those not set.
+
+    Raises ConfigError for a setting that the session refuses, or that has another value afterwards.
+    """
+    before = {
+        name: value for name, value in _values(spark, settings).items() if value != settings[name]
+    }
+    for name in before:
+        _set(spark, name, settings[name])
+    for name, value in _values(spark, before).items():
+        if value != settings[name]:
+            raise ConfigError(_refusal(name, settings[name], f"it is {value!r} afterwards"))
+    return before
+
+
+def _values(spark: SparkSession, names: Mapping[str, object]) -> dict[str, str | None]:
+    if not names:
+        return {}
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        # One request has all settings; asking for each would take a request each.
+        values = spark.conf.getAll
+        return {name: values.get(name) for name in names}
+    return {name: spark.conf.get(name, None) for name in names}
+
+
+def _set(spark: SparkSession, name: str, value: str) -> None:
+    from pyspark.errors import PySparkException
+
+    try:
+        spark.conf.set(name, value)
+    except PySparkException as err:
+        raise ConfigError(_refusal(name, value, first_line(err))) from err
+
+
+def _refusal(name: str, value: str, reason: str) -> str:
+    return (
+        f"the Spark session doesn't accept {name} = {value} ({reason}): set it where this session"
+        " is created, or let waldelta create the session"
+    )
