@@ -15,7 +15,7 @@ from demo.stack import Stack, StackError
 from demo.stack.processes import ended_by_signals
 from waldelta.errors import WaldeltaError
 
-# Programs of three lines each that read the flights of the lake, as in the README, for
+# Short programs that read the flights of the lake, as in the README, for
 # .venv/bin/python.
 READERS = {
     "DuckDB": """\
@@ -23,9 +23,11 @@ import duckdb
 duckdb.sql("install delta; load delta")
 duckdb.sql("select origin, count(*) from delta_scan('{table}') group by origin").show()""",
     "delta-rs": """\
-from deltalake import DeltaTable
-flights = DeltaTable("{table}").to_pyarrow_table(columns=["origin"])
-print(flights.group_by("origin").aggregate([([], "count_all")]).to_pandas())""",
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+query = QueryBuilder().register("flights", DeltaTable("{table}"))
+counts = query.execute("select origin, count(*) as flights from flights group by origin")
+print(pa.table(counts).to_pandas())""",
     "Spark": """\
 from waldelta.spark.session import spark_session
 flights = spark_session().read.format("delta").load("{table}")

@@ -4,6 +4,7 @@ location.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,14 @@ from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import ColumnState, Ledger, TableState
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
+from waldelta.types.json import Variant
+
+_DELTA_RS = """\
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+query = QueryBuilder().register("target", DeltaTable({}))
+rows = pa.table(query.execute("select * from target"))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,28 @@ class TableDetails:
     version: int | None = None
     has_deleted_rows: bool = False
     copy_skipped: bool = False
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """Returns, by reader, code that reads all rows of this target.
+
+        delta-rs reads every feature that targets get, but only through QueryBuilder: its
+        to_pyarrow_table() returns nulls where Delta maps column names. It returns variants as
+        bytes, so it isn't there for a table that has some.
+        """
+        path, has_variants = (
+            json.dumps(self.uri, ensure_ascii=False),
+            any(Variant.spark in column.type for column in self.columns),
+        )
+        recipes = {
+            "Spark": f'spark.read.format("delta").load({path})',
+            "DuckDB": (
+                "install delta; load delta;\nselect * from delta_scan('{}');".format(
+                    self.uri.replace("'", "''")
+                )
+            ),
+        }
+        return recipes if has_variants else recipes | {"Python (delta-rs)": _DELTA_RS.format(path)}
 
     @property
     def key(self) -> tuple[str, ...]:

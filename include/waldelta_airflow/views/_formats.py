@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import datetime
 
@@ -135,20 +134,6 @@ def mark(said: str, word: str | None = None) -> Markup:
     )
 
 
-def python_text(text: str) -> str:
-    """Returns a text as a double-quoted Python literal."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def sql_text(text: str) -> str:
-    """Returns a text as an SQL literal.
-
-    >>> sql_text("it's")
-    "'it''s'"
-    """
-    return "'" + text.replace("'", "''") + "'"
-
-
 def without_folder(text: object) -> str:
     """Returns a message without this installation's folders, which mean nothing to its readers.
 
@@ -176,7 +161,5 @@ FILTERS = {
     "mark": mark,
     "run_kind": run_kind,
     "slot_state": slot_state,
-    "python_text": python_text,
-    "sql_text": sql_text,
     "without_folder": without_folder,
 }
