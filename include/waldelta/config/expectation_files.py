@@ -18,8 +18,9 @@ suite is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,6 +107,24 @@ class OwnSuiteFile:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetColumns:
+    """What own expectations of a target may name: its columns, with Spark types.
+
+    ``left_out`` are columns that the source has and doesn't publish.
+    """
+
+    types: Mapping[str, str]
+    has_key: bool
+    left_out: Collection[str] = ()
+
+    def type_of(self, name: str) -> str | None:
+        """Returns a column's Spark type, in whatever case it is written; None for no column."""
+        exact = self.types.get(name)
+        lower = name.lower()
+        return exact or next((t for c, t in self.types.items() if c.lower() == lower), None)
+
+
+@dataclass(frozen=True, slots=True)
 class OwnSuites:
     """The suites of tables, the errors of rejected ones, and messages about files without a
     table.
@@ -129,6 +148,11 @@ def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = _SY
             f"there is no folder {folder} for own expectations (quality.suites): create it"
         )
     return assign_suites(read_each(folder), tables, which)
+
+
+def has_suites(folder: str | None) -> bool:
+    """Returns whether a folder has files of own expectations."""
+    return folder is not None and any(path.suffix in _SUFFIXES for path in Path(folder).glob("*"))
 
 
 def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
@@ -160,6 +184,8 @@ def assign_suites(
         matches = matches or [name for name, parts in known.items() if path.stem == parts[1]]
         if not matches:
             told = f": {file}" if isinstance(file, ConfigError) else ""
+            near = get_close_matches(path.stem, {".".join(parts) for parts in known.values()}, 1)
+            told += f": did you mean {near[0]}{path.suffix}?" if near else ""
             unused.append(f"{path} fits no table {which}{told}")
         elif len(matches) > 1:
             several = f"{path} fits {' and '.join(sorted(matches))}: name it schema.table.yml"

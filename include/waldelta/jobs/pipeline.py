@@ -43,20 +43,22 @@ class Pipeline:
 
         With ``estimate`` some seconds are spent on samples of tables that have no copy yet.
 
+        Own expectations are evaluated by Spark; without ``spark`` a session is opened for them.
         A lake on disk is tested from this machine, with ``spark`` also from one of its tasks. An
         object store is probed as by probe_store(), also for errors.
         """
         from waldelta.changes.decode.route import plan_routing
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
-        from waldelta.stages.setup import plan_setup
+        from waldelta.stages.check.judge_suites import judging
+        from waldelta.stages.setup import Judges, plan_setup
         from waldelta.stages.setup.preflight import probe_store
 
         job, root = self.job(), self.file.target.root
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
-        with job.source.connect("check") as connection:
-            plan = plan_setup(connection, job, plan_routing)
+        with job.source.connect("check") as connection, judging(job, spark) as judge_suite:
+            plan = plan_setup(connection, job, Judges(plan_routing, judge_suite))
         if estimate:
             plan = plan.with_estimate(job)
         problems = [why_not_writable(root)]
@@ -72,17 +74,19 @@ class Pipeline:
     def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent.
 
-        An object store is probed before, as by probe_store(), also for errors.
+        An object store is probed before, as by probe_store(), also for errors. Own expectations are
+        judged as by check().
         """
         from waldelta.changes.decode.route import plan_routing
-        from waldelta.stages.setup import apply_setup
+        from waldelta.stages.check.judge_suites import judging
+        from waldelta.stages.setup import Judges, apply_setup
         from waldelta.stages.setup.preflight import probe_store
 
         job = self.job(run_id)
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
-        with job.source.connect("setup") as connection:
-            return apply_setup(connection, job, plan_routing)
+        with job.source.connect("setup") as connection, judging(job, spark) as judge_suite:
+            return apply_setup(connection, job, Judges(plan_routing, judge_suite))
 
     def sync(
         self,

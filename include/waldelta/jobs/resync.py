@@ -76,15 +76,16 @@ def _renew_slot(spark: SparkSession, job: Job, accept_server: str | None) -> Gap
     """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
     from waldelta.changes.decode.route import plan_routing
     from waldelta.stages.land import land_backlog
+    from waldelta.stages.setup import Judges
     from waldelta.stages.setup.renew_slot import renew_slot
 
-    gap = renew_slot(job, plan_routing, accept_server=accept_server)
+    gap = renew_slot(job, Judges(plan_routing), accept_server=accept_server)
     if gap is not None:
         return gap
     try:  # Only reading the slot shows that it can be read.
         land_backlog(spark, job)
     except SlotUnreadable as err:
-        return renew_slot(job, plan_routing, accept_server=accept_server, broken=err)
+        return renew_slot(job, Judges(plan_routing), accept_server=accept_server, broken=err)
     return None
 
 

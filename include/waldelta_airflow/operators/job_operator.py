@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from waldelta_airflow.launchers.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
-_PROBING_STORE = frozenset({"check", "setup"})
+_PREFLIGHT = frozenset({"check", "setup"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
@@ -67,7 +67,7 @@ class WaldeltaJobOperator(BaseOperator):
     :param pipeline_path: the pipeline file
     :param pipeline: its content
     :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but
-        the first two probe the lake by it where that is in an object store
+        the first two probe a lake in an object store, and evaluate own expectations, by it
     :param stage: the stage of the verb that this task runs
     :param first: whether this is the verb's first stage
     :param options: further command line options by name; empty values are left out, ``True`` makes
@@ -150,7 +150,7 @@ class WaldeltaJobOperator(BaseOperator):
         source = connections.source_environment(*self.pipeline.source.conn_ids)
         target = self.pipeline.target
         source |= connections.store_environment(target.root, target.conn_id)
-        if self.verb in WITHOUT_SPARK and not self._probes_store():
+        if self.verb in WITHOUT_SPARK and not self._preflight_needs_spark():
             return self._run_child(context, source)
         spark = connections.spark_connection(self.pipeline.spark_conn_id)
         if spark.conn_type == "spark_connect":
@@ -158,11 +158,17 @@ class WaldeltaJobOperator(BaseOperator):
             return self._run_child(context, source | remote)
         return self._outcome_so_far(context) or self._run_application(context, spark, source)
 
-    def _probes_store(self) -> bool:
-        """Returns whether preflight probes an object store, which it does by Spark, too."""
+    def _preflight_needs_spark(self) -> bool:
+        """Returns whether preflight probes an object store or evaluates own expectations.
+
+        It does both by Spark.
+        """
+        from waldelta.config.expectation_files import has_suites
         from waldelta.stages.setup.preflight.lake import is_in_store
 
-        return self.verb in _PROBING_STORE and is_in_store(self.pipeline.target)
+        return self.verb in _PREFLIGHT and (
+            is_in_store(self.pipeline.target) or has_suites(self.pipeline.quality.suites)
+        )
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
         from waldelta_airflow._connections import job_environment

@@ -26,7 +26,7 @@ from waldelta.lake.delta_statements import (
 )
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import not_writable_by_spark
-from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.metadata_columns import METADATA_TYPES
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
@@ -38,8 +38,6 @@ from waldelta.types import TargetType, column_types
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-_METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def target_columns(
         raise ConfigError(f"{table.id}: {clash}")
     if metadata_columns:
         columns += [
-            TargetColumn(name, _METADATA_TYPES[name], arrow, True)
+            TargetColumn(name, METADATA_TYPES[name], arrow, True)
             for name, arrow in METADATA_COLUMNS.items()
         ]
     return columns

@@ -10,12 +10,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
-from waldelta.config.expectation_files import OwnSuites
+from waldelta.config.expectation_files import OwnSuites, TargetColumns
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark import SessionPool
 from waldelta.stages.check._incremental import Known
+from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import CheckedTarget
@@ -90,7 +91,26 @@ class CheckRun:
             rules or self.rules_of(target),
             self.before.get(name),
         )
-        return replace(plan, refused=self.own.refused.get(name))
+        refused = self.own.refused.get(name)
+        return replace(plan, refused=refused) if refused else _without_refused(plan, self, target)
+
+
+def _without_refused(plan: SuitePlan, run: CheckRun, target: CheckedTarget) -> SuitePlan:
+    """Returns a plan without the own expectations that can't be evaluated, with their errors."""
+    file, state = run.own.by_table.get(plan.table), target.state
+    if file is None:
+        return plan
+    columns = TargetColumns(target.open().spark_types, bool(state.key_columns))
+    whys = {
+        file.place(number): why_refused(item, columns, is_built=False)
+        for number, item in enumerate(file.suite.expectations)
+    }
+    listed = "\n".join(f"  - {place}: {why}" for place, of in whys.items() for why in of)
+    if not listed:
+        return plan
+    kept = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
+    error = ConfigError(f"expectations are refused:\n{listed}")
+    return replace(plan, expectations=kept, refused=error)
 
 
 def failed(table: str, version: int | None, err: Exception) -> TableVerdict:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.stages.check._background import Measurements
 from waldelta.stages.check._check_run import CheckRun, failed, refused
@@ -67,7 +68,7 @@ def check_fully(
             verdicts.append(failed(target.state.table_name, target.version, plan))
             continue
         suite, unknown = build_known(page_name(plan.table), plan)
-        known = replace(plan, refused=plan.refused or unknown)
+        known = replace(plan, refused=_together(plan.refused, unknown))
         ready.append(_Prepared(target, known, measurements, SuiteCheck(context, suite)))
 
     def evaluate(
@@ -85,6 +86,12 @@ def check_fully(
     with pages_may_be_missing():
         drop_old_checks(context, place, run.pipeline, lake)
     return verdicts
+
+
+def _together(one: ConfigError | None, other: ConfigError | None) -> ConfigError | None:
+    """Returns one error for own expectations that are refused for different reasons."""
+    texts = list(dict.fromkeys(str(err) for err in (one, other) if err is not None))
+    return ConfigError("\n".join(texts)) if texts else None
 
 
 def _evaluate(

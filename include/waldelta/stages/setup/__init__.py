@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from waldelta.stages.setup.setup import SetupPlan, apply_setup, plan_setup, teardown
+    from waldelta.stages.setup.setup import Judges, SetupPlan, apply_setup, plan_setup, teardown
 
-__all__ = ["SetupPlan", "apply_setup", "plan_setup", "teardown"]
-__getattr__ = lazy_exports(__name__, setup="SetupPlan apply_setup plan_setup teardown")
+__all__ = ["Judges", "SetupPlan", "apply_setup", "plan_setup", "teardown"]
+__getattr__ = lazy_exports(__name__, setup="Judges SetupPlan apply_setup plan_setup teardown")

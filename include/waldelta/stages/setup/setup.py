@@ -61,11 +61,11 @@ from waldelta.stages.setup.facts.publications import (
     wanted_publication,
 )
 from waldelta.stages.setup.facts.source_facts import ServerFacts
-from waldelta.stages.setup.preflight import Translate, judge
-from waldelta.stages.setup.preflight.expectations import judge_suites
+from waldelta.stages.setup.preflight import judge
+from waldelta.stages.setup.preflight.expectations import JudgeSuite, judge_suites, read_only
 from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
 from waldelta.stages.setup.preflight.standby import judge_standby
-from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolvable
+from waldelta.stages.setup.preflight.target_filters import Translate, judge_wheres, resolvable
 from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_replaced, plan_targets
 
 if TYPE_CHECKING:
@@ -77,6 +77,19 @@ _Found = TypeVar("_Found")
 
 LOCK_ATTEMPTS = 4
 STOP_ON_ERROR = "\\set ON_ERROR_STOP on"
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """What preflight asks of packages that need Spark: whether a filter can be evaluated, and what
+    is wrong with a target's own expectations.
+    """
+
+    translate: Translate = resolvable
+    judge_suite: JudgeSuite = read_only
+
+
+WITHOUT_SPARK = Judges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +244,12 @@ class SetupPlan:
 
 
 def plan_setup(
-    conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False
+    conn: Connection, job: Job, judges: Judges = WITHOUT_SPARK, *, renew: bool = False
 ) -> SetupPlan:
     """Plan what setup would do; changes nothing.
 
     Raises when the server can't be queried, and TableBusy when a table of the publications stays
-    locked against readers. ``translate`` checks whether Spark can evaluate a target's filter.
+    locked against readers. ``judges`` say whether Spark can evaluate filters and expectations.
     ``renew``: the existing slot will be replaced.
     """
     with (
@@ -245,14 +258,14 @@ def plan_setup(
     ):
         # Sizes and filters are read under their tables' locks. A caller that carries the plan out
         # also has the slot's lock, so no run lands during that.
-        plan = partial(_plan_setup, conn, slot_conn, job, translate, renew=renew)
+        plan = partial(_plan_setup, conn, slot_conn, job, judges, renew=renew)
         return _with_lock_retry(
             conn, plan, partial(lock_holders, conn, EXCLUSIVE_MODES, waiting=True)
         )
 
 
 def _plan_setup(
-    conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool
+    conn: Connection, slot_conn: Connection, job: Job, judges: Judges, *, renew: bool
 ) -> SetupPlan:
     source = job.pipeline.source
     facts = _read_facts(conn, slot_conn, job, renew=renew)
@@ -265,15 +278,17 @@ def _plan_setup(
         *judge_newer(conn, slot_conn, job, in_force.managed, facts),
         *judge_standby(conn, slot_conn, job, facts),
     ]
-    targets = PlannedTargets({}, {})
+    targets, states = PlannedTargets({}, {}), {}
+    with suppress(SlotMissing):  # Before the first setup there are no targets.
+        states = job.read_states()
     if _can_be_queried(facts):
         targets = plan_targets(conn, job.pipeline, in_force.by_name, facts)
-        findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets, translate)]
+        filters = judge_wheres(conn, job.pipeline, targets, judges.translate)
+        findings += [*targets.findings, *filters]
         if not renew:  # A lost slot is recreated whatever the expectations are.
-            findings += judge_suites(job.pipeline, targets.sources)
+            findings += judge_suites(job.pipeline, targets, states, judges.judge_suite)
     findings += _forgotten(job, facts.actual)
-    with suppress(SlotMissing):  # Before the first setup there are no targets.
-        findings += judge_replaced(job.read_states().values(), facts)
+    findings += judge_replaced(states.values(), facts)
     scripted = _is_scripted(slot_conn, job, facts)
     if not renew and not scripted:
         findings += judge_history(job, facts.slot)
@@ -312,18 +327,18 @@ def _can_be_queried(facts: Facts) -> bool:
 
 
 @private_files()
-def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
+def apply_setup(conn: Connection, job: Job, judges: Judges = WITHOUT_SPARK) -> SetupPlan:
     """Bring publications and slot into the wanted state; returns the plan that was carried out.
 
     Raises PreflightFailed before anything is changed. Holds the slot's lock during the setup.
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job) as lock:
-        return carry_out(conn, job, lock, translate)
+        return carry_out(conn, job, lock, judges)
 
 
 def carry_out(
-    conn: Connection, job: Job, lock: AdvisoryLock, translate: Translate, *, renew: bool = False
+    conn: Connection, job: Job, lock: AdvisoryLock, judges: Judges, *, renew: bool = False
 ) -> SetupPlan:
     """Plan and carry out under the slot's lock, which the caller has; ``renew`` recreates the
     slot.
@@ -332,7 +347,7 @@ def carry_out(
     # then.
     with job.source.connect_slot("fence", conn) as connection:
         end_old_backends(connection, job.pipeline.source.slot)
-    plan = plan_setup(conn, job, translate, renew=renew)
+    plan = plan_setup(conn, job, judges, renew=renew)
     plan.require()
     if renew:
         with job.source.connect_slot("setup", conn) as slot_conn:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.errors import ParseException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -30,13 +31,18 @@ from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
 from waldelta.changes.stage import Staged
-from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
-from waldelta.errors import ConfigError, QualityFailed
+from waldelta.config.expectation_files import (
+    OwnExpectation,
+    TargetColumns,
+    assign_suites,
+    read_each,
+)
+from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.quarantine import FAILS
 from waldelta.lake.ledger.records import now
-from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.quantities import counted
@@ -44,11 +50,15 @@ from waldelta.snapshot import TableCopy
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
-from waldelta.stages.check.great_expectations import import_great_expectations
-from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, kind_of
+from waldelta.stages.check.great_expectations.own_expectations import (
+    why_refused,
+    why_unevaluable,
+)
+from waldelta.stages.check.great_expectations.run_alone import judge_alone
+from waldelta.stages.check.suite import PlannedExpectation, kind_of
 from waldelta.stages.check.suite.kind import RowCondition
-from waldelta.stages.check.suite.kinds import KINDS, with_raw
-from waldelta.stages.check.suite.row_kinds import NO_TEXT, is_met
+from waldelta.stages.check.suite.kinds import with_raw
+from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
 from waldelta.types import TargetType
@@ -363,10 +373,8 @@ class _ByRow:
         for verdict, fails in zip(self.verdicts, self.failing, strict=True):
             try:
                 frame.agg(F.count(F.when(fails, 1))).first()
-            except Exception as err:  # The exception's message may contain values.
-                kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
-                told = NO_TEXT if NO_TEXT in str(err) else kind or type(err).__name__
-                verdict.why = f"can't be evaluated ({told})"
+            except Exception as err:
+                verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
 
 
 def _columns_of(plan: TargetPlan) -> _Columns:
@@ -380,36 +388,40 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     """
     kinds = zip(columns.names, columns.types, strict=True)
     raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
-    verdicts = []
+    of_target = _target_columns(job, columns)
+    verdicts, problems = [], []
     for gated in gate.expectations:
-        kind, kwargs = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
-        verdicts.append(_Verdict(gated, kind_of(kind).row_condition(kwargs)))
-    problems = []
-    for verdict in verdicts:
-        item = verdict.gated.item
-        if item.gate != "quarantine":
-            continue
-        if not columns.has_key:
-            problems.append(
-                f"{verdict.gated.place}: gate: quarantine needs a key, and the table has none: use"
-                " stop"
-            )
-        elif verdict.condition is None:
-            known = ", ".join(sorted(k.type for k in KINDS.values() if k.scope == "row"))
-            problems.append(
-                f"{verdict.gated.place}: gate: quarantine needs an expectation that identifies the"
-                f" failing rows, with its basic arguments only: one of {known}; {item.type} can be"
-                " stop or warn"
-            )
-        elif verdict.condition.mostly < 1:
-            problems.append(
-                f"{verdict.gated.place}: gate: quarantine checks each row: remove mostly, or use"
-                " stop"
-            )
+        condition, whys = _condition(gated, of_target, raw)
+        verdicts.append(_Verdict(gated, condition))
+        problems += [f"{gated.place}: {why}" for why in whys]
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
     return verdicts
+
+
+def _target_columns(job: Job, columns: _Columns) -> TargetColumns:
+    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
+    own = METADATA_TYPES if job.pipeline.target.metadata_columns else {}
+    return TargetColumns(types | own, columns.has_key)
+
+
+def _condition(
+    gated: Gated, columns: TargetColumns, raw: Sequence[str]
+) -> tuple[RowCondition | None, list[str]]:
+    """Returns an expectation's condition on single rows, if it has one, and why it is refused."""
+    item = gated.item
+    if why_refused(item, columns, is_built=False):
+        return None, why_refused(item, columns)
+    kind, kwargs = with_raw(item.type, item.kwargs, raw, gated.called)
+    try:
+        condition = kind_of(kind).row_condition(kwargs)
+    except ParseException as err:
+        return None, [why_unevaluable(err)]
+    whys = [] if condition is not None else why_refused(item, columns)
+    if condition is None and not whys and item.gate == "quarantine":
+        whys = ["gate: quarantine can't identify the failing rows by these arguments: use stop"]
+    return condition, whys
 
 
 def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
@@ -471,7 +483,6 @@ def _stopped(
     by_row = [verdict for verdict in verdicts if verdict.condition is not None]
     _ByRow(gate, columns, by_row).count(frame, together=False)
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
-        import_great_expectations({verdict.gated.item.type for verdict in others})
         for number, verdict in enumerate(others):
             used = _used_columns(columns.names, verdict.gated.item.kwargs)
             rows = frame.where(_is_sent(columns, used)).drop(_NET)
@@ -493,23 +504,18 @@ def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
 
 def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Verdict) -> None:
     """Have Great Expectations evaluate an expectation on several rows."""
-    import great_expectations as gx
-
-    from waldelta.stages.check.great_expectations import SuiteCheck, build_suite
-    from waldelta.stages.check.great_expectations.run_suite import outcomes
-
     gated, item = verdict.gated, verdict.gated.item
     planned = PlannedExpectation(
         item.type, dict(item.kwargs), item.severity, "own", gated.called, gated.place
     )
-    plan = SuitePlan(table, (planned,))
-    check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(suite_name, plan))
     if rows.isEmpty():
         # All rows were released or sent partly, so no aggregate can be computed.
         verdict.success, verdict.observed = True, "no rows to judge"
         return
     try:
-        (found,) = outcomes(check.run(rows, {}), plan)
+        found = judge_alone(suite_name, table, planned, rows)
+    except WaldeltaError:
+        raise
     except Exception as err:
         if (named := named_error(err)) is not None:
             raise named from err

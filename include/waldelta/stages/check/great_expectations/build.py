@@ -37,12 +37,7 @@ def build_known(name: str, plan: SuitePlan) -> tuple[gx.ExpectationSuite, Config
     """Returns the suite without refused own expectations, and the error that lists these, or
     None.
     """
-    known = {
-        key: impl
-        for type_name in list_registered_expectation_implementations()
-        for impl in [get_expectation_impl(type_name)]
-        for key in (type_name, impl.__name__)
-    }
+    known = _known()
     problems: list[str] = []
     built = []
     for number, planned in enumerate(plan.expectations):
@@ -56,6 +51,24 @@ def build_known(name: str, plan: SuitePlan) -> tuple[gx.ExpectationSuite, Config
         else None
     )
     return gx.ExpectationSuite(name=name, expectations=built), refused
+
+
+def why_not_built(type_name: str, kwargs: Mapping[str, Any]) -> str | None:
+    """Returns why there is no expectation of this type with these arguments; None if there is."""
+    try:
+        _build(0, PlannedExpectation(type_name, dict(kwargs), "critical", "own", ""), _known())
+    except ValueError as err:
+        return str(err)
+    return None
+
+
+def _known() -> dict[str, type[Expectation]]:
+    return {
+        key: impl
+        for type_name in list_registered_expectation_implementations()
+        for impl in [get_expectation_impl(type_name)]
+        for key in (type_name, impl.__name__)
+    }
 
 
 def _build(
@@ -82,9 +95,24 @@ def _build(
     try:
         return kind(**arguments)
     except pydantic.ValidationError as err:
-        fields = "; ".join(
-            f"kwargs.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in err.errors()
-        )
-        raise ValueError(f"{planned.type}: {fields}") from err
+        raise ValueError(f"{planned.type}: {_refused_arguments(kind, err)}") from err
     except (TypeError, ValueError) as err:
         raise ValueError(f"{planned.type}: {err}") from err
+
+
+def _refused_arguments(kind: type[Expectation], err: pydantic.ValidationError) -> str:
+    """Returns each refused argument with the reason, once.
+
+    For an argument of several types pydantic lists each type that the value isn't.
+    """
+    whys: dict[str, list[str]] = {}
+    for error in err.errors():
+        name = ".".join(str(part) for part in error["loc"] if part != "__root__")
+        why = str(error["msg"])
+        if error["type"] == "value_error.extra":
+            near = difflib.get_close_matches(name, kind.__fields__, 1)
+            why = f"no such argument: {f'did you mean {near[0]}?' if near else 'remove it'}"
+        whys.setdefault(f"kwargs.{name}" if name else "kwargs", []).append(why)
+    # A value of a wrong type also counts as no value.
+    named = {name: of for name, of in whys.items() if name != "kwargs"} or whys
+    return "; ".join(f"{name}: {', or '.join(dict.fromkeys(of))}" for name, of in named.items())

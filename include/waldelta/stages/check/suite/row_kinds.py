@@ -92,6 +92,11 @@ class RowKind(ExpectationKind):
         """Returns "row", unless an argument may refer to other rows or to the date."""
         return "row" if is_plain(kwargs) else "anything"
 
+    def other_arguments(self, kwargs: Mapping[str, Any]) -> list[str]:
+        """Returns the arguments that only Great Expectations takes."""
+        own = self.required.union(self.columns, self.optional, {"mostly"})
+        return sorted(kwargs.keys() - own)
+
     def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
         """Returns the condition; None for arguments that only Great Expectations takes."""
         required = self.required.union(self.columns)

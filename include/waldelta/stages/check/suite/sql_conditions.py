@@ -4,6 +4,8 @@ value. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from waldelta.metadata_columns import RAW
 from waldelta.spark_sql import quote, string
 
@@ -62,6 +64,59 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     # column is unknown.
     return tuple(
         sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts})
+    )
+
+
+def why_not_parsed(condition: str) -> str | None:
+    """Returns why a text is no condition; None where it is one, as far as a parser without Spark
+    can say.
+
+    >>> why_not_parsed("a > 1"), why_not_parsed("a bigger")
+    (None, 'only one expression is allowed')
+    >>> why_not_parsed("case when a then 1")
+    'Expected END after CASE (column 18)'
+    """
+    import sqlglot
+    from sqlglot import exp
+
+    try:
+        tree = sqlglot.parse_one(condition, read="spark")
+    except sqlglot.errors.ParseError as err:
+        first = err.errors[0] if err.errors else {}
+        told = str(first.get("description", "it doesn't parse")).partition(" for <class")[0]
+        return f"{told} (column {first.get('col', 1)})"
+    except sqlglot.errors.SqlglotError:
+        return "a quote isn't closed"
+    # A name behind an expression would be its alias.
+    return "only one expression is allowed" if isinstance(tree, exp.Alias) else None
+
+
+def unresolved_columns(condition: str, columns: Collection[str]) -> list[str]:
+    """Returns the columns that a Spark SQL condition names and a target with ``columns`` lacks.
+
+    A condition with a query may name other tables' columns, so Spark alone can judge it.
+
+    >>> unresolved_columns("amout > 1 and attrs.color is null", ["amount", "Attrs"])
+    ['amout']
+    >>> unresolved_columns("exists(items, x -> x > 1) and `a b` > localtimestamp", ["items"])
+    ['a b']
+    """
+    import sqlglot
+    from sqlglot import exp
+
+    try:
+        tree = sqlglot.parse_one(condition, read="spark")
+    except sqlglot.errors.SqlglotError:
+        return []
+    if tree.find(exp.Query) is not None:
+        return []
+    there = {name.lower() for name in columns} | _MOMENTS
+    return list(
+        dict.fromkeys(
+            column.parts[0].name
+            for column in tree.find_all(exp.Column)
+            if column.parts[0].name and there.isdisjoint(p.name.lower() for p in column.parts)
+        )
     )
 
 

@@ -7,9 +7,6 @@ from waldelta.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from waldelta.stages.setup.preflight.source import judge
     from waldelta.stages.setup.preflight.store_probe import probe_store
-    from waldelta.stages.setup.preflight.target_filters import Translate
 
-__all__ = ["Translate", "judge", "probe_store"]
-__getattr__ = lazy_exports(
-    __name__, source="judge", store_probe="probe_store", target_filters="Translate"
-)
+__all__ = ["judge", "probe_store"]
+__getattr__ = lazy_exports(__name__, source="judge", store_probe="probe_store")

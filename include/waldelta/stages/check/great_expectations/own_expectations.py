@@ -1,0 +1,170 @@
+"""Own expectations that can't be evaluated: unknown columns, SQL that doesn't parse, and values
+that a column's type can't be compared with.
+
+Gates, checks and preflight refuse such expectations with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from waldelta.config.expectation_files import OwnExpectation, TargetColumns
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.suite.kinds import KINDS, kind_of
+from waldelta.stages.check.suite.row_kinds import NO_TEXT, RowKind, column_name
+from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
+
+# Arguments that name columns the target must have; a list names several.
+_COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
+# An expectation of this kind asks whether the column is there.
+_ASKS_FOR_COLUMN = "expect_column_to_exist"
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+_MOMENTS = ("date", "timestamp")
+_BETWEEN = "expect_column_values_to_be_between"
+
+
+def why_refused(
+    item: OwnExpectation, columns: TargetColumns, *, is_built: bool = True
+) -> list[str]:
+    """Returns why an own expectation can't be evaluated on a target with these columns.
+
+    ``is_built``: Great Expectations, whose import takes seconds, judges its name and arguments
+    first.
+    """
+    if is_built:
+        import_great_expectations({item.type})
+        from waldelta.stages.check.great_expectations.build import why_not_built
+
+        if (why := why_not_built(item.type, item.kwargs)) is not None:
+            return [why]
+    return [
+        *_of_columns(item, columns),
+        *_of_sql(item, columns),
+        *_of_values(item, columns),
+        *_of_gate(item, columns),
+    ]
+
+
+def why_unevaluable(err: Exception) -> str:
+    """Returns why Spark can't evaluate an expectation, without a row's values.
+
+    Spark's analysis sees only names, types and the expectation's own text; a message of a later
+    error may contain values, so only its condition is returned.
+    """
+    from pyspark.errors import AnalysisException
+
+    if NO_TEXT in str(err):
+        return NO_TEXT
+    if isinstance(err, AnalysisException):
+        return str(err).strip().partition("\n")[0]
+    condition = getattr(err, "getCondition", lambda: None)()
+    return condition or type(err).__name__
+
+
+def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
+    if kind_of(item.type).type == _ASKS_FOR_COLUMN:
+        return
+    for argument in _COLUMN_ARGUMENTS:
+        given = item.kwargs.get(argument)
+        for name in given if isinstance(given, list) else [given]:
+            if isinstance(name, str) and columns.type_of(column_name(name)) is None:
+                yield f"kwargs.{argument}: {_absent(column_name(name), columns)}"
+
+
+def _absent(name: str, columns: TargetColumns) -> str:
+    if name.lower() in {other.lower() for other in columns.left_out}:
+        return f"column {name} isn't published, so the target lacks it"
+    near = get_close_matches(name.lower(), by_lower := {c.lower(): c for c in columns.types}, 1)
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"it has {', '.join(columns.types)}"
+    return f"the target has no column {name}: {hint}"
+
+
+def _of_sql(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
+    for argument in ("condition", "row_condition"):
+        text = item.kwargs.get(argument)
+        if not isinstance(text, str) or (
+            argument == "row_condition" and item.kwargs.get("condition_parser", "spark") != "spark"
+        ):
+            continue
+        if (why := why_not_parsed(text)) is not None:
+            yield f"kwargs.{argument} is no condition in Spark SQL: {why}"
+            continue
+        for name in unresolved_columns(text, columns.types):
+            yield f"kwargs.{argument}: {_absent(name, columns)}"
+
+
+def _of_values(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
+    """Yields values that Spark can't compare with the column, whatever its rows are."""
+    kind, kwargs = kind_of(item.type), item.kwargs
+    if not isinstance(kind, RowKind) or kind.columns != ("column",):
+        return
+    type_name = columns.type_of(column_name(kwargs.get("column"))) or ""
+    bounds = kwargs.keys() & {"min_value", "max_value"}
+    if kind.type == _BETWEEN and bounds and type_name.startswith(("string", "boolean")):
+        yield f"column {kwargs['column']} is {type_name} in the target: {NO_TEXT}"
+        return
+    compared = {name: kwargs[name] for name in sorted(bounds)} if kind.type == _BETWEEN else {}
+    if isinstance(values := kwargs.get("value_set"), (list, tuple, set)):
+        compared |= {f"value_set[{number}]": value for number, value in enumerate(values)}
+    for argument, value in compared.items():
+        if (expected := _misfit(value, type_name)) is not None:
+            yield (
+                f"kwargs.{argument} is {value!r}, and column {kwargs['column']} is {type_name}:"
+                f" write {expected}"
+            )
+
+
+def _misfit(value: Any, type_name: str) -> str | None:
+    """Returns what to write instead of a value for a column of a Spark type; None where it fits.
+
+    >>> _misfit("x", "int"), _misfit("5", "int"), _misfit(True, "string")
+    ('a number', None, 'a text in quotes')
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is None or isinstance(value, Mapping):
+        return None
+    if type_name.startswith(_NUMBERS):
+        return None if is_number or _is_numeric(value) else "a number"
+    if type_name.startswith(_MOMENTS):
+        return "a date or time" if is_number or isinstance(value, bool) else None
+    if type_name == "string":
+        return (
+            None
+            if isinstance(value, str) or not isinstance(value, (int, float))
+            else ("a text in quotes")
+        )
+    if type_name == "boolean":
+        return None if isinstance(value, bool) else "true or false"
+    return None
+
+
+def _is_numeric(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, str)
+
+
+def _of_gate(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
+    """Yields why ``gate: quarantine`` can't find the failing rows."""
+    if item.gate != "quarantine":
+        return
+    kind = kind_of(item.type)
+    if not columns.has_key:
+        yield "gate: quarantine needs a key, and the table has none: use stop"
+    if not isinstance(kind, RowKind):
+        known = ", ".join(sorted(k.type for k in KINDS.values() if k.scope == "row"))
+        yield (
+            "gate: quarantine needs an expectation that identifies the failing rows: one of"
+            f" {known}; {item.type} can be stop or warn"
+        )
+    elif unknown := kind.other_arguments(item.kwargs):
+        yield (
+            "gate: quarantine needs an expectation that identifies the failing rows, with its"
+            f" basic arguments only: remove {', '.join(unknown)}, or use stop"
+        )
+    elif isinstance(mostly := item.kwargs.get("mostly", 1), (int, float)) and mostly < 1:
+        yield "gate: quarantine checks each row: remove mostly, or use stop"
