@@ -488,8 +488,8 @@ WHOLE = [
     ),
     (
         "one that can't be evaluated",
-        "{type: expect_column_values_to_match_regex, kwargs: {column: gone, regex: x}, gate: stop}",
-        "can't be evaluated",
+        "{type: expect_column_values_to_match_regex, kwargs: {column: big, regex: '('}, gate: stop}",
+        "can't be evaluated: INVALID_PARAMETER_VALUE",
     ),
     (
         "a condition in Spark SQL",
@@ -530,6 +530,19 @@ REFUSED = [
             " quarantine}"
         ),
         "remove mostly",
+    ),
+    (
+        "of a column that isn't there",
+        "{type: expect_column_values_to_match_regex, kwargs: {column: bog, regex: x}, gate: stop}",
+        "did you mean big?",
+    ),
+    (
+        "of SQL that doesn't parse",
+        (
+            "{type: expect_target_rows_to_satisfy, kwargs: {condition: v >, meaning: m}, gate:"
+            " quarantine}"
+        ),
+        "is no condition in Spark SQL",
     ),
     ("in a file that can't be read", "{typo: x}", "can't be read"),
 ]
