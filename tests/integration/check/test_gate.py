@@ -488,7 +488,10 @@ WHOLE = [
     ),
     (
         "one that can't be evaluated",
-        "{type: expect_column_values_to_match_regex, kwargs: {column: big, regex: '('}, gate: stop}",
+        (
+            "{type: expect_column_values_to_match_regex, kwargs: {column: big, regex: '('}, gate:"
+            " stop}"
+        ),
         "can't be evaluated: INVALID_PARAMETER_VALUE",
     ),
     (
