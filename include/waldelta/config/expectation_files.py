@@ -110,12 +110,12 @@ class OwnSuiteFile:
 class TargetColumns:
     """What own expectations of a target may name: its columns, with Spark types.
 
-    ``left_out`` are columns that the source has and doesn't publish.
+    ``unpublished`` are columns that only the source has.
     """
 
     types: Mapping[str, str]
     has_key: bool
-    left_out: Collection[str] = ()
+    unpublished: Collection[str] = ()
 
     def type_of(self, name: str) -> str | None:
         """Returns a column's Spark type, in whatever case it is written; None for no column."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.suite.kinds import KINDS, kind_of
+from waldelta.stages.check.suite import kind_of
+from waldelta.stages.check.suite.kinds import KINDS
 from waldelta.stages.check.suite.row_kinds import NO_TEXT, RowKind, column_name
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
 
@@ -74,7 +75,7 @@ def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
 
 
 def _absent(name: str, columns: TargetColumns) -> str:
-    if name.lower() in {other.lower() for other in columns.left_out}:
+    if name.lower() in {other.lower() for other in columns.unpublished}:
         return f"column {name} isn't published, so the target lacks it"
     near = get_close_matches(name.lower(), by_lower := {c.lower(): c for c in columns.types}, 1)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"it has {', '.join(columns.types)}"

@@ -59,16 +59,16 @@ def _columns(
 ) -> TargetColumns:
     """Returns the columns that a target will have, by the columns that its source publishes."""
     types = {} if state is None else {c.name: c.spark_type for c in state.columns}
-    left_out: set[str] = set()
+    unpublished: set[str] = set()
     has_key = state is not None and bool(state.key_columns)
     for part in planned.relations_of(name):
         columns = [c for c in part.relation.columns if c.name in part.columns]
         states = column_states(columns, sorted(part.key), pipeline.target.types_of(name))
         types |= {c.name: c.spark_type for c in states}
-        left_out |= {c.name for c in part.relation.columns} - part.columns
+        unpublished |= {c.name for c in part.relation.columns} - part.columns
         has_key = has_key or bool(part.key)
     if pipeline.target.metadata_columns:
         types |= METADATA_TYPES
     if planned.sources[name].root_id is not None:
         types[RELID] = "bigint"
-    return TargetColumns(types, has_key, frozenset(left_out - types.keys()))
+    return TargetColumns(types, has_key, frozenset(unpublished - types.keys()))
