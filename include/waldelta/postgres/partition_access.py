@@ -74,19 +74,24 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
             f"copies and repairs read them through {through}, and fail for"
             f" {', '.join(str(leaf.id) for leaf in lost[:MOST_NAMED])}"
         )
-    schemas = dict.fromkeys(sql_name(leaf.id.schema) for leaf in hidden)
-    needs: list[Need] = [
-        *(Grant("usage on schema", schema) for schema in schemas),
-        *(Grant("select on", sql_name(leaf.id.schema, leaf.id.name)) for leaf in hidden),
-        *dict.fromkeys(
-            DefaultGrant(sql_name(leaf.owner), sql_name(leaf.id.schema)) for leaf in hidden
-        ),
-    ]
-    listed = "\n".join(f"    {line}" for line in statements(role, needs))
+    listed = "\n".join(f"    {line}" for line in statements(role, needs_of(hidden)))
     return (
         f"role {role} may not read partition {named} directly, so {reads}; to grant it these, and"
         f" future partitions of their owner:\n{listed}"
     )
+
+
+def needs_of(leaves: Sequence[Leaf]) -> list[Need]:
+    """Return what a role needs to read partitions directly, and future ones of their owners."""
+    stored = [leaf for leaf in leaves if leaf.relkind == "r"]
+    schemas = dict.fromkeys(sql_name(leaf.id.schema) for leaf in stored)
+    return [
+        *(Grant("usage on schema", schema) for schema in schemas),
+        *(Grant("select on", sql_name(leaf.id.schema, leaf.id.name)) for leaf in stored),
+        *dict.fromkeys(
+            DefaultGrant(sql_name(leaf.owner), sql_name(leaf.id.schema)) for leaf in stored
+        ),
+    ]
 
 
 # Only leaves that the role may not read directly, by the topmost table above them.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.cli.init._questions import ask
 from waldelta.cli.init._selection import choose_named, choose_schemas
+from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_of_shell import take_from_airflow
 from waldelta.errors import ConfigError
 from waldelta.postgres import connect
@@ -19,6 +20,8 @@ from waldelta.postgres.connection import conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
 from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.draft.draft import pipeline_name
+from waldelta.stages.setup.draft.owners_sql import WRITTEN, owners_sql
+from waldelta.stages.setup.facts.publications import PublicationState, read_publications
 
 if TYPE_CHECKING:
     from waldelta.cli._output import Output
@@ -34,12 +37,18 @@ _COMMANDS = (
 
 def run_init(options: argparse.Namespace, output: Output) -> None:
     """Write the pipeline file and the SQL next to it; changes nothing in the database."""
-    asks = not (options.tables or options.schema or options.yes)
+    asks = not (options.tables or options.schema or options.yes or options.sql)
     check_options(options, asks=asks)
     take_from_airflow([options.conn])
     conninfo = conninfo_from_environment(options.conn)
+    file = None if options.sql is None else load_pipeline_file(options.sql)
     with named_loss(conninfo), connect(conninfo, "waldelta init") as connection:
         inventory = read_inventory(connection, conninfo)
+        names = [] if file is None else file.source.publication_names
+        actual = read_publications(connection, names)
+    if file is not None:
+        _write_sql_again(options.sql, file, inventory, actual, output)
+        return
     if not inventory.tables:
         raise ConfigError(
             f"database {inventory.database!r} has no table that can be replicated: name another"
@@ -71,6 +80,11 @@ def check_options(options: argparse.Namespace, *, asks: bool) -> None:
             "init can't ask questions with --json, nor without a terminal: choose with --tables or"
             " --schema, or take all tables and defaults with --yes"
         )
+    if options.sql is not None and (options.tables or options.schema or options.output):
+        raise ConfigError(
+            "--sql writes the SQL of the pipeline file's tables again: leave out --tables, --schema"
+            " and --output"
+        )
     if options.output is not None:
         _check_new(options.output, options.output.with_suffix(".sql"))
 
@@ -91,7 +105,37 @@ def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
         options.root or f"file://{Path.cwd() / 'lake'}",
     )
     # A name from the command line is the user's own; a default must not be refused.
-    return draft if options.root else replace(draft, root=_usable_root(draft.root))
+    draft = draft if options.root else replace(draft, root=_usable_root(draft.root))
+    return draft if options.pipeline else draft.with_free_names()
+
+
+def _write_sql_again(
+    path: Path,
+    file: PipelineFile,
+    inventory: Inventory,
+    actual: Mapping[str, PublicationState],
+    output: Output,
+) -> None:
+    """Write the SQL of a pipeline file that was edited; raises ConfigError for a file of others."""
+    publications, sql_path = file.source.publications, path.with_suffix(".sql")
+    tables = [
+        table
+        for table in inventory.tables
+        if any(
+            entry.all_tables
+            or table.id.schema in entry.schemas
+            or entry.entries_of((table.id.schema, table.id.name))
+            for entry in publications
+        )
+    ]
+    if sql_path.exists() and not sql_path.read_text(encoding="utf-8").startswith(WRITTEN):
+        raise ConfigError(
+            f"{sql_path} exists, and init didn't write it: move it, so that none of it is lost"
+        )
+    sql = owners_sql(file, inventory, tables, actual)
+    sql_path.write_text(sql, encoding="utf-8")
+    document = {"file": str(path), "sql": str(sql_path), "pipeline": file.pipeline}
+    output.show(document, f"{sql_path}, for the owner or a superuser:\n\n{sql}")
 
 
 def _usable_root(root: str) -> str:
@@ -139,7 +183,7 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     ]
     if excluded := draft.inventory.excluded:
         lines.append(f"  left out, with reasons in the file: {counted(len(excluded), 'table')}")
-    what = f"role {draft.reader}, grants" if draft.makes_role else "grants"
+    what = f"role {draft.reader.name}, grants" if draft.reader.is_new else "grants"
     lines += [f"{sql_path}: {what} and publications, for the owner or a superuser:", "", sql]
     lines.append(
         f"Next steps; `waldelta check {path}` first shows problems, plan and cost of the copy:"

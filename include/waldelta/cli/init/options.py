@@ -43,6 +43,11 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "help": "lake's folder as a URI, ./lake by default",
         },
         "--pipeline": {"metavar": "NAME", "help": "pipeline's name, the database's by default"},
+        "--sql": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "only write the SQL of this pipeline file again, after you have edited it",
+        },
         "--yes": {"action": "store_true", "help": "take all tables and ask nothing"},
     }
 )

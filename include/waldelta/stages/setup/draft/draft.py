@@ -7,19 +7,19 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 import yaml
 
 from waldelta.config import PipelineFile, load_pipeline_file
-from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
+from waldelta.errors import ConfigError
+from waldelta.grants import on_one_line
 from waldelta.postgres.connection import NAME_BYTES
-from waldelta.stages.setup import SetupPlan
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
 from waldelta.stages.setup.draft.notes import facts_of, notes_of
-from waldelta.stages.setup.facts.publications import plan_publications, wanted_publication
-from waldelta.stages.setup.setup import STOP_ON_ERROR
+from waldelta.stages.setup.draft.owners_sql import Reader, owners_sql, reader_of
 
 DEFAULT_SCHEDULE = "*/5 * * * *"
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_.]*\Z")
@@ -54,75 +54,46 @@ class Draft:
         return f"{self.pipeline}_cdc"
 
     @property
-    def reader(self) -> str:
-        """Returns the role that the SQL grants to: the connection's own, unless that owns all."""
-        return f"{self.pipeline}_reader" if self.makes_role else self.inventory.role
+    def reader(self) -> Reader:
+        """Returns the role that the SQL grants to."""
+        return reader_of(self.inventory, self.tables, self.pipeline)
 
     @property
-    def makes_role(self) -> bool:
-        """Returns whether the SQL creates a role, because the connection's may do too much."""
-        owns = any(table.relation.owned for table in self.tables)
-        return self.inventory.is_superuser or owns
+    def taken(self) -> list[str]:
+        """Returns which of the names of its slot and publications the server has already."""
+        publications = {f"{self.pipeline}_{suffix}" for suffix in ("pub", "inserts_pub")}
+        return [
+            *(["slot " + self.slot] if self.slot in self.inventory.slots else []),
+            *(f"publication {name}" for name in sorted(publications & self.inventory.publications)),
+        ]
+
+    def with_free_names(self) -> Draft:
+        """Returns the draft under the first name, by a number behind it, that isn't taken."""
+        numbered = (replace(self, pipeline=f"{self.pipeline}_{n}") for n in count(2))
+        return next(draft for draft in chain([self], numbered) if not draft.taken)
 
     def as_yaml(self) -> str:
         """Returns the pipeline file's text."""
         return "\n".join([*self._head(), *self._publications(), *self._tail(), ""])
 
     def load(self) -> PipelineFile:
-        """Returns the file as the product reads it; raises ConfigError for what it refuses."""
+        """Returns the file as the product reads it; raises ConfigError for what it refuses, and for
+        names that the server has already.
+        """
+        if self.taken:
+            raise ConfigError(
+                f"the server has {' and '.join(self.taken)} already, which pipeline"
+                f" {self.pipeline!r} would create: choose another pipeline name (--pipeline); or,"
+                " if nothing needs them, drop them"
+            )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{self.pipeline}.yml"
             path.write_text(self.as_yaml(), encoding="utf-8")
             return load_pipeline_file(path)
 
     def as_sql(self) -> str:
-        """Returns the SQL for the owner of the tables, or a superuser: role, grants, publications.
-
-        The slot isn't part of it: the role creates it by ``setup``, once a run will read it.
-        """
-        role = sql_name(self.reader)
-        database = on_one_line(self.inventory.database)
-        lines = [f"-- Run it by psql -f in database {database}."]
-        # The publications' script begins with it; grants must stop at the first error too.
-        lines.append(STOP_ON_ERROR)
-        lines.append("-- By a superuser: the role that reads, and its grants.")
-        if self.makes_role:
-            lines.append(f"create role {role} login;  -- then set its password: \\password {role}")
-        lines += statements(role, self._needs())
-        lines.append("-- By the tables' owner, or a superuser: the publications.")
-        lines.append(self._publications_as_sql().removeprefix(f"{STOP_ON_ERROR}\n"))
-        return "\n".join([*lines, *self._identities_as_sql(), ""])
-
-    def _needs(self) -> Iterator[Need]:
-        tables = self.tables
-        on_rds = "on Amazon RDS instead: grant rds_replication"
-        yield Attribute("replication", f"for the slot; {on_rds}")
-        if any(table.has_row_security for table in tables):
-            yield Attribute("bypassrls", "row-level security would hide rows from copies")
-        yield Grant("connect on database", sql_name(self.inventory.database))
-        for schema in sorted({table.id.schema for table in tables}):
-            yield Grant("usage on schema", sql_name(schema))
-        for table in tables:
-            name = sql_name(table.id.schema, table.id.name)
-            yield Grant("select on", name, "for copies, repairs, and missing values")
-
-    def _publications_as_sql(self) -> str:
-        file = self.load()
-        wanted = [
-            wanted_publication(file.pipeline, entry, file.source.slot)
-            for entry in file.source.publications
-        ]
-        planned = plan_publications(wanted, {})
-        return SetupPlan((), planned, create_slot=False, slot=file.source.slot).as_sql()
-
-    def _identities_as_sql(self) -> Iterator[str]:
-        keyless = [table for table in self.tables if not table.identity]
-        if keyless:
-            yield "-- To replicate updates and deletes of tables without a key too:"
-        for table in keyless:
-            for relation in dict.fromkeys([table.id, *(leaf.id for leaf in table.leaves)]):
-                name = sql_name(relation.schema, relation.name)
-                yield f"-- {on_one_line(f'alter table {name} replica identity full;')}"
+        """Returns the SQL for the tables' owner, or a superuser: role, grants, publications."""
+        return owners_sql(self.load(), self.inventory, self.tables, {})
 
     def _head(self) -> Iterator[str]:
         yield "# Written by `waldelta init`. All keys: docs/reference/pipeline-file.md"

@@ -91,9 +91,10 @@ class ExcludedTable:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The tables of a database, and the role that read them.
+    """The tables of a database, the role that read them, and the names that are taken.
 
-    ``is_superuser``: the role may do what setup needs.
+    ``is_superuser``: the role may do what setup needs. ``publications`` are those of the database,
+    ``slots`` and ``roles`` those of the server.
     """
 
     database: str
@@ -101,6 +102,9 @@ class Inventory:
     is_superuser: bool
     tables: tuple[FoundTable, ...]
     excluded: tuple[ExcludedTable, ...]
+    publications: frozenset[str] = frozenset()
+    slots: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()
 
     @property
     def schemas(self) -> tuple[str, ...]:
@@ -144,6 +148,9 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
             server.is_superuser,
             tuple(sorted(tables, key=attrgetter("id"))),
             tuple(sorted(excluded, key=attrgetter("id"))),
+            frozenset(server.publications),
+            frozenset(server.slots),
+            frozenset(server.roles),
         )
 
 
@@ -188,7 +195,10 @@ _SERVER = """
 select current_database()::text as database,
        current_user::text as role,
        pg_is_in_recovery() as in_recovery,
-       (select rolsuper from pg_roles where rolname = current_user) as is_superuser
+       (select rolsuper from pg_roles where rolname = current_user) as is_superuser,
+       array(select pubname::text from pg_publication) as publications,
+       array(select slot_name::text from pg_replication_slots) as slots,
+       array(select rolname::text from pg_roles) as roles
 """
 
 # Oids below 16384 belong to the system. A partition is listed as its root, unless that is foreign

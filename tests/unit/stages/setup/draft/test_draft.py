@@ -27,10 +27,11 @@ def table(name: TableId, identity: str = "d", key: tuple[str, ...] = ("id",)) ->
     return FoundTable(relation, (leaf,), 2, 0, (), has_row_security=False)
 
 
-def draft(*tables: FoundTable, **fields) -> Draft:
+def draft(*tables: FoundTable, taken=(), **fields) -> Draft:
     inventory = Inventory(
-        "shop", "me", is_superuser=False, tables=tables,
+        "shop", "me", is_superuser=bool(taken), tables=tables,
         excluded=tuple(ExcludedTable(TableId("s", f"t{n}"), "unlogged") for n in range(22)),
+        publications=frozenset(taken), slots=frozenset(taken), roles=frozenset(taken),
     )  # fmt: skip
     given = {"conn_id": "shop", "pipeline": "shop", "root": "file:///tmp/lake"}
     return Draft(inventory, tables, **given | fields)
@@ -79,6 +80,33 @@ def test_the_sql_has_the_identity_that_a_keyless_table_needs():
     assert "publish = 'insert, truncate'" in sql
     assert "grant select on public.log to me;" in sql
     assert "create role" not in sql
+
+
+TAKEN = {
+    "nothing": ((), "shop"),
+    "others' names": (("store_pub", "shop", "shop_publication"), "shop"),
+    "the publication": (("shop_pub",), "shop_2"),
+    "the publication of keyless tables": (("shop_inserts_pub",), "shop_2"),
+    "the slot": (("shop_cdc",), "shop_2"),
+    "the next name, too": (("shop_pub", "shop_2_cdc"), "shop_3"),
+}
+
+
+@pytest.mark.parametrize("taken, name", TAKEN.values(), ids=TAKEN)
+def test_a_default_name_is_one_whose_slot_and_publications_are_free(taken, name):
+    """The script would fail, or setup would refuse the file that init has just written."""
+    proposed = draft(table(TableId("public", "t")), taken=taken)
+    assert proposed.with_free_names().pipeline == name
+    if name != "shop":
+        with pytest.raises(ConfigError, match=r"the server has .* choose another pipeline name"):
+            proposed.load()
+
+
+def test_a_role_that_exists_is_not_created_again():
+    there = draft(table(TableId("public", "t")), taken=["shop_reader"])
+    assert "create role" not in there.as_sql()
+    assert "grant select on public.t to shop_reader;" in there.as_sql()
+    assert "create role shop_reader" in draft(table(TableId("public", "t")), taken=["x"]).as_sql()
 
 
 @pytest.mark.parametrize(
