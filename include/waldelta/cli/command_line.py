@@ -296,11 +296,14 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     from waldelta.pipeline.run_result import RunFailed
+    from waldelta.pipeline.targets.table_names import check_names
     from waldelta.spark import deferred_session, open_session
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
     job = pipeline.job(options.run_id, **details)
+    if options.tables:
+        check_names(job, options.tables)
     if options.verb == REPLAY:
         job = replace(job, run_type="backfill")
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"

@@ -479,7 +479,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     ]
     assert {row["reason"] for row in listed} == {"column big was dropped or changed on the source"}
     assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
-    with pytest.raises(ConfigError, match=r"no target is named public\.other"):
+    with pytest.raises(ConfigError, match=r"the pipeline has no table public\.other"):
         list_quarantined(job, ["public.other"])
     checked = job.pipeline.model_copy(
         update={"quality": job.pipeline.quality.model_copy(update={"enabled": True})}

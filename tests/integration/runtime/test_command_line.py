@@ -166,6 +166,22 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
 
 
 @pytest.mark.pg
+@pytest.mark.parametrize("verb", ["sync", "resync", "reconcile", "replay"])
+def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog, monkeypatch):
+    """No Spark, and no failed run in the ledger; the table that was meant is named."""
+    database.execute("create table t(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    path = tmp_path / "pipeline.yml"
+    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
+    for opened in ("open_session", "deferred_session"):
+        monkeypatch.setattr(f"waldelta.spark.{opened}", lambda *_: pytest.fail("started"))
+    assert main([verb, str(path), "--tables=public.tt"]) == 1
+    assert "no table public.tt: did you mean public.t?" in caplog.text
+    assert job.ledger.last_run() is None
+
+
+@pytest.mark.pg
 def test_status_fails_without_a_slot(database, lake, tmp_path, capsys, caplog):
     """The table, and the JSON, are printed before the named error."""
     database.execute("create table t(id int primary key)")
@@ -262,7 +278,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
         code = main(["quarantine", str(path), "--discard", "--reason=noise", *arguments])
         return code, json.loads(capsys.readouterr().out or "[]")
 
-    for refused in ([], ["--row", seven.id, "--row", "typo"], ["--tables=public.typo"]):
+    for refused in (["--row", seven.id, "--row", "typo"], ["--tables=public.typo"]):
         assert discard(*refused) == (1, [])
     with target_lock(job, "public.t"):
         assert discard("--tables=public.t") == (1, [])

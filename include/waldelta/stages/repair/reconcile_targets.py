@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from waldelta.errors import (
-    ConfigError,
     NeedsSync,
     StateError,
     TargetNotWritable,
@@ -34,6 +33,7 @@ from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
+from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.postgres.connection import named_loss
@@ -173,7 +173,7 @@ def _chosen(
     asked = order.tables or frozenset()
     unknown = sorted(asked - known.keys())
     if unknown and len(unknown) == len(asked):
-        raise ConfigError(f"unknown table: {', '.join(unknown)}: status lists the tables")
+        raise unknown_tables(unknown, known)
     for name, found in sorted(known.items()):
         # Tables that are not published any more, or were never copied, are compared only if
         # requested by name.

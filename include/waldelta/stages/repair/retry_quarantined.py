@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
+from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.drift import CatalogTable, Repair, read_catalog_state
@@ -15,6 +15,7 @@ from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import states
+from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.lock_waits import LockedTables
@@ -55,10 +56,8 @@ def read_quarantined_again(
         catalog_tables = read_catalog_state(connection, list(replicated.values()))
     for cut in ended.values():
         result.add_repair(cut)
-    if unknown := ", ".join(sorted(set(tables or ()) - replicated.keys())):
-        raise ConfigError(
-            f"unknown table, or one that gets no changes: {unknown}: status lists the tables"
-        )
+    if unknown := sorted(set(tables or ()) - replicated.keys()):
+        raise unknown_tables(unknown, replicated)
     rows: Counter[str] = Counter()
     for name, again in sorted(wanted(replicated).items()):
         try:

@@ -35,6 +35,7 @@ from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, SYNCED, no
 from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import lives, requiring
+from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import first_line, unexpected_error
 from waldelta.postgres import TableId
@@ -390,11 +391,7 @@ def _choose(
     if unknown := sorted(
         (named or set()) - published - (set() if insists else _named(job.ledger.table_states()))
     ):
-        known = ", ".join(sorted(map(str, published))) or "none"
-        raise ConfigError(
-            f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have:"
-            f" {known}"
-        )
+        raise unknown_tables(list(map(str, unknown)), set(map(str, published)))
     chosen = [target for target in targets if named is None or target.id in named]
     if insists:
         return chosen

@@ -29,6 +29,7 @@ from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.advisory_locks import HeldLocks
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.lifecycle import target_generations
+from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.unreadable_messages import (
     as_json,
     decided,
@@ -214,7 +215,7 @@ def chosen_states(job: Job, tables: Collection[str] | None) -> dict[str, TableSt
     """Returns the states of these targets (None: of all); raises ConfigError for unknown ones."""
     states = job.read_states()
     if unknown := sorted(set(tables or ()) - states.keys()):
-        raise ConfigError(f"no target is named {', '.join(unknown)}: status lists the tables")
+        raise unknown_tables(unknown, states)
     return {name: state for name, state in states.items() if tables is None or name in tables}
 
 
