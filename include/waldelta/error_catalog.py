@@ -140,7 +140,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         "SlotLost": ErrorEntry(
             "PostgreSQL removed WAL that the slot still needed.",
             "",
-            "run resync; raise max_slot_wal_keep_size, or schedule runs more often"
+            "run resync; raise the setting that the message names, or schedule runs more often"
             " (docs/how-to/recover-a-slot.md)",
             "slot 'shop_cdc' is lost (wal_removed): changes since 0/5A000028 are gone; …",
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from waldelta.cli._check_result import CHECK_TIMEOUT_S, Check, CheckResult
-from waldelta.config.airflow_of_shell import is_airflow_configured
+from waldelta.config.airflow_of_shell import is_airflow_configured, is_airflow_installed
 from waldelta.quantities import size
 
 if TYPE_CHECKING:
@@ -135,8 +135,14 @@ def _of_slot(slot: dict[str, Any]) -> Iterator[CheckResult]:
 
 
 def _airflow(path: Path) -> Iterator[CheckResult]:
+    if not is_airflow_installed():
+        yield CheckResult("airflow", "ok", "not checked: this Python has no Airflow")
+        return
     if not is_airflow_configured():
-        yield CheckResult("airflow", "ok", "not checked: this environment has no Airflow")
+        text = "not checked: Airflow is installed, but its folder isn't known here"
+        yield CheckResult(
+            "airflow", "warning", text, "set AIRFLOW_HOME as Airflow's scheduler has it"
+        )
         return
     # Airflow takes seconds to load, and its settings change the whole process.
     command = [sys.executable, "-P", "-m", "waldelta", "airflow", "setup", str(path)]

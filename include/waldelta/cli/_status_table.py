@@ -33,7 +33,7 @@ def slot_error(status: Mapping[str, Any]) -> SlotError | None:
     if slot["wal_status"] == "missing":
         return missing_slot(slot["name"])
     if slot["wal_status"] == "lost":
-        return lost_slot(slot["name"], slot["confirmed_flush_lsn"])
+        return lost_slot(slot["name"], slot["confirmed_flush_lsn"], slot["invalidation_reason"])
     return None
 
 
@@ -132,6 +132,7 @@ def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             for gap in status["gaps"]
         ],
         "Slot": list(status["slot"]["warnings"]),
+        "Publications": list(status["absent_publications"]),
         "In the pipeline file, but not published": list(status["unpublished"]),
         "New tables that match a pattern, but not published": list(status["new_tables"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),

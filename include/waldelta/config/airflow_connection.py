@@ -46,7 +46,10 @@ def read_connection(
     variable = variable_of(conn_id)
     text = environment.get(variable)
     if not text:
-        raise ConfigError(f"connection {conn_id!r} is not known here: set {variable} to {example}")
+        raise ConfigError(
+            f"connection {conn_id!r} is not known here: set {variable} to {example}; or, where"
+            " Airflow has the connection, set AIRFLOW_HOME as its scheduler has it"
+        )
     try:
         fields = _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, AttributeError):

@@ -20,9 +20,14 @@ _TIMEOUT_S = 60.0
 _DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 
 
+def is_airflow_installed() -> bool:
+    """Return whether this Python has Airflow."""
+    return importlib.util.find_spec("airflow") is not None
+
+
 def is_airflow_configured() -> bool:
     """Return whether an Airflow has been set up here; loading it elsewhere would write files."""
-    if importlib.util.find_spec("airflow") is None:
+    if not is_airflow_installed():
         return False
     home = os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")
     variables = (_DATABASE, f"{_DATABASE}_CMD", f"{_DATABASE}_SECRET")

@@ -93,7 +93,7 @@ def _of_unpublished(
         "failed",
         "unpublished",
         sorted(removed.union(reported)),
-        "{}: in the pipeline file, but not in its publication: its changes are not replicated",
+        "{}: in the pipeline file, but not published: its changes are not replicated",
     )
 
 

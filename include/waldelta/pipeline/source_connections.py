@@ -11,7 +11,12 @@ import psycopg
 from waldelta.config import Source
 from waldelta.errors import ConfigError
 from waldelta.postgres import Connection, connect
-from waldelta.postgres.connection import ended_by_replay, named_loss, privilege_missing
+from waldelta.postgres.connection import (
+    ended_by_replay,
+    lacks_room,
+    named_loss,
+    privilege_missing,
+)
 from waldelta.postgres.unreadable_names import name_unreadable
 
 
@@ -44,6 +49,7 @@ class SourceConnections:
         """Open a connection to the source's primary; its application_name contains the purpose.
 
         Raises PrivilegeMissing where the server refuses a statement without a more specific error,
+        SourceError where it has no room for a query's result,
         NameUnreadable where it can't send a name as UTF-8, and SourceUnreachable where the
         connection is lost.
         """
@@ -79,6 +85,8 @@ class SourceConnections:
                     raise
                 raise name_unreadable(conninfo, err) from err
             except psycopg.OperationalError as err:
+                if (full := lacks_room(err)) is not None:
+                    raise full from err
                 if "conflict with recovery" in str(err):
                     raise ended_by_replay(
                         f"{purpose} of slot {self.config.slot!r}", str(err)

@@ -23,6 +23,7 @@ from waldelta.errors import (
     AuthenticationFailed,
     ConfigError,
     PrivilegeMissing,
+    SourceDiskFull,
     SourceError,
     SourceUnreachable,
     StandbyAway,
@@ -194,6 +195,26 @@ def named_loss(conninfo: str) -> Iterator[None]:
             f"{describe(conninfo)} ended a connection in use, or the network did ({reason}): run"
             " again"
         ) from err
+
+
+def lacks_room(err: psycopg.Error) -> SourceError | None:
+    """Return the named error of a query for whose result the server has no room, else None."""
+    reason = err.diag.message_primary or type(err).__name__
+    if isinstance(err, psycopg.errors.ConfigurationLimitExceeded):
+        return SourceError(
+            f"a query exceeded a limit of the server ({reason}): raise temp_file_limit, or the"
+            " limit that the message names, for the role (alter role … set)"
+        )
+    if isinstance(err, psycopg.errors.DiskFull):
+        return SourceDiskFull(
+            f"a disk of the server is full ({reason}): free space on the disk of its temporary"
+            " files (temp_tablespaces)"
+        )
+    if isinstance(err, psycopg.errors.OutOfMemory):
+        return SourceError(
+            f"the server has no memory for a query ({reason}): find out what uses it, or run again"
+        )
+    return None
 
 
 def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal, TypeVar
 
 import psycopg
@@ -136,14 +137,16 @@ def named_holders(
 
 
 def open_transactions(
-    connection: Connection, xids: Iterable[str] | None = None
+    connection: Connection, xids: Iterable[str] | None = None, older_than_s: float = 0.0
 ) -> list[tuple[str, str]]:
     """Return who has a transaction with an xid open, prepared ones included, and since when.
 
-    The oldest comes first. ``xids``: only those that hold one of these.
+    The oldest comes first. ``xids``: only those that hold one of these. ``older_than_s``: only
+    those open for longer, or for an unknown time, and all prepared ones.
     """
     wanted = None if xids is None else list(xids)
-    rows = connection.execute(_OPEN_TRANSACTIONS, {"xids": wanted}).fetchall()
+    params = {"xids": wanted, "age": timedelta(seconds=older_than_s)}
+    rows = connection.execute(_OPEN_TRANSACTIONS, params).fetchall()
     return list(dict.fromkeys(rows))  # A subtransaction has an xid of its own.
 
 
@@ -184,6 +187,7 @@ where l.locktype = 'transactionid'
   and l.granted
   and l.pid is distinct from pg_backend_pid()
   and (%(xids)s::text[] is null or l.transactionid::text = any(%(xids)s))
+  and (p.gid is not null or (clock_timestamp() - a.xact_start < %(age)s) is not true)
 order by age(l.transactionid) desc
 """
 

@@ -4,6 +4,7 @@ dropping it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,8 @@ from waldelta.postgres.type_catalog import fetch
 from waldelta.slot.read.peek import reader_name
 
 PLUGIN = "pgoutput"
+log = logging.getLogger(__name__)
+
 CREATE_TIMEOUT_S = 60
 # How to keep a slot on a standby from being lost again, by reason. PostgreSQL reports the reason
 # from version 17 on.
@@ -241,6 +244,13 @@ def create_slot(
     create = sql.SQL("select pg_create_logical_replication_slot({})").format(
         sql.SQL(", ").join(map(sql.Literal, given))
     )
+    if open_now := open_transactions(primary or conn):
+        log.info(
+            "slot %s is created once older transactions end, within %g s: %s",
+            name,
+            timeout_s,
+            "; ".join(f"{who} since {since}" for who, since in open_now),
+        )
     try:
         with limited(conn, "statement_timeout", timeout_s):
             conn.execute(create)

@@ -8,6 +8,7 @@ ensures that.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -21,6 +22,8 @@ from waldelta.lsn import Lsn
 from waldelta.postgres import connect, describe
 from waldelta.postgres.lock_waits import open_transactions, wait_until_none
 from waldelta.postgres.server_position import WRITTEN_SQL
+
+log = logging.getLogger(__name__)
 
 # Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may
 # be decoded already, but no snapshot sees it. It keeps the lock on its own xid until it is visible;
@@ -66,6 +69,12 @@ def wait_for_old_transactions(
     ``timeout_s``.
     """
     held = _open_xids(conn)
+    if held and (holders := open_transactions(conn, held)):
+        log.info(
+            "waiting up to %g s for older transactions: %s",
+            timeout_s,
+            "; ".join(f"{who} since {since}" for who, since in holders),
+        )
     if held and (old := wait_until_none(lambda: held & _open_xids(conn), timeout_s, sleep)):
         raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 

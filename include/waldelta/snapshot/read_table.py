@@ -34,6 +34,7 @@ from waldelta.errors import (
     raised_as,
 )
 from waldelta.failpoints import fault_point
+from waldelta.grants import sql_name
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
@@ -404,10 +405,8 @@ def _named(
             f"the snapshot of {copy.table} is gone ({reason}): its copy starts again"
         )
     if state == NO_PRIVILEGE:
-        return PrivilegeMissing(
-            f"{copy.table} can't be copied ({reason}): grant select on it; where a row-level"
-            " security policy would hide rows, grant the role bypassrls or copy as the owner"
-        )
+        remedy = privilege_remedy(conninfo, copy.table)
+        return PrivilegeMissing(f"{copy.table} can't be copied ({reason}): {remedy}")
     if state == LOCKED:
         return TableBusy(
             f"{copy.table} can't be copied now: it stayed locked for"
@@ -419,6 +418,33 @@ def _named(
             f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
         )
     return SourceError(f"{copy.table} can't be copied ({reason}): check its row filter and columns")
+
+
+def privilege_remedy(conninfo: str, table: TableId | str) -> str:
+    """Return what lets the connection's role read a table that it was refused.
+
+    A missing grant and a policy that hides rows have the same SQLSTATE, so the server is asked.
+    """
+    name = TableId.parse(str(table))
+    with (
+        suppress(WaldeltaError, psycopg.Error),
+        connect(conninfo, "waldelta privileges") as connection,
+    ):
+        hides = connection.execute(_HIDES_ROWS, (name.schema, name.name)).fetchone()
+        if hides == (True,):
+            return (
+                "a row-level security policy would hide rows: let a superuser run alter role"
+                f" {sql_name(connection.info.user)} bypassrls"
+            )
+    return "grant select on it"
+
+
+_HIDES_ROWS = """
+select row_security_active(c.oid)
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relname = %s
+"""
 
 
 def _holders(conninfo: str) -> str:

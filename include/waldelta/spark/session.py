@@ -392,11 +392,28 @@ def _classic_session(master: str, name: str) -> SparkSession:
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     # The JVM starts the tasks' Python processes, which inherit the umask.
     with private_files(), _named_start(master):
-        context = SparkContext.getOrCreate(conf)
+        with _stdout_as_stderr():
+            context = SparkContext.getOrCreate(conf)
         _quieten(context)
         if master.startswith("local"):
             _start_workers(context)
         return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Give processes that are started inside stderr for their stdout.
+
+    Delta's VACUUM prints to the JVM's stdout, where only the result of a verb belongs.
+    """
+    sys.stdout.flush()
+    own = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def _is_submitted() -> bool:

@@ -48,6 +48,19 @@ def shop(database):
         database.execute(f"drop owned by {role} cascade; drop role {role}")
 
 
+def test_no_grant_is_advised_on_a_column_that_doesnt_exist(database, lake, shop):
+    """The misspelt filter is the one finding about it."""
+    _, reader = shop
+    tables = [{"name": "public.t", "where": "idd > 1"}]
+    info = make_conninfo(database.conninfo, user=reader, password="p")
+    job = job_for(info, lake, {"name": "p", "tables": tables})
+    database.execute(f"grant select on t to {sql_name(reader)}")
+    with connect(info, "test") as conn:
+        text = plan_setup(conn, job).describe()
+    assert 'column "idd" does not exist' in text
+    assert "(idd)" not in text
+
+
 def listed(text):
     """The statements of a finding, without its words."""
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]

@@ -38,11 +38,11 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
     for number in range(2):
         caplog.clear()
         check_idle(pipeline.job())
-        assert "not in its publication: public.a; " in caplog.text
+        assert "but not published: public.a; " in caplog.text
         database.execute("insert into b values (%s)", (number,))
         result = pipeline.consume(spark)
         assert result.targets.unpublished == ["public.a"]
-        assert [w for w in result.warnings if "not in its publication: public.a; " in w]
+        assert [w for w in result.warnings if "but not published: public.a; " in w]
     assert pipeline.status()["unpublished"] == ["public.a"]
     mended = pipeline_on(
         database, lake, {"name": "public.a", "columns": ["id", "w"]}, {"name": "public.b"}
@@ -79,7 +79,7 @@ def test_what_counts_as_published(any_database, lake):
         job = job_for(any_database.conninfo, lake, own, {"name": "theirs", "manage": False})
 
         def lacking():
-            return unpublished(conn, job.pipeline.source)
+            return list(unpublished(conn, job.pipeline.source).tables)
 
         assert lacking() == ["app.t", "public.r", "public.r1", "public.t"]
         apply_setup(conn, job)
@@ -96,3 +96,27 @@ def test_what_counts_as_published(any_database, lake):
         assert lacking() == []
         any_database.execute("drop publication p")
         assert lacking() == ["app.t", "public.r", "public.r1", "public.t"]
+
+
+def test_a_renamed_publication_is_named_with_its_present_name(any_database, lake, caplog):
+    """Its tables aren't missing from it: they were called "in the file, but not in its
+    publication".
+    """
+    any_database.execute("create table t (id int primary key); create table u (id int primary key)")
+    own = {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}
+    job = job_for(any_database.conninfo, lake, own)
+    with connect(any_database.conninfo, "test") as conn:
+        apply_setup(conn, job)
+        any_database.execute("alter publication p rename to q")
+        (told,) = unpublished(conn, job.pipeline.source).warnings()
+        assert told == (
+            "publication 'p' does not exist, so PostgreSQL sends no changes of its tables: it may"
+            " be 'q' now: alter publication q rename to p, or run setup; then run the initial sync"
+            " of its tables"
+        )
+        any_database.execute("drop publication q")
+        (told,) = unpublished(conn, job.pipeline.source).warnings()
+        assert "it was renamed or dropped: rename it back" in told
+        any_database.execute("create publication p for table t")
+        (told,) = unpublished(conn, job.pipeline.source).warnings()
+        assert told.startswith("in the pipeline file, but not published: public.u; ")

@@ -92,7 +92,7 @@ def test_a_missing_connection_is_named_once(write_pipeline, capsys, monkeypatch)
         "file": "ok",
         "source": "problem",
         "lake": "ok",
-        "airflow": "ok",
+        "airflow": "warning",
     }
     assert "set AIRFLOW_CONN_SHOP_SOURCE" in found["source"]["text"]
 

@@ -391,12 +391,12 @@ def _publication_gone(slot: str, publication: str) -> PublicationGone:
     """
     return PublicationGone(
         f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is"
-        " read: it was dropped, or created after changes that still wait in the slot, and"
-        " PostgreSQL before 18 can't decode those with it. If it exists and is new in the pipeline"
-        " file, remove it from the file, let a run consume the waiting changes, add it again, and"
-        " sync its tables. If setup should create it, remove it from the file and add its tables"
-        " to a publication that this slot already reads. If it was dropped, even if it was created"
-        " again, run teardown, setup and resync"
+        " read: it was renamed or dropped, or created after changes that still wait in the slot,"
+        " and PostgreSQL before 18 can't decode those with it. If it was renamed, rename it back."
+        " If it exists and is new in the pipeline file, remove it from the file, let a run consume"
+        " the waiting changes, add it again, and sync its tables. If setup should create it, remove"
+        " it from the file and add its tables to a publication that this slot already reads. If it"
+        " was dropped, even if it was created again, run teardown, setup and resync"
     )
 
 

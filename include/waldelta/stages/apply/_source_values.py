@@ -26,8 +26,10 @@ from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline import Job
 from waldelta.postgres import describe
 from waldelta.postgres.catalog import READ_THROUGH, Through
+from waldelta.postgres.connection import lacks_room
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
 from waldelta.snapshot.exported_snapshot import wait_until_visible
+from waldelta.snapshot.read_table import privilege_remedy
 from waldelta.types.base import printed
 
 Texts = list[str | None]
@@ -202,7 +204,10 @@ def _named(
             " end, and run again"
         )
     if isinstance(err, psycopg.errors.InsufficientPrivilege):
-        return PrivilegeMissing(f"{what} can't be read ({reason}): grant select on it")
+        remedy = privilege_remedy(job.source.conninfo, state.table_name)
+        return PrivilegeMissing(f"{what} can't be read ({reason}): {remedy}")
+    if (full := lacks_room(err)) is not None:
+        return full
     if isinstance(err, psycopg.OperationalError):
         return SourceUnreachable(
             f"reading {what} from {describe(job.source.conninfo)} broke off ({reason}): run again"

@@ -14,7 +14,7 @@ from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.task_errors import of_table, unexpected_error
-from waldelta.postgres.unpublished_tables import not_published
+from waldelta.postgres.unpublished_tables import Unpublished
 from waldelta.quantities import counted
 from waldelta.stages.sync.skipped_copy import stopped
 
@@ -42,7 +42,7 @@ class Applied:
     warnings: list[str] = field(default_factory=list)
     published: dict[str, TargetSource] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
-    unpublished: list[str] = field(default_factory=list)
+    unpublished: Unpublished = field(default_factory=Unpublished)
     foreign: list[str] = field(default_factory=list)
     reached: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -80,11 +80,12 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
                 " types.text"
             )
     result.warnings += [
-        f"{name} {_NOT_PUBLISHED}" for name in applied.removed if name not in applied.unpublished
+        f"{name} {_NOT_PUBLISHED}"
+        for name in applied.removed
+        if name not in applied.unpublished.tables
     ]
-    result.targets.unpublished = applied.unpublished
-    if applied.unpublished:
-        result.warnings.append(not_published(applied.unpublished))
+    result.targets.unpublished = list(applied.unpublished.tables)
+    result.warnings += applied.unpublished.warnings()
 
 
 def add_external_commits(result: RunResult, applied: Applied) -> None:

@@ -42,7 +42,7 @@ from waldelta.pipeline.targets.watermarks import messages_applied
 from waldelta.postgres.lock_waits import LockedTables, limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import ServerPosition, read_oldest_xid
-from waldelta.postgres.unpublished_tables import not_published, unpublished
+from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import move_idle_slot
 from waldelta.slot.failover import check_system
@@ -254,8 +254,8 @@ def _remaining_work(
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
-    if lacking := unpublished(connection, job.pipeline.source):
-        log.warning("%s", not_published(lacking))
+    for notice in unpublished(connection, job.pipeline.source).warnings():
+        log.warning("%s", notice)
     replicated = [
         with_leaves(state, published) for state in states(standings, RequiredAction.APPLY)
     ]

@@ -19,11 +19,12 @@ from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
+from waldelta.postgres.lock_waits import open_transactions
 from waldelta.postgres.server_position import read_system_identifier
-from waldelta.quantities import size
+from waldelta.quantities import first_of, size
 from waldelta.slot import SlotState, read_slot, slot_position
 from waldelta.slot.acknowledge import kept_copy
-from waldelta.slot.slot import PLUGIN, check_ours, create_slot, drop_slot
+from waldelta.slot.slot import CREATE_TIMEOUT_S, PLUGIN, check_ours, create_slot, drop_slot
 from waldelta.slot.standby import snapshots_logged, wait_replayed
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # By then a connected standby has long replayed what was written before.
 AWAY_TIMEOUT_S = 10
+# A transaction that is open for as long isn't just passing.
+LONG_OPEN_S = 10.0
 
 
 def slot_life(job: Job) -> list[SlotMove]:
@@ -152,6 +155,19 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
         f" select pg_drop_replication_slot('{kept}')"
     )
     return [line]
+
+
+def judge_waits(conn: Connection) -> Iterable[Finding]:
+    """Yields a warning about transactions that would delay the slot's creation and the first copy.
+
+    Short ones, of which a busy server always has some, are left out.
+    """
+    if waits := open_transactions(conn, older_than_s=LONG_OPEN_S):
+        yield warning(
+            f"transactions are open: {first_of([f'{who} since {since}' for who, since in waits])}:"
+            f" setup waits for their end up to {CREATE_TIMEOUT_S} s, the initial sync up to 10"
+            " minutes; end them first (pg_terminate_backend(pid), rollback prepared 'gid')"
+        )
 
 
 def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:

@@ -44,6 +44,7 @@ from waldelta.stages.setup._slot_setup import (
     ensure_slot,
     failover_to_set,
     judge_history,
+    judge_waits,
     slot_life,
     slot_that_stays,
 )
@@ -277,6 +278,7 @@ def _plan_setup(
         *_judge_privileges(in_force.managed, facts),
         *judge_newer(conn, slot_conn, job, in_force.managed, facts),
         *judge_standby(conn, slot_conn, job, facts),
+        *(judge_waits(conn) if facts.slot is None else ()),
     ]
     targets, states = PlannedTargets({}, {}), {}
     with suppress(SlotMissing):  # Before the first setup there are no targets.

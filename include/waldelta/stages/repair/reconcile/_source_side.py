@@ -29,6 +29,7 @@ from waldelta.errors import (
 )
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, connect, describe
+from waldelta.postgres.connection import lacks_room
 from waldelta.postgres.planner_estimate import rows_where
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
@@ -44,6 +45,7 @@ from waldelta.snapshot.read_table import (
     column_sql,
     filter_conditions,
     lock_query,
+    privilege_remedy,
 )
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, hash_as
 from waldelta.stages.repair.reconcile._checksum_text import source_text
@@ -287,7 +289,10 @@ def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
             f"{copy.table} or its snapshot changed while it was compared ({reason}): run again"
         )
     if err.sqlstate == NO_PRIVILEGE:
-        return PrivilegeMissing(f"{copy.table} can't be compared ({reason}): grant select on it")
+        remedy = privilege_remedy(conninfo, copy.table)
+        return PrivilegeMissing(f"{copy.table} can't be compared ({reason}): {remedy}")
+    if (full := lacks_room(err)) is not None:
+        return full
     if isinstance(err, psycopg.errors.LockNotAvailable):
         return TableBusy(
             f"{copy.table} can't be compared now, since another session keeps it locked: run again"

@@ -154,7 +154,9 @@ def _reading(
 ) -> Iterator[Finding]:
     relation, leaves = found.relation, [leaf for leaf in found.leaves if leaf.relkind == "r"]
     wanted = set(table.columns or [c.name for c in relation.columns if state.sends(c)])
-    hidden = sorted((wanted | state.filter_columns.get(relation.id, frozenset())) - found.readable)
+    # A filter's column that doesn't exist is a finding of its own, and no grant gives it.
+    filtered = state.filter_columns.get(relation.id, frozenset()) & set(relation.column_names)
+    hidden = sorted((wanted | filtered) - found.readable)
     if relation.relkind == "p" and not state.via_root:
         covered = bool(leaves) and all(leaf.readable for leaf in leaves)
     else:

@@ -17,7 +17,7 @@ from waldelta.pipeline.report_folder import judge_docs
 from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState
-from waldelta.slot.slot import check_ours
+from waldelta.slot.slot import check_ours, lost_slot
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import find_clashes, members
 from waldelta.stages.setup.facts.publications import Mark
@@ -315,7 +315,7 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
     reader, two_phase = slot.active_by or "", "on" if slot.two_phase else "off"
     yield from problem_if(
         slot.wal_status == "lost" or slot.invalidation_reason,
-        f"slot {slot.name!r} is lost: run resync",
+        str(lost_slot(slot.name, slot.confirmed_flush_lsn, slot.invalidation_reason)),
     )
     yield from problem_if(
         slot.two_phase != pipeline.source.options.two_phase,
