@@ -31,7 +31,11 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import IncompleteRow
 
-pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.airflow,
+    pytest.mark.nightly("needs a browser; test_app_pages reads the same pages"),
+]
 
 PICTURES = Path(".waldelta/screenshots")
 FAILING = """

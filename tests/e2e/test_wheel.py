@@ -13,7 +13,12 @@ from tests.support.other_python import build_distributions, install_wheel, make_
 from waldelta.spark.settings import JARS_VARIABLE, jars_folder
 from waldelta_airflow.launchers.job_result import JobResult
 
-pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.pg]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.airflow,
+    pytest.mark.pg,
+    pytest.mark.nightly("installs the wheel into another environment"),
+]
 
 PIPELINE = """\
 pipeline: shop
