@@ -241,7 +241,13 @@ class RunResult:
         return json.dumps(self.document())
 
     def write(self, path: Path) -> None:
-        """Write the JSON atomically, readable by this user only."""
+        """Write the JSON atomically, readable by this user only.
+
+        A pipe or a device is written to as it is: a file in its place would break /dev/null.
+        """
+        if path.exists() and not path.is_file():
+            path.write_text(self.to_json())
+            return
         draft = path.with_suffix(".tmp")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(self.to_json())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -189,3 +190,16 @@ def test_a_result_of_an_earlier_version_lacks_keys():
     """The source's load, and the slot's states; the rest has its defaults."""
     known = RunResult.from_json('{"verb": "sync", "run_id": "r", "stages": {}, "tables": {}}')
     assert known == RunResult("sync", "r")
+
+
+def test_a_result_goes_into_a_pipe_and_leaves_it_one(tmp_path):
+    """Run by root, a file that takes the place of /dev/null would break the machine."""
+    pipe, result = tmp_path / "pipe", RunResult("consume", "r1", "succeeded")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        result.write(pipe)
+        assert pipe.is_fifo()
+        assert json.loads(os.read(reader, 65536)) == json.loads(result.to_json())
+    finally:
+        os.close(reader)
