@@ -18,8 +18,13 @@ from urllib.parse import unquote
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem, FileType
 
-from waldelta.errors import StateError
-from waldelta.lake.storage import deletion_vector_path, entry_path, is_within, local_path
+from waldelta.lake.storage import (
+    deletion_vector_path,
+    entry_path,
+    irregular,
+    is_within,
+    local_path,
+)
 
 if TYPE_CHECKING:
     from waldelta.lake.delta_target import DeltaTarget
@@ -113,10 +118,7 @@ class DeltaLog:
         folder = local_path(self.uri)
         entry = folder / entry_path(version) if folder is not None else None
         if entry is not None and not entry.is_file() and os.path.lexists(entry):
-            raise StateError(
-                f"{self.uri}: its log entry {entry.name} is not a regular file: find out which"
-                " program created it, and remove it"
-            )
+            raise irregular(self.uri, entry.name)
 
     def behind(self, version: int) -> Iterator[Commit]:
         """Yield the commits after a version, in order."""

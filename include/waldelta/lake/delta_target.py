@@ -27,6 +27,7 @@ from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
 from waldelta.lake.storage import (
     INT96_AS_MICROSECONDS,
     NO_HOOKS,
+    check_log_files,
     entry_path,
     is_local,
     sync_behind,
@@ -157,6 +158,7 @@ class DeltaTarget:
         """Open the table at a version (None: the newest), without Spark.
 
         Raises TableError: TableNotFoundError when there is no table, another when it can't be read.
+        Raises StateError as check_log_files() does.
         """
         kept = self.lake.cache.take(self.uri, version)
         if kept is not None and (version is not None or self._is_updated(kept)):
@@ -190,6 +192,7 @@ class DeltaTarget:
                 read(log)
                 copied = CopiedTable(self.uri, log, options or {}, version)
                 return TargetVersion(self, copied, is_kept=version is None)
+        check_log_files(self.uri)
         table = DeltaTable(self.uri, version=version, storage_options=options)
         return TargetVersion(self, table, is_kept=version is None)
 
@@ -207,6 +210,7 @@ class DeltaTarget:
             if isinstance(table, CopiedTable) or self.lake.has(
                 f"{self.uri}/{entry_path(table.version() + 1)}"
             ):
+                check_log_files(self.uri)
                 table.update_incremental()
         except (DeltaError, OSError, NotCopied):  # Opening it says why.
             return False

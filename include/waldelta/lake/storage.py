@@ -33,7 +33,7 @@ from pyarrow.fs import (
     SubTreeFileSystem,
 )
 
-from waldelta.errors import TargetNotWritable
+from waldelta.errors import StateError, TargetNotWritable
 from waldelta.lake.log_copy import CopiedTable, checkpoint_name, entry_name
 from waldelta.lake.object_store import store_folder
 from waldelta.lake.store_connection import read_store_options
@@ -195,6 +195,36 @@ def _identity(entry: os.stat_result) -> tuple[int, int]:
 
 def _entry(folder: Path, version: int) -> Path:
     return folder / entry_path(version)
+
+
+def check_log_files(uri: str) -> None:
+    """Raise StateError where the log of a table on a disk has an entry that can't be read safely.
+
+    Opening a FIFO would wait without end, and reading a device might not end. delta-rs opens the
+    pointer to the checkpoint whatever it is; Spark also opens checkpoints and commits.
+    """
+    folder = local_path(uri)
+    if folder is None:
+        return
+    with suppress(OSError), os.scandir(folder / "_delta_log") as entries:  # Opening it says why.
+        for entry in entries:
+            if not _is_readable(entry):
+                raise irregular(uri, entry.name)
+
+
+def _is_readable(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file() or entry.is_dir() or not os.path.lexists(entry)
+    except OSError:  # Links that lead to each other.
+        return False
+
+
+def irregular(uri: str, name: str) -> StateError:
+    """Return the error for an entry of a table's log that isn't a regular file."""
+    return StateError(
+        f"{uri}: its log entry {name} is not a regular file: find out which program created it, and"
+        " remove it"
+    )
 
 
 def write_checkpoint(table: DeltaTable) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from waldelta.errors import StateError
 from waldelta.lake import Lake, Tag
 from waldelta.lake import delta_target as module
 from waldelta.lake.data_file import replace_by_rows
@@ -178,6 +180,25 @@ def test_a_log_entry_that_is_no_file_is_not_waited_for(target):
     target.open()
     os.mkfifo(local_path(target.uri) / "_delta_log" / f"{1:020d}.json")
     assert target.open().version == 0
+
+
+def _links_in_a_circle(path):
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("name", ["_last_checkpoint", f"{0:020d}.checkpoint.parquet"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), _links_in_a_circle]
+)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_checkpoint_that_is_no_file_is_refused(target, make, name, is_kept):
+    """delta-rs would wait for a FIFO without end, and Spark would read a device without end."""
+    if is_kept:
+        target.open()
+        write_deltalake(target.uri, ROWS, mode="append")
+    make(local_path(target.uri) / "_delta_log" / name)
+    with pytest.raises(StateError, match=f"{re.escape(name)} is not a regular file"):
+        target.open()
 
 
 def test_a_garbage_collection_in_the_cache_waits_for_nobody(target, monkeypatch):
