@@ -38,11 +38,11 @@ _RESERVED = frozenset(
 class Grant:
     """A privilege that a role lacks.
 
-    ``what`` precedes the object, and is "" for a membership; ``why`` becomes a comment.
+    ``what`` precedes the object; ``why`` becomes a comment.
 
     >>> tables = [Grant("select on", "public.t"), Grant("select on", "public.u")]
-    >>> statements("r", [*tables, Grant("", "app", "owns them")])
-    ['grant select on public.t, public.u to r;', 'grant app to r;  -- owns them']
+    >>> statements("r", [*tables, Grant("create on database", "shop", "new")])
+    ['grant select on public.t, public.u to r;', 'grant create on database shop to r;  -- new']
     """
 
     what: str
@@ -99,7 +99,7 @@ def statements(role: str, needs: Iterable[Need]) -> list[str]:
             listed += [need.name] if need.name not in listed else []
             why.setdefault(need.what, need.why)
     grants = [
-        f"grant {_before(what)}{', '.join(of)} to {role};{_comment(why[what])}"
+        f"grant {what} {', '.join(of)} to {role};{_comment(why[what])}"
         for what, of in names.items()
     ]
     return [*attributes, *grants, *defaults]
@@ -123,10 +123,6 @@ def columns_of(names: Sequence[str]) -> str:
 
 def _is_plain(name: str) -> bool:
     return PLAIN_NAME.match(name) is not None and name not in _RESERVED
-
-
-def _before(what: str) -> str:
-    return f"{what} " if what else ""
 
 
 def on_one_line(text: str) -> str:

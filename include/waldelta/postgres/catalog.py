@@ -208,7 +208,6 @@ class CatalogRelation:
     ancestors: tuple[int, ...]
     owner: str = ""
     # A superuser's role: membership in it isn't an acceptable remedy.
-    owned_by_superuser: bool = False
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -257,7 +256,6 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
             ),
             ancestors=tuple(row.ancestors),
             owner=row.owner,
-            owned_by_superuser=row.owned_by_superuser,
         )
         for row in rows
     ]
@@ -367,8 +365,6 @@ select c.oid,
            where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
        ) as extension_owned,
        pg_get_userbyid(c.relowner)::text as owner,
-       coalesce((select o.rolsuper from pg_roles o where o.oid = c.relowner), false)
-         as owned_by_superuser,
        array(select relid::oid from pg_partition_ancestors(c.oid) where relid <> c.oid) as ancestors
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace

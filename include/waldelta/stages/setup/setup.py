@@ -428,8 +428,8 @@ def run_statements(
         _with_lock_retry(conn, run)
     except psycopg.errors.InsufficientPrivilege as err:
         raise PrivilegeMissing(
-            f"PostgreSQL refused: {err.diag.message_primary}; nothing was changed: grant what it"
-            " asks for, or let the owner run the SQL that setup --sql prints"
+            f"PostgreSQL refused: {err.diag.message_primary}; nothing was changed: let the"
+            " owner, or a DBA, run the SQL that setup --sql prints"
         ) from err
     except psycopg.Error as err:
         raise SourceError(

@@ -60,7 +60,6 @@ class PublicationState:
     comment: str | None = None
     owned: bool = True
     owner: str = ""
-    owned_by_superuser: bool = False
     publishes_generated: bool = False
     filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     # Tables whose filter text is the pipeline file's, and tables whose filter PostgreSQL rejects.
@@ -476,7 +475,6 @@ def _state(row: Any, relations: list[Any]) -> PublicationState:
         comment=row.comment,
         owned=row.owned,
         owner=row.owner,
-        owned_by_superuser=row.owned_by_superuser,
         publishes_generated=(row.everything.get("pubgencols") or "n") != "n",
         filter_columns={TableId(r.schema, r.name): frozenset(r.filter_columns) for r in relations},
     )
@@ -501,8 +499,6 @@ select p.pubname as name,
        obj_description(p.oid, 'pg_publication') as comment,
        pg_has_role(p.pubowner, 'usage') as owned,
        pg_get_userbyid(p.pubowner)::text as owner,
-       coalesce((select o.rolsuper from pg_roles o where o.oid = p.pubowner), false)
-         as owned_by_superuser,
        to_jsonb(p) as everything
 from pg_publication p
 where (%(every)s or p.pubname = any(%(names)s::name[]))

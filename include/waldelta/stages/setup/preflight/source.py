@@ -110,33 +110,23 @@ def privileges_needed(
             Grant("create on database", sql_name(server.database)),
         )
     if before is not None and not before.owned:
-        yield owning(
-            f"publication {state.name!r} belongs to {before.owner}",
-            *_membership(before.owner, is_superuser=before.owned_by_superuser),
-        )
+        yield owning(f"publication {state.name!r} belongs to {before.owner}")
     new_schemas = set(state.schemas) - set(before.schemas if before else ())
     if state.all_tables or new_schemas:
         yield owning(
             f"publication {state.name!r}: only a superuser may publish all tables or whole schemas"
         )
     known = set(before.tables if before else ())
-    foreign: dict[tuple[str, bool], list[str]] = {}
+    foreign: dict[str, list[str]] = {}
     for table in state.tables:
         found = facts.tables.get(table.id)
         if table not in known and found is not None and not found.relation.owned:
-            of = (found.relation.owner, found.relation.owned_by_superuser)
-            foreign.setdefault(of, []).append(str(table.id))
-    for (owner, is_superuser), tables in foreign.items():
-        member = _membership(owner, is_superuser=is_superuser)
+            foreign.setdefault(found.relation.owner, []).append(str(table.id))
+    # A membership in the owner's role isn't advised: the role that reads would own the tables.
+    for owner, tables in foreign.items():
         yield owning(
-            f"publication {state.name!r}: the role doesn't own {', '.join(tables)} ({owner} does)",
-            *member,
+            f"publication {state.name!r}: the role doesn't own {', '.join(tables)} ({owner} does)"
         )
-
-
-def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
-    """Returns the grant of the owner's role; none if the owner is a superuser."""
-    return [] if is_superuser else [Grant("", sql_name(owner))]
 
 
 # --- the server
