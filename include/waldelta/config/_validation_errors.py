@@ -8,10 +8,7 @@ from difflib import get_close_matches
 from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
-from yaml.error import MarkedYAMLError
-from yaml.reader import ReaderError
 
 # By the beginning of pydantic's type of error.
 _NEEDED: Mapping[str, str] = MappingProxyType(
@@ -39,69 +36,6 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def read_yaml(text: str) -> Any:
-    """Returns the document of a YAML file; raises yaml.YAMLError, also for duplicate keys.
-
-    YAML itself would take the last one. The error says in one line what is wrong where, without
-    the file's text, which may have a secret.
-    """
-    try:
-        return _read_document(text)
-    except ReaderError as err:
-        before = text[: err.position]
-        line, column = before.count("\n") + 1, err.position - before.rfind("\n")
-        raise yaml.YAMLError(
-            f"line {line}, column {column}: character #x{err.character:04x} isn't allowed"
-        ) from None
-    except MarkedYAMLError as err:
-        raise yaml.YAMLError(_described(err)) from None
-
-
-def _read_document(text: str) -> Any:
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if twice := list(_written_twice(node, (), set())):
-            raise yaml.YAMLError(f"each key is written once: {', '.join(twice)}")
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _described(err: MarkedYAMLError) -> str:
-    mark = err.problem_mark or err.context_mark
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    begun = f", line {err.context_mark.line + 1}" if err.context_mark is not None else ""
-    context = f" ({err.context}{begun})" if err.context and err.problem else ""
-    return f"{place}{err.problem or err.context}{context}"
-
-
-def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) -> Iterator[str]:
-    """Yields the place and the lines of each duplicate key of a mapping.
-
-    ``seen`` are nodes that were visited, because aliases refer to them again.
-    """
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        first: dict[str, int] = {}
-        names: set[str] = set()
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            place, before = (*loc, name), first.setdefault(name, line)
-            if name in names:
-                where = f"lines {before} and {line}" if before != line else f"line {line} twice"
-                yield f"{_place(place)} is on {where}"
-            names.add(name)
-            yield from _written_twice(value, place, seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            yield from _written_twice(value, (*loc, number), seen)
-
-
 def problems(err: ValidationError, model: type[BaseModel]) -> list[str]:
     """Returns the place and remedy of each problem that validation by the model found."""
     found: list[dict[str, Any]] = [dict(error) for error in err.errors()]
@@ -111,14 +45,14 @@ def problems(err: ValidationError, model: type[BaseModel]) -> list[str]:
         for e in found
         if e["type"] != "too_short" or not any(_lies_below(o["loc"], e["loc"]) for o in found)
     ]
-    return [f"{_place(e['loc'])}: {_remedy(e, model)}" for e in found]
+    return [f"{place_of(e['loc'])}: {_remedy(e, model)}" for e in found]
 
 
 def _lies_below(loc: Sequence[int | str], above: Sequence[int | str]) -> bool:
     return len(loc) > len(above) and tuple(loc[: len(above)]) == tuple(above)
 
 
-def _place(loc: Sequence[int | str]) -> str:
+def place_of(loc: Sequence[int | str]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.lstrip(".") or "(top level)"
 

@@ -24,15 +24,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from waldelta.config._validation_errors import StrictModel, problems, read_yaml
+from waldelta.config._validation_errors import StrictModel, problems
+from waldelta.config.parse_text import read_yaml_file
+from waldelta.config.regex_cost import why_slow
 from waldelta.config.source import split_table_name
 from waldelta.errors import ConfigError
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
+_PATTERNS = frozenset({"regex", "regex_list"})
 _SYNCED = "that has been synced"
 _SUFFIXES = (".yml", ".yaml")
 # A file with one of these suffixes, in any case, was meant to be read as well.
@@ -65,6 +67,20 @@ class OwnExpectation(StrictModel):
         if not isinstance(values, (list, tuple, set)) or None not in values:
             return kwargs
         return kwargs | {"value_set": [value for value in values if value is not None]}
+
+    @field_validator("kwargs")
+    @classmethod
+    def _bounded_patterns(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Refuse regular expressions for which Java may need exponential time."""
+        for name in _PATTERNS & kwargs.keys():
+            given = kwargs[name] if isinstance(kwargs[name], list) else [kwargs[name]]
+            for pattern in given:
+                if isinstance(pattern, str) and (why := why_slow(pattern)) is not None:
+                    raise ValueError(
+                        f"{name} {pattern!r} may take exponential time, since it has {why}: write"
+                        " which characters end a repetition"
+                    )
+        return kwargs
 
     @property
     def meaning(self) -> str:
@@ -210,11 +226,9 @@ def assign_suites(
 
 def _read_suite(path: Path) -> OwnSuite:
     try:
-        document = read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path}: can't be read ({err}): check the file") from err
-    except yaml.YAMLError as err:
-        raise ConfigError(f"{path}: not valid YAML: {err}") from err
+        document = read_yaml_file(path)
+    except OSError as err:
+        raise ConfigError(f"{path}: can't be read ({err.strerror}): check the file") from err
     try:
         return OwnSuite.model_validate(document if document is not None else {})
     except ValidationError as err:

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     Field,
     PlainValidator,
@@ -24,8 +23,9 @@ from pydantic import (
 )
 
 from waldelta.config._schedule import Schedule
-from waldelta.config._validation_errors import StrictModel, one_of, problems, read_yaml
+from waldelta.config._validation_errors import StrictModel, one_of, problems
 from waldelta.config._variables import expand
+from waldelta.config.parse_text import read_yaml_file
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
@@ -453,17 +453,11 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     """
     path = Path(path)
     try:
-        document = read_yaml(path.read_text(encoding="utf-8"))
+        document = read_yaml_file(path)
     except OSError as err:
         raise ConfigError(
             f"pipeline file {path} can't be read ({err.strerror}): check the path"
         ) from err
-    except UnicodeDecodeError as err:
-        raise ConfigError(
-            f"pipeline file {path} is not text in UTF-8 (byte {err.start}): check the path"
-        ) from err
-    except yaml.YAMLError as err:
-        raise ConfigError(f"pipeline file {path} is not valid YAML: {err}") from err
     if not isinstance(document, dict):
         raise ConfigError(
             f"pipeline file {path} is empty or not a mapping: start with 'pipeline: <name>'"

@@ -7,7 +7,6 @@ changes data, and both read more commits than needed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from urllib.parse import unquote
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem, FileType
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.storage import (
     deletion_vector_path,
     entry_path,
@@ -79,7 +79,7 @@ class Commit:
 
     def _actions(self, kind: str) -> list[dict[str, Any]]:
         name = f'"{kind}"'.encode()
-        return [json.loads(line)[kind] for line in self.lines if name in line[: len(name) + 4]]
+        return [parse_json(line)[kind] for line in self.lines if name in line[: len(name) + 4]]
 
 
 class DeltaLog:
@@ -156,7 +156,7 @@ class DeltaLog:
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what waldelta wrote into one of its commits; empty for an external commit."""
     try:
-        found = json.loads(entry.get("userMetadata") or "{}").get("waldelta", {})
+        found = parse_json(entry.get("userMetadata") or "{}").get("waldelta", {})
     except (ValueError, AttributeError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -31,6 +31,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.object_store import ObjectStore, Tagged, open_store, store_folder
 
 log_ = logging.getLogger(__name__)
@@ -220,7 +221,7 @@ class StoredLog:
 
     def _hinted(self) -> int:
         try:
-            hint = json.loads(self.store.read(f"{self.path}/{_LOG}/{_HINT}"))
+            hint = parse_json(self.store.read(f"{self.path}/{_LOG}/{_HINT}"))
             return int(hint["version"])
         except FileNotFoundError:
             return -1
@@ -320,7 +321,7 @@ class CopiedTable(DeltaTable):
         """
         version, name = before + 1, entry_name(before + 1)
         entry = (self.folder / _LOG / name).read_bytes()
-        actions = map(json.loads, entry.splitlines())
+        actions = map(parse_json, entry.splitlines())
         added = [unquote(one["add"]["path"]) for one in actions if "add" in one]
         local = [path for path in added if (self.folder / path).is_file()]
         files = {f"{self.log.path}/{path}": (self.folder / path).read_bytes() for path in local}
@@ -462,7 +463,7 @@ def _unpacked(content: bytes) -> tuple[dict[str, Tagged], dict[str, int]]:
     with zipfile.ZipFile(io.BytesIO(content)) as pack:
         if sum(info.file_size for info in pack.infolist()) > 2 * _MOST_PACKED_BYTES:
             raise ValueError("it is larger than a run leaves it")
-        index = json.loads(pack.read(_INDEX))
+        index = parse_json(pack.read(_INDEX))
         tags: dict[str, str | None] = index["tags"]
         parts = {name: Tagged(pack.read(name), tag) for name, tag in tags.items()}
     return parts, {path: int(version) for path, version in index["versions"].items()}
@@ -475,7 +476,7 @@ def history(log: StoredLog, version: int) -> Iterator[dict[str, Any]]:
     """
     while version >= 0 and (entry := log.read(version)) is not None:
         lines = [line for line in entry.splitlines() if b'"commitInfo"' in line[:20]]
-        yield (json.loads(lines[0])["commitInfo"] if lines else {}) | {"version": version}
+        yield (parse_json(lines[0])["commitInfo"] if lines else {}) | {"version": version}
         version -= 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -33,6 +32,7 @@ from pyarrow.fs import (
     SubTreeFileSystem,
 )
 
+from waldelta.config.parse_text import parse_json
 from waldelta.errors import StateError, TargetNotWritable
 from waldelta.lake.log_copy import CopiedTable, checkpoint_name, entry_name
 from waldelta.lake.object_store import store_folder
@@ -153,7 +153,7 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
     """
     entry = _entry(folder, version)
     added = [
-        json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]
+        parse_json(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]
     ]
     names = [unquote(add["path"]) for add in added]
     names += [
@@ -286,7 +286,7 @@ def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path
 def _newest_checkpoint(entries: Path) -> int:
     """Return the version of the checkpoint that readers are pointed to; -1 when there is none."""
     try:
-        return int(json.loads((entries / _HINT).read_bytes())["version"])
+        return int(parse_json((entries / _HINT).read_bytes())["version"])
     except (OSError, ValueError, KeyError):
         return -1
 

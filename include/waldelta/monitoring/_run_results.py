@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run
 from waldelta.lake.ledger.table import of_run
@@ -27,7 +27,7 @@ def read_result(
 def parsed(text: str | None) -> dict[str, Any]:
     """Returns a result from the ledger's text; empty when it isn't JSON of a run."""
     try:
-        result = json.loads(text or "{}")
+        result = parse_json(text or "{}")
     except ValueError:
         return {}
     return result if isinstance(result, dict) else {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
+from waldelta.config.parse_text import parse_json
 from waldelta.errors import StateError
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import Gap, now
@@ -59,7 +59,7 @@ def read_status(job: Job) -> dict[str, Any]:
         "last_cut": _cut(job),
         "last_run": None if run is None else {
             "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
-            "source": json.loads(run.result or "{}").get("source"),
+            "source": parse_json(run.result or "{}").get("source"),
         },
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.ledger_row import row_of
 from waldelta.lake.ledger.records import RowCounts, Run, SlotReading, now
@@ -223,7 +224,7 @@ class RunResult:
     @classmethod
     def from_json(cls, text: str) -> RunResult:
         """Read what to_json() wrote; keys that an earlier version lacks have their defaults."""
-        document = json.loads(text)
+        document = parse_json(text)
         for name, kind in (("stages", StageResult), ("tables", TableResult)):
             document[name] = {key: kind(**values) for key, values in document[name].items()}
         return row_of(cls, document | dict.fromkeys(_PARTS, document))

@@ -8,6 +8,9 @@ function raises PatternRefused with the reason.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from waldelta.config.regex_cost import why_slow
 
 _MAX_REPEATS = 255  # DUPMAX of PostgreSQL's regular expressions
 _CONTROL = {
@@ -102,7 +105,28 @@ def java_regex(pattern: str, *, certain_case: bool) -> str:
     java = reader.alternatives()
     if reader.rest:
         raise PatternRefused(f"an unmatched {reader.rest[0]!r}")
+    if (why := why_slow(java)) is not None:
+        raise PatternRefused(f"{why}, which may take Java exponential time")
     return "(?s)" + java
+
+
+def like_regex(parts: Sequence[tuple[str, str]]) -> str:
+    """Return a Java pattern for the parts of a LIKE pattern, without backtracking.
+
+    The first place where a text between two ``%`` fits is as good as any later one.
+
+    >>> like_regex(like_parts("a%b_%%c"))
+    '(?s)\\\\Aa(?>.*?b.).*c\\\\z'
+    """
+    texts = [""]
+    for kind, part in parts:
+        if kind == "any":
+            texts.append("")
+        else:
+            texts[-1] += "." if kind == "one" else "".join(map(_literal, part))
+    first, *between, last = texts
+    atomic = "".join(f"(?>.*?{text})" for text in between if text)
+    return rf"(?s)\A{first}{atomic}.*{last}\z"
 
 
 class _Regex:

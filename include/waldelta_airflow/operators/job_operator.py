@@ -16,6 +16,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import BaseOperator
 
 from waldelta.config import dag_id_of
+from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
@@ -358,7 +359,6 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
 
     A CDC run that was cleared, or is a backfill, is a replay: the newest result of both counts.
     """
-    import json
 
     from waldelta.lake.ledger import Ledger
     from waldelta_airflow._connections import pipeline_lake
@@ -369,7 +369,7 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
         for name in ((verb, "replay") if verb == "consume" else (verb,))
     ]
     newest = max((run for run in runs if run is not None), key=lambda run: run.at, default=None)
-    return JobResult(json.loads(newest.result)) if newest is not None else None
+    return JobResult(parse_json(newest.result)) if newest is not None else None
 
 
 def job_of(

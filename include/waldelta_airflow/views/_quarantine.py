@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile, dag_id_of
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.monitoring.decisions import read_decided
@@ -156,7 +157,7 @@ def row_page(base: str, pipeline: PipelineFile, ledger: Ledger, row_id: str) -> 
 
 def _values(row: IncompleteRow, most: int) -> Iterator[Value]:
     try:
-        sent = json.loads(row.sent or "{}")
+        sent = parse_json(row.sent or "{}")
     except ValueError:
         sent = {}
     for column, value in sent.items() if isinstance(sent, dict) else ():

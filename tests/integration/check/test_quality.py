@@ -261,7 +261,9 @@ def test_refused_expectations(lake):
     )
     assert "public.gone: couldn't be checked: the target of public.gone isn't at" in told
     assert "run the initial sync again" in told
-    assert f"public.v: couldn't be checked: {lake.suites / 'public.v.yml'}: not valid YAML" in told
+    assert (
+        f"public.v: couldn't be checked: {lake.suites / 'public.v.yml'} is not valid YAML" in told
+    )
     assert {type(cause) for cause in caught.value.causes} == {ConfigError, StateError}
     assert not caught.value.retryable
     kept = read_expectation_results(lake.root)

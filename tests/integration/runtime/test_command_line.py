@@ -66,7 +66,7 @@ ENDINGS = {
         130,
         "ERROR interrupted: what was committed stays, and the next run goes on from there\n",
     ),
-    "a file that isn't text": (["check", sys.executable], "", 1, "is not text in UTF-8 (byte "),
+    "a program": (["check", sys.executable], "", 1, "bytes, and 1,048,576 are allowed"),
     "an unknown log level": (
         ["status", "x"],
         "os.environ['WALDELTA_LOG_LEVEL'] = 'loud'",

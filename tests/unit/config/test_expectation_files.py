@@ -11,6 +11,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.stages.check.suite import plan_suite
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
+MATCH = "expectations:\n  - {type: expect_column_values_to_match_regex"
 REFUSED = [
     ("expectations: []", "expectations: too few entries: write 1 at least"),
     ("", "expectations: missing: add it"),
@@ -30,7 +31,16 @@ REFUSED = [
         "expectations[0].severity: one of critical, ",
     ),
     ("expectations:\n  - {type: x, gate: maybe}", "expectations[0].gate: one of warn, "),
-    ("a: [", "not valid YAML: line 1, column 5: expected the node content"),
+    ("a: [", "is not valid YAML: line 1, column 5: expected the node content"),
+    ("expectations: " + "[" * 5_000, "nested too deeply"),
+    (
+        f"{MATCH}, kwargs: {{column: v, regex: '(.*a){{12}}b'}}}}",
+        "expectations[0].kwargs: regex '(.*a){12}b' may take exponential time",
+    ),
+    (
+        f"{MATCH}_list, kwargs: {{column: v, regex_list: [a, '(a+)+b']}}}}",
+        "expectations[0].kwargs: regex_list '(a+)+b' may take exponential time",
+    ),
 ]
 
 

@@ -328,7 +328,7 @@ def test_keys_that_are_written_twice_are_refused_with_their_lines(tmp_path):
         load_pipeline_file(path)
     assert (
         str(caught.value)
-        == f"pipeline file {path} is not valid YAML: each key is written once: quality.notify.a is"
+        == f"{path} is not valid YAML: each key is written once: quality.notify.a is"
         " on line 6 twice, batch is on lines 4 and 8"
     )
 
@@ -468,7 +468,7 @@ def test_a_file_that_is_no_yaml_is_refused_with_line_and_column(tmp_path, more, 
     path = write_file(tmp_path, more=more)
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(path)
-    assert str(caught.value).startswith(f"pipeline file {path} is not valid YAML: {place}")
+    assert str(caught.value).startswith(f"{path} is not valid YAML: {place}")
     assert "\n" not in str(caught.value)
 
 

@@ -14,7 +14,6 @@ on (``prune_ledger``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from waldelta.config.parse_text import parse_json
 from waldelta.errors import LateWriter
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow, R
@@ -324,7 +324,7 @@ class Ledger:
 
 
 def _reports(run: Run, cut: BatchCut) -> bool:
-    tables = json.loads(run.result).get("tables", {})
+    tables = parse_json(run.result).get("tables", {})
     changed = [target for target in cut.targets if target.changed]
     return all(
         (tables.get(one.table_name, {}).get("version") or -1) >= one.version for one in changed

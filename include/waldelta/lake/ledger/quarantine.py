@@ -31,6 +31,7 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
@@ -124,7 +125,7 @@ def message_key(message: str) -> str:
 
 def message_of(key: str) -> str | None:
     """Return the message whose row has this key; None for a table's row."""
-    return str(json.loads(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
+    return str(parse_json(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
 
 
 # The columns to read for a row's id, and when and by whom it was written.

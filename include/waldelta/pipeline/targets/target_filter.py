@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 
 from waldelta.config import TypeOptions
+from waldelta.config.parse_text import parse_json
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import Connection, PublishedTable, TableColumn
@@ -97,7 +98,7 @@ def to_text(row_filter: RowFilter | None) -> str | None:
 def from_text(text: str) -> RowFilter:
     """Read a filter from the ledger; raises StateError for any other text."""
     try:
-        held = json.loads(text)
+        held = parse_json(text)
         return RowFilter(
             held["text"],
             held["analysed"],

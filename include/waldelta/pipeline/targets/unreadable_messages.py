@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from waldelta.config.parse_text import parse_json
 from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import RESOLVED, SKIPPED, UNREADABLE, SentMessage, message_key
@@ -243,7 +244,7 @@ def _is_current(row: IncompleteRow, generations: dict[str, int], life: str) -> b
 
 
 def _details(row: IncompleteRow) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": "", "error": "", "incarnation": ""} | json.loads(
+    found: dict[str, Any] = {"kind": "", "error": "", "incarnation": ""} | parse_json(
         row.sent or "{}"
     )
     return found

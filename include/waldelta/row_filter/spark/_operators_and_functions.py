@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 from waldelta.row_filter._constants import interval_parts
 from waldelta.row_filter._datetime_fields import FEW_DAYS
-from waldelta.row_filter._patterns import like_parts
+from waldelta.row_filter._patterns import like_parts, like_regex
 from waldelta.row_filter.spark.values import fail
 from waldelta.row_filter.typed_tree import Typed
 from waldelta.spark_sql import string
 
+_MOST_ANY = 2
 _INFINITE = "cast('Infinity' as double)"
 _FAIL_ZERO = fail("waldelta: division by zero")
 _FAIL_RANGE = fail("waldelta: value out of range")
@@ -282,17 +283,15 @@ def _add_interval(sign: int) -> Callable[[Typed], str]:
 def _like(typed: Typed) -> str:
     packed = typed.value or "0"
     behind = 1 + int(packed[0])
-    subject = "{0}"
-    text = "".join(
-        _like_text(part) if kind == "text" else part
-        for kind, part in like_parts(packed[behind:], packed[1:behind])
-    )
+    subject, parts = "{0}", like_parts(packed[behind:], packed[1:behind])
     if "i" in typed.key.removeprefix("not_").removesuffix("like"):
-        text = _lowered(text)
-        subject = TEMPLATES["lower"]
-    return (
-        f"({subject} {'not ' if typed.key.startswith('not_') else ''}like {_braced(string(text))})"
-    )
+        subject, parts = TEMPLATES["lower"], [(kind, _lowered(part)) for kind, part in parts]
+    negation = "not " if typed.key.startswith("not_") else ""
+    # Spark makes a regular expression of it, whose time has the number of % as its exponent.
+    if sum(kind == "any" for kind, _ in parts) > _MOST_ANY:
+        return f"({subject} {negation}rlike {_braced(string(like_regex(parts)))})"
+    text = "".join(_like_text(part) if kind == "text" else part for kind, part in parts)
+    return f"({subject} {negation}like {_braced(string(text))})"
 
 
 def _lowered(text: str) -> str:

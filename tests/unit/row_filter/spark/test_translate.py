@@ -83,6 +83,10 @@ TRANSLATED = [
     ("((v / 2) = 1)", "(cast(cast(`v` as bigint) div cast(2 as bigint) as int) = 1)"),
     ("(origin ~~ 'a\\_b%'::text)", "(`origin` like 'a\\\\_b%')"),
     ("(origin !~~ like_escape('a!%%'::text, '!'::text))", "(`origin` not like 'a\\\\%%')"),
+    (
+        "(origin ~~ '%a%a_%b'::text)",
+        "(`origin` rlike '(?s)\\\\A(?>.*?a)(?>.*?a.).*b\\\\z')",
+    ),
     ("(origin ~ '^a.*$'::text)", "(`origin` rlike '(?s)\\\\Aa.*\\\\z')"),
     (
         "(origin ~ similar_to_escape('J(F|G)K%'::text))",
@@ -105,6 +109,8 @@ REFUSED = [
     ),
     ("(origin > 'J'::text)", "column 9", "the order of texts"),
     ("(odd = 'J'::text)", "column 6", "nondeterministic"),
+    ("(origin ~ '(.*a){12}b'::text)", "column 9", "12 repetitions"),
+    ("(origin ~ '(a?){30}a{30}'::text)", "column 9", "in over 1000 ways"),
     ("(name_c = origin)", "column 9", "texts of different collations"),
     ("(doc = '{}'::jsonb)", "column 12", "a cast to jsonb"),
     ("(free > (1)::numeric)", "column 7", "> of numeric, numeric"),

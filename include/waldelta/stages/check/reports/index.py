@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from waldelta.config.parse_text import parse_json
 from waldelta.pipeline.report_folder import ENTRIES_FOLDER
 
 _RunVerdict = Literal["failed", "warning", "passed"]
@@ -169,7 +170,7 @@ def _read_entry(path: Path) -> ReportEntry | None:
     """
     folder = path.parent.parent.resolve()
     try:
-        entry = parse_entry(json.loads(path.read_text(encoding="utf-8")))
+        entry = parse_entry(parse_json(path.read_text(encoding="utf-8")))
         # Pruning deletes the pages that entries name: neither ".." nor a linked folder may lead
         # outside.
         stays = (

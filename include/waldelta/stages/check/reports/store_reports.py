@@ -23,6 +23,7 @@ from threading import Lock
 
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake import Lake
 from waldelta.lake.write_errors import named_write_errors
 from waldelta.pipeline.report_folder import docs_uri
@@ -174,7 +175,7 @@ class StoreReports:
 def _parse(content: bytes, run: str) -> list[ReportEntry]:
     """Return the entries of a list, without those that name a page of another folder."""
     try:
-        rows = json.loads(content)
+        rows = parse_json(content)
     except ValueError:
         return []
     found = [parse_entry(row) for row in (rows if isinstance(rows, list) else [])]
