@@ -60,6 +60,7 @@ Messages are lower case without a final dot, name the object and say what to do 
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -418,6 +419,64 @@ class StateError(WaldeltaError):
 
 class ModeRefused(StateError):
     """A target's mode doesn't allow what was asked: rows that it keeps on purpose would be lost."""
+
+
+# Classes of SQLSTATE whose messages repeat values: data exceptions, violated constraints, errors of
+# functions and of what they call.
+_STATES_WITH_VALUES = ("22", "23", "2F", "38", "39", "P0")
+# Spark's messages end with the state. The other classes name objects, and our own raise_error() is
+# P0001.
+_SPARK_VALUE = re.compile(r"\[([A-Z][A-Z0-9_.]+)\](?:(?!\[[A-Z]).)*?SQLSTATE: (22\w{3})", re.DOTALL)
+_FRAGMENT = re.compile(r"^== SQL.*==\n(.*)$", re.MULTILINE)
+_COLUMN = re.compile(r"`((?:[^`]|``)+)`")
+# What Arrow, Python and delta-rs repeat of a value.
+_REPEATED = re.compile(r"(['\"]).*\1|(?<![\w.])[-+]?\d[\w.,:+-]*", re.DOTALL)
+# A message may be a JVM's with the whole stack.
+_LONGEST = 50_000
+_IN_ROW = re.compile(r"(violated by value in row:).*", re.DOTALL)
+_OF_FILES = re.compile(r"Parquet|IPC|file|folder|director|path|No such|Error creating|Kernel error")
+
+
+def without_values(err: BaseException) -> str:
+    """Return what an error says on its first line, without values of rows.
+
+    Of PostgreSQL's and Spark's errors about a value, the code stays, with the columns that they
+    name. Texts in quotes and numbers of Arrow's errors and Python's are left out.
+    """
+    diag = getattr(err, "diag", None)
+    state = str(getattr(err, "sqlstate", None) or "")
+    if state.startswith(_STATES_WITH_VALUES):
+        of = [getattr(diag, f"{kind}_name", None) for kind in ("table", "column", "constraint")]
+        named = "".join(f", {name}" for name in of if name)
+        return f"SQLSTATE {state}, {type(err).__name__}{named}"
+    text = str(getattr(diag, "message_primary", None) or err)[:_LONGEST]
+    if (found := _SPARK_VALUE.search(text)) is not None:
+        columns = dict.fromkeys(_COLUMN.findall("\n".join(_FRAGMENT.findall(text))))
+        of_columns = f" in an expression of {', '.join(columns)}" if columns else ""
+        return f"[{found[1]}] SQLSTATE: {found[2]}{of_columns}"
+    line = _IN_ROW.sub(r"\1 …", _first_line(text)) or type(err).__name__
+    is_of_value = isinstance(err, (ValueError, LookupError, ArithmeticError, TypeError))
+    if is_of_value and not isinstance(err, UnicodeError):
+        before = _REPEATED.split(text, maxsplit=1)[0]
+        return line if _OF_FILES.search(before) else _first_line(_REPEATED.sub("…", text))
+    return line
+
+
+def _first_line(text: str) -> str:
+    """Return the message of a JVM exception without its stack trace, or the first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = next((line for line in lines[1:3] if line.startswith(": ")), next(iter(lines), ""))
+    return told.removeprefix(": ")
+
+
+def stack_without_values(err: BaseException) -> str:
+    """Return where an error was raised, and without_values() of it; not what it followed from."""
+    frames = "".join(traceback.format_tb(err.__traceback__))
+    kind = type(err)
+    return (
+        f"Traceback (most recent call last):\n{frames}"
+        f"{kind.__module__}.{kind.__qualname__}: {without_values(err)}"
+    )
 
 
 @contextmanager

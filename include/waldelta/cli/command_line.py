@@ -11,13 +11,12 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from waldelta.cli._options import check_values, parse
 from waldelta.cli._output import Output
@@ -25,7 +24,7 @@ from waldelta.cli._results import plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_of_shell import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths
-from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError
+from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
 from waldelta.pipeline.task_errors import describe_error, last_error
@@ -55,8 +54,8 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
         code = main(arguments)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as err:
+        sys.stderr.write(f"{stack_without_values(err)}\n")
         code = 1
     remove_copies()
     logging.shutdown()
@@ -76,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
     options = parse(arguments)
     output = Output(as_json=getattr(options, "json", False))
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Airflow ends a task with SIGTERM: exit normally, so that locks and sessions are released.
@@ -401,6 +400,15 @@ def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
     RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(
         options.result
     )
+
+
+class _Formatter(logging.Formatter):
+    """Writes the stack of an error without values of rows, unless the log's level is DEBUG."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        if ei[1] is None or log.isEnabledFor(logging.DEBUG):
+            return super().formatException(ei)
+        return stack_without_values(ei[1])
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

@@ -14,6 +14,8 @@ from waldelta.errors import LakeError, StoreMissing, StoreRefused, StoreUnreacha
 _LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
 _QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 # What a store repeats of the request that it refused: parts of the signature.
+# delta-rs adds the row that violates a constraint.
+_ROW = re.compile(r"(violated by value in row:).*", re.DOTALL)
 _DETAILS = re.compile(r"<(StringToSign|CanonicalRequest)\w*>.*?</\1\w*>", re.DOTALL)
 # In errors of delta-rs's object store. Others of the network are of something else.
 _OF_STORE = re.compile(r"Generic \w+ error|Error performing|Kernel error")
@@ -77,7 +79,7 @@ def answer_in(text: str) -> StoreAnswer | None:
 
 def store_text(err: BaseException) -> str:
     """Return an error's message on one line, without signatures."""
-    text = _DETAILS.sub("", _LAYOUT.sub("", str(err)))
+    text = _ROW.sub(r"\1 …", _DETAILS.sub("", _LAYOUT.sub("", str(err))))
     return _QUERY.sub(r"\1?…", " ".join(text.split()))
 
 

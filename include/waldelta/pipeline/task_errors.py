@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from waldelta import errors
+from waldelta.errors import without_values
 from waldelta.lake.store_errors import store_error
 from waldelta.lake.write_errors import (
     not_writable_by_spark,
@@ -131,8 +132,8 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
             f"{table}: another writer committed to the target at the same time: run again"
         )
     if (refused := storage_refusal(str(err))) is not None:
-        return not_writable_by_spark(f"{table}: its target", err, first_line(err), refused)
-    return errors.ApplyError(f"{table}: {first_line(err)}")
+        return not_writable_by_spark(f"{table}: its target", err, without_values(err), refused)
+    return errors.ApplyError(f"{table}: {without_values(err)}")
 
 
 def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
@@ -143,7 +144,7 @@ def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
     named = err if isinstance(err, errors.WaldeltaError) else named_error(err)
     if named is not None:
         return named
-    unnamed = errors.ApplyError(f"{table}: {type(err).__name__}: {first_line(err)}")
+    unnamed = errors.ApplyError(f"{table}: {type(err).__name__}: {without_values(err)}")
     unnamed.retryable = True
     return unnamed
 
@@ -172,11 +173,11 @@ def describe_error(err: BaseException) -> dict[str, Any]:
     causes.
 
     An error that a task raised by name gets that name. The message of any other error is its first
-    line, without a stack trace.
+    line, without values of rows.
     """
     known = err if isinstance(err, errors.WaldeltaError) else last_error(err)
     if known is None:
-        return {"class": type(err).__name__, "message": first_line(err), "retryable": True}
+        return {"class": type(err).__name__, "message": without_values(err), "retryable": True}
     described = {
         "class": type(known).__name__,
         "message": str(known) or type(known).__name__,
@@ -185,12 +186,3 @@ def describe_error(err: BaseException) -> dict[str, Any]:
     if known.causes:
         described["causes"] = sorted({type(cause).__name__ for cause in known.causes})
     return described
-
-
-def first_line(err: BaseException) -> str:
-    """Return the message of a JVM exception, without its stack trace."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    if not lines:
-        return type(err).__name__
-    told = next((line for line in lines[1:3] if line.startswith(": ")), lines[0])
-    return told.removeprefix(": ")

@@ -7,6 +7,7 @@ task's exception reaches the driver as text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from waldelta.errors import (
     TableBusy,
     WaldeltaError,
     raised_as,
+    without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.grants import sql_name
@@ -63,6 +65,9 @@ GONE = {"3F000", "42P01", "42703", "42804", "42883"}
 NO_SNAPSHOT = {"22023", "42704"}
 NO_PRIVILEGE = "42501"
 LOCKED = "55P03"
+
+# PostgreSQL quotes values, and names too.
+_QUOTED = re.compile(r'".*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,10 +476,12 @@ def _is_alive(connection: adbc.Connection) -> bool:
 
 
 def _reason(err: Exception, conninfo: str) -> str:
+    """Return PostgreSQL's words without values of rows; reading the rows loses their SQLSTATE."""
+    state, without = getattr(err, "sqlstate", None), without_values(err)
+    if without.startswith("SQLSTATE"):
+        return without
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    told = next(
-        (line.split(":  ", 1)[1] for line in lines if ":  " in line),
-        lines[0] if lines else type(err).__name__,
-    )
+    told = next((line.split(":  ", 1)[1] for line in lines if ":  " in line), without)
     password = str(conninfo_to_dict(conninfo).get("password") or "")
-    return told.replace(password, "***") if password else told
+    told = told.replace(password, "***") if password else told
+    return told if state is not None else _QUOTED.sub("…", told)

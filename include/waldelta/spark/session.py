@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.errors import ConfigError, SparkUnreachable, without_values
 from waldelta.lake.delta_statements import COMMIT_SETTINGS
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import session_lock
 from waldelta.pipeline.task_errors import (
     DRIVER_MEMORY_VARIABLE,
-    first_line,
     has_lost_jvm,
     with_causes,
 )
@@ -439,8 +438,8 @@ def _named_start(master: str) -> Iterator[None]:
         if not type(err).__module__.startswith("py4j."):
             raise
         raise SparkUnreachable(
-            f"Spark doesn't start on {master} ({first_line(err)}): check that the master is up and"
-            " reachable from here, and Spark's settings"
+            f"Spark doesn't start on {master} ({without_values(err)}): check that the master is up"
+            " and reachable from here, and Spark's settings"
         ) from err
 
 

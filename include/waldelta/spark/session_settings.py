@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from waldelta.errors import ConfigError
-from waldelta.pipeline.task_errors import first_line
+from waldelta.errors import ConfigError, without_values
 from waldelta.spark.settings import SESSION_SETTINGS
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def _set(spark: SparkSession, name: str, value: str) -> None:
     try:
         spark.conf.set(name, value)
     except PySparkException as err:
-        raise ConfigError(_refusal(name, value, first_line(err))) from err
+        raise ConfigError(_refusal(name, value, without_values(err))) from err
 
 
 def _refusal(name: str, value: str, reason: str) -> str:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from waldelta.errors import TargetNotWritable
+from waldelta.errors import TargetNotWritable, without_values
 from waldelta.lake.storage import why_not_writable
 from waldelta.lake.write_errors import not_writable_by_spark, storage_refusal
-from waldelta.pipeline.task_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,4 +34,4 @@ def change_log_write_error(uri: str, err: Exception) -> TargetNotWritable | None
     if refused is None:
         return None
     kept = "; nothing was consumed from the slot"
-    return not_writable_by_spark(uri, err, first_line(err), refused, kept)
+    return not_writable_by_spark(uri, err, without_values(err), refused, kept)

@@ -45,14 +45,13 @@ from waldelta.changes.stage.net_files import (
     parts_at_once,
     unpacked,
 )
-from waldelta.errors import WaldeltaError
+from waldelta.errors import WaldeltaError, without_values
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import parquet_format
 from waldelta.pipeline import Job
-from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import RunTask, shares
 
 log = logging.getLogger(__name__)
@@ -127,7 +126,7 @@ def merge_files(
         log.warning(
             "table=%s can't be merged file by file, so Spark merges it as a whole: %s",
             plan.state.table_name,
-            first_line(err),
+            without_values(err),
         )
         return None
 

@@ -14,7 +14,14 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
-from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError, raised_as
+from waldelta.errors import (
+    ConfigError,
+    LateWriter,
+    TargetNotWritable,
+    WaldeltaError,
+    raised_as,
+    without_values,
+)
 from waldelta.lake import DeltaTarget, Tag
 from waldelta.lake.delta_statements import (
     create_table,
@@ -27,7 +34,7 @@ from waldelta.lake.delta_statements import (
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import METADATA_TYPES
-from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
+from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
@@ -116,7 +123,7 @@ def prepare_target(
 
     def not_writable(err: Exception) -> WaldeltaError:
         return TargetNotWritable(
-            f"{target.uri} can't be written ({first_line(err)}): check target.root and the"
+            f"{target.uri} can't be written ({without_values(err)}): check target.root and the"
             " permissions of the user that runs Spark"
         )
 
@@ -186,7 +193,7 @@ def target_write_error(uri: str, err: Exception) -> WaldeltaError:
         return LateWriter(
             f"another writer changed {uri} while this run replaced it: run the sync again"
         )
-    return not_writable_by_spark(uri, err, first_line(err))
+    return not_writable_by_spark(uri, err, without_values(err))
 
 
 def _read_schema(spark: SparkSession, target: DeltaTarget) -> StructType | None:

@@ -34,12 +34,11 @@ from waldelta.changes.decode.decode import CHANGE_COLUMNS, collapse_events, deco
 from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, routed
 from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
-from waldelta.errors import StagedLost
+from waldelta.errors import StagedLost, without_values
 from waldelta.lake import Lake, write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
-from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
 from waldelta.spark import run_tasks
 from waldelta.spark.tasks import shares
@@ -319,7 +318,7 @@ def _lost(path: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as err:
         raise StagedLost(
-            f"a staged file can't be read: {path}: {first_line(err)}: run again"
+            f"a staged file can't be read: {path}: {without_values(err)}: run again"
         ) from None
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from waldelta.errors import without_values
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
@@ -178,7 +179,7 @@ def _is_truncated(
             raise
         log.warning(
             "partition %s.%s has a new file; this run can't check whether it was truncated (%s)",
-            leaf.schema, leaf.name, err.diag.message_primary or err,
+            leaf.schema, leaf.name, without_values(err),
         )  # fmt: skip
         return None
     return not found

@@ -19,6 +19,7 @@ from waldelta.errors import (
     SourceUnreachable,
     TableBusy,
     raised_as,
+    without_values,
 )
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import TableState
@@ -193,8 +194,7 @@ def _give_up(values: SourceValues, rows: Bools, reason: str) -> None:
 def _named(
     err: psycopg.Error, job: Job, state: TableState, connection: psycopg.Connection[Any]
 ) -> SourceError:
-    # Only the primary message is used: detail and context may contain values.
-    reason = err.diag.message_primary or type(err).__name__
+    reason = without_values(err)
     what = f"missing TOAST values of {state.table_name}"
     if isinstance(err, psycopg.errors.LockNotAvailable):
         return TableBusy(

@@ -41,6 +41,7 @@ from waldelta.errors import (
     NeedsSync,
     StateError,
     raised_as,
+    without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import BatchNumbers
@@ -65,7 +66,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import first_line, unexpected_error, writing_error
+from waldelta.pipeline.task_errors import unexpected_error, writing_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
@@ -497,7 +498,7 @@ def _end(spark: SparkSession, job: Job, begun: TableState, lock: AdvisoryLock) -
         log.warning(
             "table=%s its repair may or may not be committed, the next run finds out: %s",
             begun.table_name,
-            first_line(err),
+            without_values(err),
         )
 
 

@@ -23,7 +23,7 @@ from waldelta.changes.merge.target_table import (
     TargetColumn,
     target_write_error,
 )
-from waldelta.errors import LateWriter, WaldeltaError
+from waldelta.errors import LateWriter, WaldeltaError, without_values
 from waldelta.lake import WRITE_FAILURES, DeltaTarget, TableError, Tag, TargetVersion
 from waldelta.lake.data_file import DataFile, discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
@@ -31,7 +31,6 @@ from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.write_errors import named_write_errors
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
-from waldelta.pipeline.task_errors import first_line
 from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES
 from waldelta.spark.tasks import RunTask
 from waldelta.types.json import Variant
@@ -87,7 +86,7 @@ def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVe
         table = _opened(place, columns)
         return table if _fits(table, _wanted(columns)) else None
     except WRITE_FAILURES as err:
-        log.info("Spark writes %s, since the driver can't: %s", place.uri, first_line(err))
+        log.info("Spark writes %s, since the driver can't: %s", place.uri, without_values(err))
         return None
 
 

@@ -22,6 +22,7 @@ from waldelta.errors import (
     SnapshotLost,
     StateError,
     WaldeltaError,
+    without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import Tag
@@ -34,7 +35,6 @@ from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
-from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import PublishedTable, TableId
 from waldelta.postgres.connection import named_loss
 from waldelta.postgres.server_position import is_standby
@@ -283,7 +283,7 @@ def source_as_of(
         )
     except psycopg.Error as err:
         raise SnapshotLost(
-            f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})"
+            f"{table_id}: the catalog can't be read in the snapshot ({without_values(err)})"
         ) from None
     if target is None:
         raise StateError(

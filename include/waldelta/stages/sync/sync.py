@@ -26,6 +26,7 @@ from waldelta.errors import (
     SparkUnreachable,
     SyncFailed,
     WaldeltaError,
+    without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import check_writable
@@ -37,7 +38,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import lives, requiring
 from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.task_errors import first_line, unexpected_error
+from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
@@ -311,7 +312,7 @@ def _record_failure(
     if last and _is_as_it_was(last, begun.incarnation, err):
         row = replace(last, run_id=job.run_id)
     else:
-        row = replace(begun, status=FAILED, reason=f"{type(err).__name__}: {first_line(err)}")
+        row = replace(begun, status=FAILED, reason=f"{type(err).__name__}: {without_values(err)}")
     with suppress(LateWriter):  # Another run owns the table now.
         _append(job, ledger_lock, row, begun)
 

@@ -24,6 +24,7 @@ from waldelta.errors import (
     LockHeld,
     SparkUnreachable,
     StateError,
+    without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
@@ -35,7 +36,6 @@ from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.slot_identity import identity_of, incarnation_of
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_lifecycles
-from waldelta.pipeline.task_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -175,7 +175,7 @@ def end_killed_repairs(
         except (ConfigError, SparkUnreachable):
             raise
         except Exception as err:  # Spark's errors too: a copy repairs the table.
-            log.warning("table=%s needs a new copy: %s", begun.table_name, first_line(err))
+            log.warning("table=%s needs a new copy: %s", begun.table_name, without_values(err))
     return (read_lifecycles(job, published) if ended else standings), cuts
 
 
@@ -209,7 +209,7 @@ def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> N
     except Exception as err:
         # The repair may have just committed after all.
         if committed_verb(job, begun, tag) is None:
-            raise ApplyError(f"{begun.table_name}: {first_line(err)}") from err
+            raise ApplyError(f"{begun.table_name}: {without_values(err)}") from err
 
 
 def _before(job: Job, begun: TableState) -> TableState:

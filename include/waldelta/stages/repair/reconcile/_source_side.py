@@ -26,6 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
     TableBusy,
     raised_as,
+    without_values,
 )
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, connect, describe
@@ -282,8 +283,7 @@ class SourceSide:
 
 
 def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
-    # Only the primary message is used: detail and context may contain values.
-    reason = err.diag.message_primary or type(err).__name__
+    reason = without_values(err)
     if err.sqlstate in GONE | NO_SNAPSHOT:
         return SnapshotLost(
             f"{copy.table} or its snapshot changed while it was compared ({reason}): run again"

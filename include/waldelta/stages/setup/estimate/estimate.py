@@ -15,10 +15,9 @@ import psycopg
 from psycopg import sql
 
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import WaldeltaError
+from waldelta.errors import WaldeltaError, without_values
 from waldelta.findings import Finding, warning
 from waldelta.pipeline import Job
-from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import Connection
 from waldelta.postgres.catalog import read_bytes
 from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
@@ -156,7 +155,7 @@ def estimate_copies(job: Job, targets: PlannedTargets, server: ServerFacts) -> C
             return _estimate(connection, job, copies, server) if copies else None
     except (WaldeltaError, psycopg.Error) as err:
         log.debug("no estimate", exc_info=err)
-        return CopyEstimate(0, unknown=first_line(err))
+        return CopyEstimate(0, unknown=without_values(err))
 
 
 def _estimate(

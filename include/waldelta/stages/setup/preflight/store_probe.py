@@ -12,14 +12,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import PreflightFailed, raised_as
+from waldelta.errors import PreflightFailed, raised_as, without_values
 from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import remove_folder
 from waldelta.lake.write_errors import named_write_errors
-from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.preflight.lake import check_log_store, is_in_store
 
@@ -84,7 +83,7 @@ def _is_exclusive(probe: DeltaTarget) -> bool:
 def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
     """Let Spark append to the table, and delta-rs read what it wrote."""
     root = probe.lake.root
-    with raised_as(lambda err: PreflightFailed([f"{root}: {_SPARK}: {first_line(err)}"])):
+    with raised_as(lambda err: PreflightFailed([f"{root}: {_SPARK}: {without_values(err)}"])):
         probe.write(spark.createDataFrame([("Spark",)], "writer string"), "append")
     with named_write_errors(root):
         written = probe.open().dataset().to_table()["writer"].to_pylist()
