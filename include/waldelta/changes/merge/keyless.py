@@ -4,6 +4,11 @@ A MERGE can't take one of two equal rows, so the target is rewritten. Rows are e
 published column is, as a PostgreSQL subscriber compares them: nulls are equal, so are -0 and 0, all
 NaN, and 1.0 and 1.00. Among equal rows, those written exactly like the source's are removed first,
 so that the target keeps what the source keeps.
+
+Both forms of a row are columns of a generator (inline). Had a projection computed them, Spark's
+optimizer would know that they equal a struct of all columns. It would derive that equality again
+for each column that a later projection renames, with and without each of the earlier names: twice
+as many for every column.
 """
 
 from __future__ import annotations
@@ -108,10 +113,9 @@ def different_rows(target: str, rows: str, columns: Columns, *, metadata_columns
     moment = ", lsn, commit_ts" if metadata_columns else ""
     return (
         f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1"
-        f" as n from {target}),\nformed as (select n, {forms}{moment} from both),\ncounted as"
-        f" (select sum(n) as n from formed group by exact{moment})\nselect coalesce(sum(case when n"
-        " > 0 then n end), 0) as lacking, coalesce(-sum(case when n < 0 then n end), 0) as"
-        " many\nfrom counted"
+        f" as n from {target}),\ncounted as (select sum(n) as n from both {forms} group by"
+        f" exact{moment})\nselect coalesce(sum(case when n > 0 then n end), 0) as lacking,"
+        " coalesce(-sum(case when n < 0 then n end), 0) as many\nfrom counted"
     )
 
 
@@ -150,9 +154,9 @@ def _chosen(
     there = f" as o where not coalesce({of_leaves('o', truncated)}, false)" if truncated else ""
     raws = ("raw", "base_raw") if metadata_columns else (None, None)
     return (
-        f"plain as (select {', '.join(held)} from {base}{there}),\nheld as (select *,"
-        f" {_forms('v', columns, raws[0])} from plain),\nremovals as (select *,"
-        f" {_forms('b', columns, raws[1])} from {source} where action in ('{ACTION_UPDATE}',"
+        f"plain as (select {', '.join(held)} from {base}{there}),\nheld as (select * from plain"
+        f" {_forms('v', columns, raws[0])}),\nremovals as (select * from {source}"
+        f" {_forms('b', columns, raws[1])} where action in ('{ACTION_UPDATE}',"
         f" '{ACTION_DELETE}')),\nnumbered as (select *, row_number() over (partition by alike order"
         f" by {PLACE}) as n from removals),\nwanted as (select distinct alike from"
         " removals),\nwanted_exact as (select exact, count(*) as copies from removals group by"
@@ -165,10 +169,12 @@ def _chosen(
 
 
 def _forms(prefix: str, columns: Columns, raw: str | None) -> str:
+    """Return the LATERAL VIEW that adds ``alike`` and ``exact`` to rows with these columns."""
     values = [f"{prefix}{i}" for i in range(len(columns))]
     alike = [kind.equal_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
     exact = [kind.exact_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
     if raw is not None:
         alike.append(raw_entries(raw))
         exact.append(raw_entries(raw))
-    return f"struct({', '.join(alike)}) as alike, struct({', '.join(exact)}) as exact"
+    forms = f"struct(struct({', '.join(alike)}), struct({', '.join(exact)}))"
+    return f"lateral view inline(array({forms})) forms as alike, exact"

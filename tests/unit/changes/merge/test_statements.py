@@ -83,7 +83,9 @@ def test_rewrite_statement():
     )
     for column, raw in (("v2", "raw"), ("b2", "base_raw")):
         entries = f"case when size({raw}) > 0 then array_sort(map_entries({raw})) end"
-        assert f"array_sort(map_entries({column})), {entries}) as exact" in statement
+        assert (
+            f"array_sort(map_entries({column})), {entries})))) forms as alike, exact" in statement
+        )
     assert statement.endswith(
         "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action ="
         " 'insert'"
