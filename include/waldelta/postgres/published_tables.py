@@ -91,6 +91,8 @@ def _read_memberships(
         conn, _MEMBERSHIPS, {"publications": list(publication_names), "locked": list(locked)}
     ):
         names = frozenset(row.column_names)
+        if not names:
+            continue
         member = members.setdefault(row.oid, _Taken(names))
         if member.column_names != names:
             member.different = (
@@ -165,19 +167,13 @@ def _key_columns(relation: CatalogRelation, published: frozenset[str]) -> tuple[
 # TABLES, publishes the table, too. See waldelta.postgres.publication_membership for how versions of
 # an entry or a publication are distinguished.
 #
+# A table that publishes no column has no target: a Delta table needs one.
+#
 # A table may also leave an entry that itself stays unchanged: a partition that is detached leaves
 # the entry of a table above it, and a table that is moved to another schema leaves its schema's
 # entry. When it returns, it has another row of pg_inherits or pg_depend. So an entry's name
 # includes those rows through which it applies; for a schema's entry, those of the nearest table.
-_MEMBERSHIPS = f"""{MEMBERS}
-select p.pubname as publication,
-       c.oid,
-       n.nspname as schema,
-       c.relname as name,
-       case when c.oid <> all(%(locked)s::oid[]) then pg_get_expr(said.prqual, c.oid) end
-         as row_filter,
-       said.prqual is not null and c.oid = any(%(locked)s::oid[]) as is_unread,
-       array(
+_SENT_COLUMNS = """
            select a.attname::text
            from pg_attribute a
            where a.attrelid = c.oid
@@ -191,7 +187,22 @@ select p.pubname as publication,
                      else a.attgenerated = '' or (a.attgenerated = 's'
                        and to_jsonb(p) ->> 'pubgencols' = 's')
                  end
-       ) as column_names,
+       """
+_OWN_RULES = """left join pg_publication_rel said
+       on said.prpubid = p.oid and said.prrelid = c.oid and not p.puballtables
+      and not exists (
+          select from pg_publication_namespace s where s.pnpubid = p.oid
+            and s.pnnspid = c.relnamespace
+      )"""
+_MEMBERSHIPS = f"""{MEMBERS}
+select p.pubname as publication,
+       c.oid,
+       n.nspname as schema,
+       c.relname as name,
+       case when c.oid <> all(%(locked)s::oid[]) then pg_get_expr(said.prqual, c.oid) end
+         as row_filter,
+       said.prqual is not null and c.oid = any(%(locked)s::oid[]) as is_unread,
+       array({_SENT_COLUMNS}) as column_names,
        array_remove(array[
            case when p.pubinsert then 'insert' end,
            case when p.pubupdate then 'update' end,
@@ -210,12 +221,7 @@ from member
 join pg_publication p on p.oid = member.publication
 join pg_class c on c.oid = member.relid
 join pg_namespace n on n.oid = c.relnamespace
-left join pg_publication_rel said
-       on said.prpubid = p.oid and said.prrelid = c.oid and not p.puballtables
-      and not exists (
-          select from pg_publication_namespace s where s.pnpubid = p.oid
-            and s.pnnspid = c.relnamespace
-      )
+{_OWN_RULES}
 cross join lateral (
     with way as (
         select a.relid, a.place,
@@ -266,8 +272,11 @@ _PUBLISHED = f"""{MEMBERS},
 published as (
     select distinct c.oid, n.nspname as schema, c.relname as name, c.relkind::text as relkind
     from member
+    join pg_publication p on p.oid = member.publication
     join pg_class c on c.oid = member.relid
     join pg_namespace n on n.oid = c.relnamespace
+    {_OWN_RULES}
+    where exists ({_SENT_COLUMNS})
 )
 select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
        l.above <> '{{}}' and not (

@@ -18,6 +18,7 @@ from tests.support.fixtures.postgres import new_database
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres import connect
+from waldelta.postgres.published_tables import read_published_relations, read_published_tables
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.stages.setup import apply_setup, plan_setup
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
@@ -202,6 +203,8 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
          "can't keep column 'V' and column 'v' apart"),
         ("create table t (id int primary key, _wd_LSN int)", {"tables": [T]},
          "column '_wd_lsn' and a column of waldelta's own"),
+        ('create table t (id int primary key, "_Row_Dropped_" int)', {"tables": [T]},
+         "column '_Row_Dropped_' and a column of Delta's own"),
         (PLAIN, {"all_tables": True}, "accept_future_tables: true"),
         (PLAIN, {"schemas": ["public"]}, "accept_future_tables: true"),
         (NO_KEY, {"all_tables": True, "accept_future_tables": True},
@@ -232,6 +235,40 @@ def test_bad_publications(database, conn, lake, ddl, entry, problem):
     assert problem in refused(
         database, conn, job_for(database.conninfo, lake, {"name": "p", **entry})
     )
+
+
+NO_COLUMN = {
+    "no column": "create table t (); alter table t replica identity full",
+    "columns that were dropped": "create table t (id int); alter table t drop column id;"
+    "alter table t replica identity full",
+    "only generated columns": "create table t (g int generated always as (1) stored)",
+}
+
+
+@pytest.mark.parametrize("name", NO_COLUMN)
+def test_a_table_without_published_columns(database, conn, lake, name):
+    """PostgreSQL replicates it; a Delta table needs a column. Other tables aren't stopped."""
+    database.execute(f"{NO_COLUMN[name]}; create table u (id int primary key)")
+    job = job_for(
+        database.conninfo, lake,
+        {"name": "p", "tables": [T, {"name": "public.u"}], "publish": ["insert", "truncate"]},
+    )  # fmt: skip
+    apply_setup(conn, job)
+    warnings = plan_setup(conn, job).warnings
+    assert any("table public.t: it publishes no column, and a Delta" in text for text in warnings)
+    (table,) = read_published_tables(conn, ["p"])
+    (relation,) = read_published_relations(conn, ["p"])
+    assert str(table.id) == str(relation.id) == "public.u"
+
+
+def test_a_table_without_columns_whose_deletes_would_fail(database, conn, lake):
+    database.execute("create table t (); insert into t default values")
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    problems = refused(database, conn, job)
+    assert "it has no column, and its replica identity isn't FULL" in problems
+    database.execute("alter table t replica identity full")
+    apply_setup(conn, job)
+    database.execute("delete from t")
 
 
 def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):

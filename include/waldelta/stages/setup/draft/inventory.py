@@ -188,6 +188,8 @@ def _reasons(relation: CatalogRelation) -> Iterator[str]:
         yield "unlogged, so its changes aren't in the WAL: alter table … set logged"
     if relation.extension_owned:
         yield "it belongs to an extension"
+    if all(column.generated for column in relation.columns):
+        yield "it publishes no column, and a Delta table needs one"
     yield from clashes(relation.column_names, metadata_columns=True)
 
 

@@ -47,6 +47,14 @@ def judge_table(
         )
         return
     yield from _generated(where, table, found, facts, state)
+    if not table.columns and not any(map(state.sends, relation.columns)):
+        yield warning(
+            f"{where}: it publishes no column, and a Delta table needs one: it gets no target, and"
+            " runs ignore its changes"
+        )
+        if not is_overruled(state, found, facts):
+            yield from _identities(where, state, table, found, facts)
+        return
     yield from _reading(where, state, table, found, facts.server)
     yield from _raising(where, state, table, found, facts)
     if found.has_children:
@@ -278,12 +286,19 @@ class _Identity:
         if self.key:
             yield from self._cost()
             yield from self._coverage()
-            return
-        yield self.refused(
-            "it has no primary key or replica identity",
-            f"add a primary key, or alter table {self.leaf.id} replica identity using index … (or"
-            " full, where there is none), or publish only inserts and truncates",
-        )
+        elif not self.relation.columns:
+            if not self.is_full:
+                yield self.refused(
+                    "it has no column, and its replica identity isn't FULL",
+                    f"alter table {self.leaf.id} replica identity full, or publish only inserts"
+                    " and truncates",
+                )
+        else:
+            yield self.refused(
+                "it has no primary key or replica identity",
+                f"add a primary key, or alter table {self.leaf.id} replica identity using index …"
+                " (or full, where there is none), or publish only inserts and truncates",
+            )
 
     def _cost(self) -> Iterator[Finding]:
         if self.is_full and not self.relation.primary_key:

@@ -169,7 +169,7 @@ def _published(
     roots = {
         str(p.relation.id): p
         for p in planned.values()
-        if not planned.keys() & set(p.relation.ancestors)
+        if p.columns and not planned.keys() & set(p.relation.ancestors)
     }
     return dict(sorted(roots.items()))
 
