@@ -124,7 +124,7 @@ def _message(message: Mapping[str, Any]) -> str:
 
 
 def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """What needs attention, by heading; nothing of a pipeline that is healthy."""
+    """What needs attention or limits the targets, by heading; nothing of a healthy mirror."""
     targets = sorted(status["targets"].items())
     found = {
         "Data gaps": [
@@ -137,6 +137,9 @@ def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         "New tables that match a pattern, but not published": list(status["new_tables"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
         "Unreadable messages": list(map(_message, status["unread_messages"])),
+        "Not all rows and columns of the source": [
+            f"{name}: {'; '.join(one['limits'])}" for name, one in targets if one["limits"]
+        ],
         "External commits": [
             f"{name}: {commit}" for name, one in targets for commit in one["external_commits"]
         ],

@@ -15,6 +15,15 @@ AttentionLevel = Literal["failed", "warning"]
 SLOT_WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {"reserved": "healthy", "extended": "healthy", "unreserved": "about to be lost"}
 )
+# Stands for tables that an unreadable message doesn't name.
+UNNAMED: Final = "any table"
+# Kinds that leave it open which rows of the source a target has.
+IN_DOUBT: Final = frozenset(
+    {
+        *("behind", "copied_since", "different", "drift", "external_commits", "never_copied"),
+        *("skipped_messages", "stopped", "unpublished"),
+    }
+)
 _MOST_NAMED = 3
 _MOST_SHOWN = 600
 
@@ -116,6 +125,15 @@ def on_names(
     """
     if found:
         yield Attention(severity, kind, text.format(names(found)), page, anchor, tuple(found))
+
+
+def concerning(table: str, items: Iterable[Attention]) -> tuple[Attention, ...]:
+    """Returns what is about this table, or about tables that aren't known."""
+    return tuple(
+        item if UNNAMED in item.objects else item.only([table])
+        for item in items
+        if not {table, UNNAMED}.isdisjoint(item.objects)
+    )
 
 
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:

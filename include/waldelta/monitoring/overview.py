@@ -22,6 +22,7 @@ from waldelta.lake.ledger.records import (
 from waldelta.monitoring._run_findings import of_runs
 from waldelta.monitoring._run_results import Results, results_of
 from waldelta.monitoring.attention import (
+    UNNAMED,
     Attention,
     AttentionLevel,
     on_names,
@@ -257,7 +258,7 @@ def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     )
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
-        lacking = ["any table"] if ANY_TABLE in tables else tables
+        lacking = [UNNAMED] if ANY_TABLE in tables else tables
         yield from on_names(
             "warning",
             "skipped_messages",

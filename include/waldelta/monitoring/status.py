@@ -11,6 +11,7 @@ from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring._run_findings import recorded_drift
+from waldelta.monitoring.target_content import read_content
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TableLifecycle
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
@@ -44,7 +45,9 @@ def read_status(job: Job) -> dict[str, Any]:
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_lifecycles(job, published)
     quarantine = Quarantine(job.lake)
-    lacking = quarantine.open_counts(target_generations(job.ledger))
+    generations = target_generations(job.ledger)
+    lacking = quarantine.open_counts(generations)
+    discarded = quarantine.discarded_counts(generations)
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
@@ -55,7 +58,10 @@ def read_status(job: Job) -> dict[str, Any]:
         "new_tables": sorted({str(table.id) for table in new}),
         "unreadable_partitions": unreadable,
         "unread_messages": [as_json(message) for message in open_messages(job.ledger, slot_name)],
-        "targets": {s.table_name: _target(s, lacking.get(s.table_name, 0)) for s in standings},
+        "targets": {
+            s.table_name: _target(s, lacking.get(s.table_name, 0), discarded.get(s.table_name, 0))
+            for s in standings
+        },
         "last_cut": _cut(job),
         "last_run": None if run is None else {
             "run_id": run.run_id, "verb": run.verb, "status": run.status, "at": run.at.isoformat(),
@@ -64,9 +70,9 @@ def read_status(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
+def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict[str, Any]:
     """``action`` is what the table needs next and ``reason`` why; ``status`` is the ledger's, None
-    before the first copy.
+    before the first copy. ``limits`` are why it doesn't hold all rows and columns of its source.
     """
     state = lifecycle.state
     return {
@@ -77,6 +83,9 @@ def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
         "generation": state.generation if state is not None else 0,
         "rows_copied": state.rows if state is not None else 0,
         "reason": lifecycle.why or (state.reason if state is not None else None),
+        "limits": (
+            list(read_content(state, quarantined, discarded).limits) if state is not None else []
+        ),
         "quarantined": quarantined,
         "external_commits": (
             [describe(commit) for commit in state.foreign_commits] if state is not None else []

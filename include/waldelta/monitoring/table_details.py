@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from waldelta.lake import READ_FAILURES
-from waldelta.lake.ledger import ColumnState, Ledger, TableState
+from waldelta.lake.ledger import ColumnState, Ledger, Quarantine, TableState
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
+from waldelta.monitoring.target_content import TargetContent, read_content
 from waldelta.types.json import Variant
 
 _DELTA_RS = """\
@@ -41,19 +42,16 @@ class TableDetails:
 
     ``rows``, ``bytes``, ``files`` and ``version`` are None where it can't be read.
     ``has_deleted_rows``: its files may contain deleted rows, which ``rows`` counts.
-    ``copy_skipped``: it lacks rows on purpose.
     """
 
     uri: str
     columns: tuple[ColumnLine, ...]
-    mode: str | None
-    filters: tuple[str, ...]
+    content: TargetContent
     rows: int | None = None
     bytes: int | None = None
     files: int | None = None
     version: int | None = None
     has_deleted_rows: bool = False
-    copy_skipped: bool = False
 
     @property
     def recipes(self) -> dict[str, str]:
@@ -99,7 +97,7 @@ def read_table_details(
     if not states:
         return None
     state, uri = states[-1], target.uri
-    filters = tuple(text for text in (state.row_filter, state.target_filter) if text)
+    content = _content(ledger, state)
     try:
         table = target.open()
         types, files = table.spark_types, table.files
@@ -108,22 +106,24 @@ def read_table_details(
         known = tuple(
             _line(column.name, column.spark_type, column, state) for column in state.columns
         )
-        return TableDetails(
-            target.uri, known, state.mode, filters, copy_skipped=bool(state.copy_skipped)
-        )
+        return TableDetails(target.uri, known, content)
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
     return TableDetails(
         uri,
         _columns(types, state),
-        state.mode,
-        filters,
+        content,
         row_count(files),
         size,
         files.num_rows,
         table.version,
         table.has_deletion_vectors,
-        bool(state.copy_skipped),
     )
+
+
+def _content(ledger: Ledger, state: TableState) -> TargetContent:
+    quarantine, of_copy = Quarantine(ledger.lake), {state.table_name: state.generation}
+    counts = (quarantine.open_counts(of_copy), quarantine.discarded_counts(of_copy))
+    return read_content(state, *(found.get(state.table_name, 0) for found in counts))
 
 
 def _columns(types: Mapping[str, str], state: TableState) -> tuple[ColumnLine, ...]:

@@ -19,6 +19,7 @@ from waldelta.lake.ledger.table import last_rows, of_tables
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.run_history import LANDING, RunLine
+from waldelta.monitoring.target_content import content_label
 from waldelta.pipeline.targets.lifecycle import target_generations
 
 # Results of at most this many runs, newest first, are read to find since when a table is behind.
@@ -59,7 +60,7 @@ class TableLine:
     changed: WindowChanges | None = None
     in_quarantine: int = 0
     check: Check | None = None
-    kind: str = ""  # The target's mode if it isn't a mirror, or that it has no copy.
+    kind: str = ""  # How it differs from a mirror of all rows (content_label).
 
 
 def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChanges]:
@@ -157,6 +158,9 @@ _STATE = (
     "reason",
     "mode",
     "copy_skipped",
+    "row_filter",
+    "target_filter",
+    "publishes",
     "foreign_commits",
     "later_filters",
     "unmended_leaves",
@@ -248,7 +252,7 @@ def read_tables(
                 changed.get(state.table_name),
                 lacking.get(state.table_name, 0),
                 checks.get(state.table_name),
-                "without a copy" if state.copy_skipped else state.mode or "",
+                content_label(state),
             )
         )
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))

@@ -21,7 +21,13 @@ from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.monitoring import Glance, read_glance, read_run, read_runs, read_table_details
-from waldelta.monitoring.attention import Attention, shortened, worst_first
+from waldelta.monitoring.attention import (
+    IN_DOUBT,
+    Attention,
+    concerning,
+    shortened,
+    worst_first,
+)
 from waldelta.monitoring.check_results import expectations_map, missed_earlier, tables_map
 from waldelta.monitoring.overview import (
     OVERVIEW_AT_ONCE,
@@ -31,8 +37,7 @@ from waldelta.monitoring.overview import (
 )
 from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
-from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
-from waldelta.monitoring.table_list import read_changed, replicated_tables
+from waldelta.monitoring.table_list import replicated_tables
 from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
@@ -310,10 +315,9 @@ def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) ->
     """
     at, name = now(), pipeline.pipeline
     states = ledger.table_rows(table)
-    changed = read_changed(ledger, at - REACH).get(table)
-    heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
-    details = read_table_details(ledger, table, states)
-    stopped = [one for one in read_stopped(pipeline, ledger) if one.table_name == table]
+    schedule = read_schedules([pipeline], finds_lacks=False).get(name)
+    hours = REACH // timedelta(hours=1)
+    glance = read_glance(pipeline, ledger, at, hours, _last_idle_check(pipeline, schedule))
     text = render(
         "table.html",
         base,
@@ -322,10 +326,11 @@ def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) ->
         here="pipeline",
         table=table,
         states=states[::-1],
-        changed=changed,
-        heat=heat,
-        details=details,
-        attention=tuple(of_stopped(stopped)),
+        line=next((line for line in glance.tables if line.table_name == table), None),
+        heat=expectations_map(ledger, table, at, _HEAT_MAP_RUNS),
+        details=read_table_details(ledger, table, states),
+        attention=(found := concerning(table, glance.attention)),
+        is_in_doubt=any(item.kind in IN_DOUBT for item in found),
     )
     return text, bool(states)
 

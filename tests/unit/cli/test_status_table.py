@@ -22,6 +22,7 @@ TARGET = {
     "status": "synced",
     "mode": "mirror",
     "copy_skipped": False,
+    "limits": [],
     "generation": 1,
     "rows_copied": 1_200,
     "reason": None,

@@ -289,12 +289,12 @@ def test_what_a_table_holds_and_where(book):
     types = {"id": pa.int64(), "_wd_lsn": pa.int64(), "tags": pa.list_(pa.string())}
     write_deltalake(uri, pa.table({name: pa.nulls(3, kind) for name, kind in types.items()}))
     found = read_table_details(book, "public.orders")
-    assert (found.uri, found.rows, found.files, found.version, found.filters) == (
+    assert (found.uri, found.rows, found.files, found.version, found.content.limits) == (
         uri,
         3,
         1,
         0,
-        ("id > 0",),
+        ("only rows where id > 0",),
     )
     assert found.bytes > 0
     assert [(c.name, c.type, c.source_type, c.is_key) for c in found.columns] == [

@@ -200,6 +200,13 @@ class Quarantine:
         """
         return _counts(self.scan_open(generations))
 
+    def discarded_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
+        """Return how many discarded rows each table lacks, or has outdated, in the given
+        generation.
+        """
+        rows = self._table.scan(_OF_KEY, chosen=of_tables(generations), kept=False)
+        return _counts(_open(rows, generations, DISCARDED))
+
     def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
         """Return the latest row for each key that these tables lack in the given generation.
 
@@ -349,8 +356,8 @@ class Quarantine:
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
 
-def _open(rows: pa.Table, generations: Mapping[str, int]) -> pa.Table:
-    """Return the last row of each key of these generations, where it is quarantined.
+def _open(rows: pa.Table, generations: Mapping[str, int], status: str = QUARANTINED) -> pa.Table:
+    """Return the last row of each key of these generations, where it has this status.
 
     They are sorted by table and time.
     """
@@ -359,7 +366,7 @@ def _open(rows: pa.Table, generations: Mapping[str, int]) -> pa.Table:
     wanted = pa.array(list(generations.values()), pa.int64())
     current = wanted.take(pc.index_in(latest["table_name"], value_set=names))
     own = latest.filter(pc.equal(latest["generation"], current))
-    return own.filter(pc.equal(own["status"], QUARANTINED)).sort_by(
+    return own.filter(pc.equal(own["status"], status)).sort_by(
         [("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")]
     )
 
