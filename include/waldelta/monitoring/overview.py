@@ -45,6 +45,7 @@ from waldelta.monitoring.table_list import (
     TableLine,
     latest_states,
     read_changed,
+    read_copied_rows,
     read_tables,
     total,
 )
@@ -80,8 +81,8 @@ _OF_VERDICT: tuple[tuple[Verdict, AttentionLevel, str, str], ...] = (
 class Glance:
     """A pipeline by its ledger; the lake has everything that the source had committed by ``upto``.
 
-    ``runs``, ``lag``, ``operations`` and ``changed_tables`` cover the window; the tables' lines may
-    have older changes.
+    ``runs``, ``lag``, ``operations``, ``copied`` (rows of copies) and ``changed_tables`` cover the
+    window; the tables' lines may have older changes.
     """
 
     is_set_up: bool
@@ -90,6 +91,7 @@ class Glance:
     latest: RunLine | None
     lag: tuple[LagPoint, ...]
     operations: RowCounts
+    copied: int
     changed_tables: int
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]
@@ -137,6 +139,7 @@ def read_glance(
         latest=landing[0] if landing else None,
         lag=tuple(point for point in lag_points(runs) if point.at >= since),
         operations=total(recent.values()),
+        copied=read_copied_rows(ledger, since),
         changed_tables=len(recent),
         tables=tuple(tables),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
 from waldelta.lake.ledger.ledger_row import row_of
-from waldelta.lake.ledger.records import SlotReading
+from waldelta.lake.ledger.records import Run, SlotReading
+from waldelta.lake.ledger.table import of_run
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import RunLine, read_runs
+from waldelta.monitoring.run_work import read_copied, read_work
+from waldelta.monitoring.table_list import read_operations
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.source_load import SourceBill
 
@@ -56,11 +59,14 @@ class TableChange(TableResult):
 class RunDetails:
     """A run as its page shows it.
 
-    ``quarantined`` are the first rows that came without values, ``quarantined_count`` is their
-    number.
+    ``work`` is what it did, in words. It and ``tables`` add up all attempts at the run; the rest is
+    of the latest one, and ``is_retried`` whether an earlier one failed. ``quarantined`` are the
+    first rows that came without values, ``quarantined_count`` is their number.
     """
 
     line: RunLine
+    work: str
+    is_retried: bool
     stages: tuple[StageLine, ...]
     tables: tuple[TableChange, ...]
     quarantined: tuple[IncompleteRow, ...]
@@ -85,8 +91,10 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
     lacking, count = read_of_run(ledger, run_id, _MOST_ROWS)
     return RunDetails(
         line=line,
+        work=read_work(ledger, [line]).get((verb, run_id), ""),
+        is_retried=line.status != "failed" and _has_failed(ledger, verb, run_id),
         stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
-        tables=_tables(ledger, run_id, result),
+        tables=_tables(ledger, line, result),
         quarantined=tuple(lacking),
         quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),
@@ -96,6 +104,14 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         store_requests=int(result.get("store_requests") or 0),
         slot_before=_slot(result.get("slot_before")),
         slot_after=_slot(result.get("slot_after")),
+    )
+
+
+def _has_failed(ledger: Ledger, verb: str, run_id: str) -> bool:
+    """Returns whether an attempt at the run failed; without a new attempt, a run stays failed."""
+    return (
+        "failed"
+        in ledger.table(Run).scan(("status",), None, of_run(run_id, verb))["status"].to_pylist()
     )
 
 
@@ -117,11 +133,15 @@ def _stage(name: str, stage: dict[str, Any]) -> StageLine:
     )
 
 
-def _tables(ledger: Ledger, run_id: str, result: dict[str, Any]) -> tuple[TableChange, ...]:
+def _tables(ledger: Ledger, line: RunLine, result: dict[str, Any]) -> tuple[TableChange, ...]:
+    """Returns what all attempts at the run did to each table; an attempt's result has only its
+    own.
+    """
+    run_id = line.run_id
     told = _table_events(ledger, run_id)
     behind = set(result.get("not_applied") or ())
     checks = {check.table_name: check for check in read_checks(ledger, None, run_id)}
-    tables = result.get("tables") or {}
+    tables = _of_attempts(ledger, line, result.get("tables") or {})
     lines = [
         replace(
             row_of(TableChange, (tables.get(name) or {}) | {"table_name": name}),
@@ -134,6 +154,18 @@ def _tables(ledger: Ledger, run_id: str, result: dict[str, Any]) -> tuple[TableC
     return tuple(
         sorted(lines, key=lambda line: (not line.is_behind, not line.is_changed, line.table_name))
     )
+
+
+def _of_attempts(
+    ledger: Ledger, line: RunLine, tables: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Returns the tables of a run's latest result, with the numbers of its earlier attempts."""
+    copied = read_copied(ledger, [line]).get((line.verb, line.run_id), {})
+    found = {name: {"rows": rows} for name, rows in copied.items()} | tables
+    for name, done in read_operations(ledger, line.verb, line.run_id).items():
+        truncated = {"truncated": bool(done.truncated)}
+        found[name] = found.get(name, {}) | asdict(done) | truncated
+    return found
 
 
 def _table_events(ledger: Ledger, run_id: str) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
 from waldelta.lake.ledger.ledger_row import rows_of, schema_of
 from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, RowCounts, Run
-from waldelta.lake.ledger.table import last_rows, of_tables
+from waldelta.lake.ledger.table import last_rows, of_run, of_tables
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.run_history import LANDING, RunLine
@@ -89,6 +89,17 @@ def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChan
             row["version_last"],
             row["generation_last"],
         )
+        for row in summed.to_pylist()
+    }
+
+
+def read_operations(ledger: Ledger, verb: str, run_id: str) -> dict[str, RowCounts]:
+    """Returns by table what all attempts at a run did; empty for runs of earlier versions."""
+    rows = ledger.table(Run).scan((*_RUN, "targets"), None, of_run(run_id, verb)).combine_chunks()
+    sums = [(name, "sum") for name in _OPERATIONS]
+    summed = _of_attempts(rows).group_by("table_name").aggregate(sums)
+    return {
+        row["table_name"]: RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS})
         for row in summed.to_pylist()
     }
 
@@ -192,13 +203,22 @@ def copied_at(ledger: Ledger, tables: Collection[str]) -> dict[str, datetime]:
     rows. It is recognized by its first state, which already has the snapshot; a copy takes it
     later.
     """
-    if not tables:
-        return {}
-    columns = ("at", "table_name", "generation", "status", "snapshot")
-    found: dict[str, datetime] = {}
+    return (
+        {copy.table_name: copy.at for copy in _copies(ledger, of_tables(tables))} if tables else {}
+    )
+
+
+def read_copied_rows(ledger: Ledger, since: datetime) -> int:
+    """Returns the number of rows in the copies that ended since then."""
+    return sum(copy.rows for copy in _copies(ledger) if copy.at >= since)
+
+
+def _copies(ledger: Ledger, chosen: pc.Expression | None = None) -> Iterator[TableState]:
+    """Yields the first complete state of each whole copy, oldest first."""
+    columns = ("at", "run_id", "table_name", "generation", "status", "snapshot", "rows")
     ended: set[tuple[str, int]] = set()
     begun: dict[tuple[str, int], bool] = {}
-    for row in ledger.table(TableState).scan(columns, None, of_tables(tables)).to_pylist():
+    for row in ledger.table(TableState).scan(columns, None, chosen).to_pylist():
         of = (row["table_name"], row["generation"])
         if row["status"] == COPYING:
             begun[of] = bool(row["snapshot"])
@@ -206,8 +226,7 @@ def copied_at(ledger: Ledger, tables: Collection[str]) -> dict[str, datetime]:
         elif row["status"] == SYNCED and row["snapshot"] and of not in ended:
             ended.add(of)
             if not begun.get(of, True):
-                found[row["table_name"]] = row["at"]
-    return found
+                yield TableState(**row)
 
 
 def replicated_tables(ledger: Ledger) -> list[str]:

@@ -211,7 +211,7 @@ def _moves_past(
     for verified, following in pairwise(behind):
         end = min(following.begins, whole.lsn)
         # The other batches were counted when the slot was first moved past them.
-        yield verified, replace(whole, lsn=end, batch=verified.last, messages=None)
+        yield verified, replace(whole, lsn=end, batch=verified.last, messages=None, changes=None)
     yield behind[-1], whole
 
 
@@ -305,6 +305,7 @@ def slot_move(
     lsn: int,
     batch: int | None = None,
     messages: int | None = None,
+    changes: int | None = None,
 ) -> SlotMove:
     """Return an intent to move the slot to ``lsn``, past ``batch``, as a row for the ledger."""
     return SlotMove(
@@ -318,6 +319,7 @@ def slot_move(
         lsn,
         batch,
         messages=messages,
+        changes=changes,
     )
 
 

@@ -43,7 +43,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "waldelta.<pipeline>.<verb>.rows.<table>.<operation>": (
             "counter",
-            "rows that were inserted, updated, deleted, skipped or quarantined",
+            "rows that were inserted, updated, deleted, skipped, quarantined or copied",
         ),
         "waldelta.<pipeline>.<verb>.failed_expectations": (
             "gauge",
@@ -60,7 +60,11 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "waldelta.<pipeline>.<verb>.not_applied": ("gauge", "targets that lack landed changes"),
     }
 )
-_OPERATIONS = ("inserted", "updated", "deleted", "skipped", "quarantined")
+# The keys of a table's result, by the names of the metrics.
+_OPERATIONS = {
+    **{name: name for name in ("inserted", "updated", "deleted", "skipped", "quarantined")},
+    "copied": "rows",
+}
 # StatsD splits names at dots, and Airflow allows only these characters.
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")
 
@@ -91,10 +95,10 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
         name = f"{base}.{verb}.seconds.{_part(stage)}"
         yield Metric(name, float(outcome.get("seconds") or 0), "gauge", {**tags, "stage": stage})
     for table, counts in (document.get("tables") or {}).items():
-        for operation in _OPERATIONS:
+        for operation, key in _OPERATIONS.items():
             name = f"{base}.{verb}.rows.{_part(table)}.{operation}"
             of = {**tags, "table": table, "operation": operation}
-            yield Metric(name, int(counts.get(operation) or 0), "counter", of)
+            yield Metric(name, int(counts.get(key) or 0), "counter", of)
     yield from differing_rows(pipeline, document, at)
     if requests := document.get("store_requests"):
         yield Metric(f"{base}.{verb}.store_requests", requests, "gauge", tags)

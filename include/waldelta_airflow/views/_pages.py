@@ -36,7 +36,8 @@ from waldelta.monitoring.overview import (
     REACH,
 )
 from waldelta.monitoring.run_details import verbs_of
-from waldelta.monitoring.run_history import LagPoint, lag_points
+from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points
+from waldelta.monitoring.run_work import read_work
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
@@ -243,7 +244,8 @@ def runs_page(
         at,
         name=name,
         here="runs",
-        runs=listed[turn.first : turn.first + _RUNS_PER_PAGE],
+        runs=(shown := listed[turn.first : turn.first + _RUNS_PER_PAGE]),
+        work=read_work(ledger, shown),
         turn=turn,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
@@ -279,6 +281,7 @@ def run_page(
         "dag_id": dag_id,
         "dag_run": dag_run,
         "is_under_way": dag_run is not None and dag_run.is_under_way,
+        "LANDING": LANDING,
         "shows_values": reader.may_see_values(pipeline),
         "permission": (pipeline.row_values, dag_id_of(name, "cdc")),
     }

@@ -33,7 +33,7 @@ from waldelta.errors import (
 from waldelta.lake import bookkeeping_uri
 from waldelta.lake.storage import CHANGES, local_path
 from waldelta.lsn import Lsn
-from waldelta.pipeline import slot_lock
+from waldelta.pipeline import RunResult, StageResult, slot_lock
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.read.peek import LANDING_SCHEMA, reader_name
@@ -43,6 +43,7 @@ from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land import land_until as land_through
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.land import land
+from waldelta.stages.land.land_stage import land_to_now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -607,3 +608,29 @@ def test_a_batch_landed_by_another_run_is_noticed(spark, database, job):
     database.execute("insert into t values (2, 'b')")
     with pytest.raises(LateWriter, match="landed by another run"):
         land_only(spark, job, 1)
+
+
+def test_a_retried_run_has_landed_what_all_its_attempts_landed(spark, database, lake):
+    """A failed attempt says what it landed before, and the next one adds its own to that."""
+    database.execute("create table t(id int primary key)")
+    job = bare_slot(
+        database,
+        pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 10, "wal_window_mb": 16}),
+    )
+    for first in (0, 20, 40):
+        database.execute("insert into t select generate_series(%s::int, %s)", (first, first + 19))
+
+    def broken(_):
+        raise LateWriter("another run")
+
+    failed, landed, stage = RunResult("consume", "test"), [], StageResult("running", 0.0)
+    with pytest.raises(LateWriter, match="another run"):
+        land_to_now(spark, job, failed, stage, broken)
+    assert 0 < failed.landed.changes < 60
+    again = RunResult("consume", "test")
+    land_to_now(spark, replace(job, again=True), again, stage, landed.append)
+    assert (again.landed.changes, again.landed.start_lsn) == (60, failed.landed.start_lsn)
+    other = RunResult("consume", "other")
+    database.execute("insert into t values (60)")
+    land_to_now(spark, replace(job, run_id="other", again=True), other, stage, landed.append)
+    assert other.landed.changes == 1

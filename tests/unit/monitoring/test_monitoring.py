@@ -323,6 +323,24 @@ def test_tables_say_up_to_when_they_are_complete(book):
     ]
 
 
+def test_a_runs_page_adds_up_its_attempts(book):
+    """An attempt that landed anew has only its own tables in its result; the ledger's rows have
+    what each did.
+    """
+    first = run("r", minutes(1), "failed", targets=did(1, a=(100, 5, 0), b=(7, 0, 0)))
+    own = {"tables": {"public.a": {"inserted": 3, "version": 2}}}
+    again = run("r", minutes(4), targets=did(2, a=(3, 0, 1)), result=json.dumps(own), changes=116)
+    book.append_all([first, run("other", minutes(3), targets=did(2, a=(50, 0, 0)))])
+    assert not read_run(book, "consume", "r").is_retried
+    book.append(again)
+    found = read_run(book, "consume", "r")
+    assert (found.work, found.is_retried) == ("116 changes", True)
+    assert {
+        table.table_name: (table.inserted, table.updated, table.deleted, table.version)
+        for table in found.tables
+    } == {"public.a": (103, 5, 1, 2), "public.b": (7, 0, 0, None)}
+
+
 def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
     """Spark couldn't be reached: its changes have landed, and are in no target."""
     for name in "ab":

@@ -34,6 +34,7 @@ from waldelta.lake.ledger.records import (
     KeptWindow,
     Release,
     Run,
+    RunLanding,
     SlotMove,
     TableState,
     now,
@@ -206,6 +207,26 @@ class Ledger:
             if known is None or known.messages is None:
                 found[row["batch"]] = ConsumedBatch(row["lsn"], row["messages"])
         return found
+
+    def landed_by(self, slot: str, incarnation: str, run_id: str) -> RunLanding | None:
+        """Return what a run's attempts landed from this slot incarnation; None if they landed
+        nothing.
+
+        The first run that moved the slot past a batch has landed it, or continued an attempt of its
+        own that was killed before.
+        """
+        names = ["event", "run_id", "lsn", "batch", "changes"]
+        start, end, position, seen = None, 0, 0, set[int]()
+        changes: dict[int, int | None] = {}
+        for row in self.table(SlotMove).scan(names, chosen=_of_life(slot, incarnation)).to_pylist():
+            batch = row["batch"] if row["event"] == "intent" else None
+            if batch is not None and batch not in seen:
+                seen.add(batch)
+                if row["run_id"] == run_id:
+                    start = position if start is None else start
+                    end, changes[batch] = row["lsn"], row["changes"]
+            position = max(position, row["lsn"])
+        return None if start is None else RunLanding(start, end, changes)
 
     def uncompared(self, slot: str, incarnation: str) -> SlotMove | None:
         """Return the last move past a batch of this slot incarnation, unless that batch was

@@ -42,6 +42,7 @@ class SlotMove(LedgerRow):
 
     ``messages``: how many messages ``batch`` had in the change log when the slot was moved over it;
     None in rows of earlier versions. A change log with another number has lost some of them since.
+    ``changes``: how many of them were changes of rows; None where that wasn't counted.
     """
 
     event: str  # creating, created, adopted, intent, compared, promoted, dropped
@@ -53,6 +54,7 @@ class SlotMove(LedgerRow):
     batch: int | None = None
     compared_after: bool = False
     messages: int | None = None
+    changes: int | None = None
 
     table: ClassVar[str] = "slot_moves"
 
@@ -65,6 +67,17 @@ class ConsumedBatch:
 
     lsn: int
     messages: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunLanding:
+    """What all attempts at a run have landed: the WAL range, and the changes of each batch (None:
+    not counted).
+    """
+
+    start_lsn: int
+    end_lsn: int
+    changes: dict[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)

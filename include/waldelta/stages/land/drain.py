@@ -270,7 +270,14 @@ class _SlotDrain:
             self._connection,
             job.pipeline.source,
             job.ledger,
-            slot_move(self._identity, job.run_id, end.value, landed.batch, landed.rows),
+            slot_move(
+                self._identity,
+                job.run_id,
+                end.value,
+                landed.batch,
+                landed.rows,
+                landed.transactions.changes,
+            ),
             landed.transactions,
             lambda: self.meter.timed(job.source.connect_slot("count")),
         )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from waldelta.errors import SlotUnreadable
+from waldelta.errors import SlotUnreadable, WaldeltaError
+from waldelta.lake import READ_FAILURES
 from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.fence import Fence
 from waldelta.lake.ledger.records import now
+from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, StageResult, slot_lock
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.quantities import counted
@@ -24,6 +29,7 @@ from waldelta.stages.setup.new_tables import adopt_or_report
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from waldelta.stages.land.drain import Drained
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +45,53 @@ def land_to_now(
 
     New tables are adopted before that, so that this run lands their first changes.
     ``on_landed`` is called with each landed batch. If PostgreSQL can't decode a change,
-    ``result.landed.unreadable`` has the error; everything before that change has landed.
+    ``result.landed.unreadable`` has the error; everything before that change has landed. The result
+    includes what earlier attempts at the run landed, also if this one fails.
     """
     from waldelta.stages.land.drain import drain
 
     landed = result.landed
     landed.unreadable = None
     try:
+        _land(job, result, stage, partial(drain, spark, job), on_landed)
+    except Exception:  # Spark's errors too.
+        with suppress(WaldeltaError, *READ_FAILURES):
+            _add_attempts(job, result)
+        raise
+    if job.again:
+        _add_attempts(job, result)
+
+
+def _add_attempts(job: Job, result: RunResult) -> None:
+    """Count what all attempts at the run landed, instead of this one alone."""
+    identity = job.read_identity()
+    found = job.ledger.landed_by(identity.slot, identity.incarnation, job.run_id)
+    if found is None:
+        return
+    log_of_changes = job.change_log(identity)
+    landed = result.landed
+    # A batch that was recovered wasn't counted when the slot was moved past it.
+    landed.changes = sum(
+        log_of_changes.landed(batch).transactions.changes if changes is None else changes
+        for batch, changes in found.changes.items()
+    )
+    landed.start_lsn = str(Lsn(found.start_lsn))
+    landed.end_lsn = landed.end_lsn or str(Lsn(found.end_lsn))
+
+
+def _land(
+    job: Job,
+    result: RunResult,
+    stage: StageResult,
+    drain: Callable[[Fence, Callable[[Landed], object]], Drained],
+    on_landed: Callable[[Landed], object],
+) -> None:
+    landed = result.landed
+    try:
         with gaps_recorded(job), slot_lock(job) as lock:
             landed_as_of = _add_health(job, lock, result)
             lock.verify()  # The next statements may end another run's reader, and move the slot.
-            drained = drain(spark, job, lock, on_landed)
+            drained = drain(lock, on_landed)
             drained.check_read()
     except SlotUnreadable as err:
         # What landed before it is applied first; the apply stage then raises the error.

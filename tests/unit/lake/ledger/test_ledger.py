@@ -450,6 +450,33 @@ def test_batches_that_were_consumed(ledger):
     }
 
 
+LANDED_BY = [
+    ("another run", [("a", 20, 1, 5)], None),
+    ("one attempt", [("r", 20, 1, 5), ("r", 30, 2, 7)], (10, 30, {1: 5, 2: 7})),
+    ("an attempt after others' runs", [("a", 20, 1, 5), ("r", 30, 2, 7)], (20, 30, {2: 7})),
+    ("two attempts, and another run between", [("r", 20, 1, 5), ("a", 30, 2, 1), ("r", 40, 3, 2)],
+     (10, 40, {1: 5, 3: 2})),
+    ("a batch whose count a kill prevented", [("r", 20, 1, 5), ("r", 30, 2, None)],
+     (10, 30, {1: 5, 2: None})),
+    ("another run's batch, moved past again", [("a", 20, 1, 5), ("r", 20, 1, None)], None),
+    ("WAL without changes", [("r", 20, None, None)], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "moves, landed", [case[1:] for case in LANDED_BY], ids=[case[0] for case in LANDED_BY]
+)
+def test_what_a_runs_attempts_landed(ledger, moves, landed):
+    """By the moves of the slot, which also a killed attempt recorded."""
+    life = SlotMove(NOON, "setup", "created", "s", "1", 1, "0/1", 10)
+    ledger.append(life)
+    for run_id, lsn, batch, changes in moves:
+        intent = {"run_id": run_id, "event": "intent", "lsn": lsn, "batch": batch}
+        ledger.append(replace(life, **intent, changes=changes))
+    found = ledger.landed_by("s", "0/1", "r")
+    assert (None if found is None else (found.start_lsn, found.end_lsn, found.changes)) == landed
+
+
 def test_the_latest_state_and_copy_of_each_target_are_kept():
     """And how that copy began, by which it is told from a repair; and the first of each set of
     columns: the schema's history.

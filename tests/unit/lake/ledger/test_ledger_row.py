@@ -56,6 +56,7 @@ TABLES = {
             "batch": "int64",
             "compared_after": "bool",
             "messages": "int64",
+            "changes": "int64",
         },
     ),
     TableState: (

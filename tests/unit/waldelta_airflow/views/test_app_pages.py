@@ -1187,15 +1187,89 @@ def test_a_paused_dag_is_told_beside_the_button_that_releases(shop, open_pages, 
     assert section.index("Unpause <code>shop_quarantine</code>") < section.index("Release<")
 
 
+def leave_behind(shop, *tables: str) -> None:
+    """A run that applied the changes of all other tables."""
+    result = json.dumps({"not_applied": list(tables)})
+    Ledger(Lake(shop.target.root)).append(
+        run("late", now(), "failed", applied=False, result=result)
+    )
+
+
 def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
     """And leads to where it is released."""
+    leave_behind(shop, "public.orders")
     found = [stopped("public.orders"), stopped("public.other")]
-    monkeypatch.setattr("waldelta_airflow.views._pages.read_stopped", lambda *_: found)
+    monkeypatch.setattr("waldelta.monitoring.overview.read_stopped", lambda *_: found)
     text = open_pages("viewer").get("/p/shop/table/public.orders").text
     assert "public.orders: stopped by a gate (amount is positive), 7 changes wait" in text
     assert "/p/shop/quarantine#stopped" in text
     assert "public.other" not in text
     assert "</span> behind</span>" in text
+
+
+def holds(text: str) -> str:
+    """What a table's page says its target holds."""
+    return html.unescape(re.search(r"<dt>Holds</dt><dd[^>]*>([^<]*)</dd>", text)[1])
+
+
+def test_a_tables_page_claims_all_rows_only_when_nothing_speaks_against_it(shop, open_pages):
+    """A table that differs, or that another error than a gate's left behind, isn't all there."""
+    ledger = Ledger(Lake(shop.target.root))
+    every = ["delete", "insert", "truncate", "update"]
+    for name in ("public.fine", "public.late", "public.differs"):
+        ledger.append(TableState(now(), "s", name, 1, "synced", publishes=every))
+    inserts = TableState(now(), "s", "public.log", 1, "synced", publishes=["insert"])
+    ledger.append(inserts)
+    different = Reconciliation(now(), "r", "public.differs", "different", missing=1)
+    Reconciliations(ledger.lake).add([different])
+    leave_behind(shop, "public.late")
+    client = open_pages("viewer")
+    pages = {
+        name: client.get(f"/p/shop/table/public.{name}").text
+        for name in ("fine", "late", "differs", "log", "orders")
+    }
+    assert holds(pages["fine"]) == "all rows and columns of the source"
+    assert holds(pages["late"]) == holds(pages["differs"]) == "not known: see above"
+    assert "</span> behind</span>" in pages["late"]
+    assert holds(pages["log"]).startswith("updates aren't published")
+    assert holds(pages["orders"]) == "without 1 row in quarantine and 1 discarded row"
+    listed = client.get("/p/shop").text
+    assert re.search(
+        r"public\.log</a> <span class=\"dim\">no updates, deletes, truncates</", listed
+    )
+
+
+def test_pages_say_what_a_run_did_in_the_unit_of_its_verb(shop, open_pages):
+    """A copy of many rows isn't "0 changes"; and a run that copied in two attempts copied all."""
+    ledger, at = Ledger(Lake(shop.target.root)), now()
+    for n, status in ((1, "copying"), (2, "synced")):
+        state = TableState(at, "manual__sync", "public.big", 1, status, rows=428_206 * (n - 1))
+        ledger.append(replace(state, snapshot="1:1:" * (n - 1)))
+    runs = (
+        ("sync", "manual__sync", {"public.small": {"rows": 4}}),
+        ("reconcile", "compared", {"public.big": {"compared": 4_538}}),
+        ("quarantine", "decided", {"public.big": {"inserted": 2}}),
+        ("maintain", "night", {"public.big": {}}),
+    )
+    for verb, run_id, tables in runs:
+        result = json.dumps({"tables": tables})
+        row = run(run_id, at, result=result, as_of=None, changes=0)
+        ledger.append(replace(row, verb=verb))
+    client = open_pages("viewer")
+    text = client.get("/p/shop/runs").text
+    for done in (
+        "428,210 rows copied",
+        "4,538 rows compared",
+        "2 rows corrected",
+        "12,345 changes",
+    ):
+        assert f'<td class="num">{done}</td>' in text
+    page = client.get("/p/shop/run/sync/manual__sync").text
+    assert "428,210 rows copied" in page
+    assert "Unread WAL" not in page
+    assert ">428,206<" in page
+    for address in ("/", "/p/shop"):
+        assert "428,206" in client.get(address).text
 
 
 PAGES_WITH_BUTTONS = [
