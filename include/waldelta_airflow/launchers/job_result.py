@@ -36,6 +36,7 @@ class TaskFailedForGood(_OfClass, AirflowFailException):
 
 
 _DONE = ("succeeded", "skipped")
+_WRITING_REPORTS = ("check", "reconcile")
 # What later tasks need: names, counts and positions, never rows.
 _SUMMARY = (
     "verb",
@@ -120,13 +121,20 @@ class JobResult:
                 else f"{what} failed without naming an error"
             )
         ]
+        if not self._is_of_report(error):  # The report is about other tables.
+            return lines[0]
         lines += [
             f"  failed: {name}" for name in self._failed_expectations() if name not in lines[0]
         ]
         report = self.document.get("report")
-        if report and str(report) not in lines[0]:
+        if report and "\nreport: " not in lines[0]:
             lines.append(f"report: {report}")
         return "\n".join(lines)
+
+    def _is_of_report(self, error: dict[str, Any]) -> bool:
+        """Returns whether the failure is of the stage that wrote the run's report."""
+        writers = (self._stages.get(name, {}) for name in _WRITING_REPORTS)
+        return any(error == stage["error"] for stage in writers if stage.get("error"))
 
     def _failed_expectations(self) -> list[str]:
         failed = self.document.get("failed_expectations") or []

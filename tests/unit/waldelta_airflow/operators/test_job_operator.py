@@ -337,15 +337,16 @@ def test_only_errors_that_can_go_away_are_retried(make_task, make_context, job, 
 
 def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
     """Failed expectations by name, and the path of the report."""
+    error = {
+        "class": "QualityFailed",
+        "message": "1 critical expectation failed",
+        "retryable": False,
+    }
     job.does(
         result={
             "status": "failed",
-            "stages": {"check": {"status": "failed"}},
-            "error": {
-                "class": "QualityFailed",
-                "message": "1 critical expectation failed",
-                "retryable": False,
-            },
+            "stages": {"check": {"status": "failed", "error": error}},
+            "error": error,
             "failed_expectations": ["public.flights: expect_column_values_to_not_be_null(origin)"],
             "report": "/lake/_waldelta/data_docs/index.html",
         },
@@ -358,6 +359,19 @@ def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
         "  failed: public.flights: expect_column_values_to_not_be_null(origin)",
         "report: /lake/_waldelta/data_docs/index.html",
     ]
+
+
+def test_another_stages_error_leads_to_no_report(make_task, make_context, job):
+    """The report is about the tables that were checked, and the error about one that wasn't."""
+    error = {"class": "SchemaChanged", "message": "public.a: retyped", "retryable": False}
+    stages = {"apply": {"status": "failed", "error": error}, "check": {"status": "succeeded"}}
+    result = {"status": "failed", "stages": stages, "error": error}
+    more = {"report": "/docs/public.b.html", "failed_expectations": ["public.b: id has no nulls"]}
+    for stage in ("apply", None):
+        job.does(result=result | more, exit=1)
+        with pytest.raises(AirflowFailException) as failure:
+            make_task(stage=stage).execute(make_context())
+        assert str(failure.value) == "SchemaChanged: public.a: retyped"
 
 
 @pytest.mark.parametrize(

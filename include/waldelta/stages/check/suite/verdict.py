@@ -77,12 +77,19 @@ class QualityReport:
 
     @property
     def location(self) -> str | None:
-        """Returns the page to open: the first failing table's, else the index of all reports."""
+        """Returns the page to open: the first table's of those that failed worst, else the index of
+        all reports.
+        """
+        return next(iter(self._pages()), None)
+
+    def _pages(self) -> list[str]:
+        """Returns the pages of the tables that failed worst; the index, if one of them has none."""
+        index = [] if self.index is None else [str(self.index)]
         for severity in ("critical", "warning"):
-            for verdict in self.tables:
-                if verdict.failed(severity) and verdict.page is not None:
-                    return str(verdict.page)
-        return None if self.index is None else str(self.index)
+            if missed := [verdict for verdict in self.tables if verdict.failed(severity)]:
+                pages = [str(verdict.page) for verdict in missed if verdict.page is not None]
+                return pages if len(pages) == len(missed) else [*pages, *index]
+        return index
 
     @property
     def summary(self) -> str:
@@ -100,8 +107,7 @@ class QualityReport:
         listed = "\n".join(f"  - {failure}" for failure in self.failures)
         failed = QualityFailed(
             f"{counted(len(self.failures), 'critical expectation')} failed (the changes are applied"
-            f" and safe):\n{listed}"
-            + (f"\nreport: {self.location}" if self.location is not None else "")
+            f" and safe):\n{listed}" + "".join(f"\nreport: {page}" for page in self._pages())
         )
         failed.causes = tuple(
             o.error for v in self.tables for o in v.outcomes if o.error is not None
