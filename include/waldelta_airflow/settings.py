@@ -30,6 +30,9 @@ ALERTS_TIMEOUT = timedelta(minutes=15)
 SETUP_TIMEOUT = timedelta(minutes=15)
 STAGE_TIMEOUT = timedelta(hours=2)
 SYNC_TIMEOUT = timedelta(hours=24)
+# How long a task waits for a run that works on the same slot or target. Airflow then retries it.
+LOCK_WAIT = timedelta(minutes=10)
+IDLE_CHECK_LOCK_WAIT = timedelta(minutes=2)
 # How long a run may wait for its pool and for workers, beyond the limits of its tasks.
 QUEUE_TIMEOUT = timedelta(days=1)
 

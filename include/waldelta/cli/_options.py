@@ -60,6 +60,12 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
             "metavar": "TIME",
             "help": "end of the run's data interval",
         },
+        "--lock-wait": {
+            "type": float,
+            "metavar": "SECONDS",
+            "default": 0.0,
+            "help": "how long to wait for another run that works on the same slot or target",
+        },
         "--result": {
             "type": Path,
             "metavar": "PATH",

@@ -27,6 +27,7 @@ from waldelta.config.pipeline_folder import pipeline_paths
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
+from waldelta.pipeline.lock_wait import waiting_for_locks
 from waldelta.pipeline.task_errors import describe_error, last_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
@@ -97,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pipeline = Pipeline.load(options.file)
             if getattr(options, "result", None) is None:  # Airflow's tasks give jobs theirs.
                 take_from_airflow(pipeline.file.conn_ids)
-            _verb(options)(pipeline, options, output)
+            run = partial(_verb(options), pipeline, options, output)
+            waiting_for_locks(options.lock_wait, run)
         output.close()
     except WaldeltaError as err:
         _end_with(err, options, output)
@@ -300,6 +302,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
+    details["lock_wait_s"] = options.lock_wait
     job = pipeline.job(options.run_id, **details)
     if options.tables:
         check_names(job, options.tables)

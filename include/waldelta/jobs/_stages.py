@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.lock_wait import waiting_for_locks
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.pipeline.task_errors import describe_error
@@ -82,7 +84,10 @@ def _run_each(
     stages: Mapping[str, Stage],
     chosen: Sequence[str],
 ) -> dict[str, Exception]:
-    """Run these stages and return their errors; a stage that builds on a failed one is left out."""
+    """Run these stages and return their errors; a stage that builds on a failed one is left out.
+
+    A stage that another run's lock stops begins again for as long as the job may wait.
+    """
     failures: dict[str, Exception] = {}
     for name in chosen:
         _forget_later(result, list(stages), name)
@@ -91,11 +96,16 @@ def _run_each(
         try:
             with result.stage(name) as progress:
                 log.info("stage %s of %s", name, job.run_id)
-                stages[name](spark, job, result, progress)
+                run = partial(stages[name], spark, job, result, progress)
+                waiting_for_locks(job.lock_wait_s, run, partial(_warn_of_wait, result, name))
         except Exception as err:
             log.error("stage %s failed%s", name, _reason(err, failures))
             failures[name] = err
     return failures
+
+
+def _warn_of_wait(result: RunResult, stage: str, why: str) -> None:
+    result.warn([f"stage {stage} waited for another run: {why}"])
 
 
 def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:

@@ -45,7 +45,8 @@ class Job:
     """A run of a command: its pipeline, the connections to its source, and why it runs.
 
     ``hand_over`` is True when a sync follows this run: large copies are left to that sync.
-    ``again`` is True when this part of the run ran before, and was retried or cleared. ``lake`` has
+    ``again`` is True when this part of the run ran before, and was retried or cleared.
+    ``lock_wait_s`` is how long each stage may wait for locks of other runs. ``lake`` has
     the pipeline's Delta tables, with the object store's credentials from the environment.
     """
 
@@ -57,6 +58,7 @@ class Job:
     interval_end: datetime | None = None
     hand_over: bool = False
     again: bool = False
+    lock_wait_s: float = 0.0
     lake: Lake = field(default=_OF_PIPELINE, repr=False, compare=False)
 
     def __post_init__(self) -> None:

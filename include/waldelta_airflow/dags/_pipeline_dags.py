@@ -379,6 +379,7 @@ def _has_work(pipeline: PipelineFile, context: Any) -> bool:
 
     A replay leaves the slot alone.
     """
+    from waldelta.pipeline.lock_wait import waiting_for_locks
     from waldelta.stages.land import check_idle
     from waldelta.stages.repair.replay import is_replay, read_span
     from waldelta_airflow._connections import source_conninfo
@@ -389,7 +390,8 @@ def _has_work(pipeline: PipelineFile, context: Any) -> bool:
             span = read_span(job)
             log.info("this run replays from the change log: %s", span)
             return not span.is_empty
-        seen = check_idle(job)
+        wait_s = settings.IDLE_CHECK_LOCK_WAIT.total_seconds()
+        seen = waiting_for_locks(wait_s, lambda: check_idle(job))
     notify_critical(pipeline, seen.critical, context)
     log.info("%s (%s bytes of WAL behind)", seen.reason, seen.lag_bytes)
     return seen.has_work

@@ -36,7 +36,7 @@ from waldelta_airflow.reporting.assets import (
 )
 from waldelta_airflow.reporting.metrics import differing_rows, emit, gauges_of, metrics_of
 from waldelta_airflow.reporting.notify import LAND, notify_critical
-from waldelta_airflow.settings import FORK_SERVER_VARIABLE, application
+from waldelta_airflow.settings import FORK_SERVER_VARIABLE, LOCK_WAIT, application
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
@@ -252,6 +252,7 @@ class WaldeltaJobOperator(BaseOperator):
             "run-type": _run_type(run),
             "stage": ",".join(stages),
             "again": str(self.verb == "consume" and _try_number(context) > 1),
+            "lock-wait": f"{LOCK_WAIT.total_seconds():g}",
             "result": str(result),
         }
         if run.data_interval_start and run.data_interval_end:

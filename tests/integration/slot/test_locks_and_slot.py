@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 
 import psycopg
@@ -16,8 +17,10 @@ import tenacity
 
 from tests.integration.setup.test_setup import job_for
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
-from waldelta.pipeline import slot_lock, target_lock
+from waldelta.jobs._stages import run_stages
+from waldelta.pipeline import RunResult, lock_wait, slot_lock, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions, slot_lock_name, target_lock_name
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import TableId, connect
 from waldelta.slot import read_slot
 from waldelta.slot.slot import check_health, create_slot, drop_slot
@@ -51,6 +54,37 @@ def test_keys_are_stable_and_differ():
     assert target_lock_name("file:///a/", TableId("s", "t")) == target_lock_name(
         "file:///a", TableId("s", "t")
     )
+
+
+def test_a_stage_waits_for_the_run_that_holds_its_lock(job, monkeypatch):
+    """And says so; without time to wait it fails at once."""
+    monkeypatch.setattr(lock_wait, "_PAUSE_S", 0.0)
+    other, attempts = ExitStack(), []
+
+    def copy(_, job, __, stage):
+        attempts.append(job.lock_wait_s)
+        if len(attempts) == 3:
+            other.close()
+        with target_lock(job, "public.t"):
+            stage.detail = "copied"
+
+    def run(lock_wait_s):
+        waiting = replace(job, lock_wait_s=lock_wait_s)
+        return run_stages(None, waiting, RunResult("sync", "r"), {"sync": copy}, None)
+
+    other.enter_context(target_lock(job, "public.t"))
+    with other:
+        with pytest.raises(RunFailed) as failed:
+            run(0)
+        assert failed.value.result.error["class"] == "LockHeld"
+        result = run(60)
+    assert (len(attempts), result.status, result.stages["sync"].detail) == (
+        3,
+        "succeeded",
+        "copied",
+    )
+    (warning,) = result.warnings
+    assert warning.startswith("stage sync waited for another run: lock 'target ")
 
 
 def test_second_run_is_told_who_holds_the_lock(job):

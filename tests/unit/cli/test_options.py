@@ -18,6 +18,7 @@ OF_A_RUN = [
     "--run-type=scheduled",
     "--interval-start=2026-01-01T00:00:00+00:00",
     "--interval-end=2026-01-01T00:05:00+00:00",
+    "--lock-wait=600",
     "--result=/tmp/result.json",
 ]
 

@@ -94,6 +94,7 @@ def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
     result = job.options.pop("result")
     assert {k: v for k, v in job.options.items() if k != "result"} == {
         "run-id": "scheduled__2026-01-01",
+        "lock-wait": "600",
         "run-type": "scheduled",
         "stage": "land",
         "interval-start": "2026-01-01T00:00:00+00:00",
