@@ -38,6 +38,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "different": "revoke the other writer's permission, then run _reconcile with repair",
         "drift": "run _cdc, or copy the table again",
         "external_commits": "revoke the other writer's permission, then run _reconcile",
+        "failed_attempt": "",
         "failed_comparison": "the page shows the reason",
         "failed_copy": "correct the cause, which the page shows; runs try again",
         "failed_dag_run": "read its log in Airflow",

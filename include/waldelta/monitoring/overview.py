@@ -65,6 +65,8 @@ OVERVIEW_AT_ONCE = 8
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
+_FAILED: AttentionLevel = "failed"
+_WARNING: AttentionLevel = "warning"
 _OF_STATUS: tuple[tuple[str, AttentionLevel, str, str], ...] = (
     (FAILED, "failed", "failed_copy", "the copy failed"),
     (NEEDS_SYNC, "warning", "needs_copy", "waiting for a new copy"),
@@ -96,6 +98,7 @@ class Glance:
     tables: tuple[TableLine, ...]
     gaps: tuple[Gap, ...]
     compared: Compared
+    active: frozenset[str] = frozenset()
     attention: tuple[Attention, ...] = ()
 
     @property
@@ -104,9 +107,37 @@ class Glance:
         return next((run for run in self.runs if run.wal_status is not None), None) or self.latest
 
     @property
+    def is_retried(self) -> bool:
+        """Returns whether an attempt at the latest run failed, and the run isn't over."""
+        return _is_retried(self.latest, self.active)
+
+    @property
+    def latest_status(self) -> str | None:
+        """Returns the latest run's status; an attempt that failed doesn't end its run."""
+        if self.latest is None:
+            return None
+        return "retrying" if self.is_retried else self.latest.status
+
+    @property
     def verdicts(self) -> dict[str, int]:
         """Returns the number of tables by the verdict of their last check."""
         return Counter(line.check.verdict for line in self.tables if line.check is not None)
+
+
+def _is_retried(run: RunLine | None, active: Collection[str]) -> bool:
+    return run is not None and run.status == "failed" and run.run_id in active
+
+
+@dataclass(frozen=True, slots=True)
+class AirflowRuns:
+    """What only Airflow knows of the runs that land changes.
+
+    ``idle_checked_at`` is when one last found nothing to do. ``active`` are the ids of runs that
+    haven't ended: an attempt that failed is retried, or its run's check follows.
+    """
+
+    idle_checked_at: datetime | None = None
+    active: frozenset[str] = frozenset()
 
 
 def read_glance(
@@ -114,14 +145,14 @@ def read_glance(
     ledger: Ledger,
     now: datetime,
     hours: int,
-    idle_checked_at: datetime | None = None,
+    airflow: AirflowRuns = AirflowRuns(),
     reach: timedelta = REACH,
 ) -> Glance:
     """Returns a pipeline over the last ``hours``; raises the store's errors.
 
-    ``idle_checked_at`` is when a run last found nothing to do. The latest run and tables' latest
-    changes are searched back to ``reach``.
+    The latest run and tables' latest changes are searched back to ``reach``.
     """
+    idle_checked_at = airflow.idle_checked_at
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
     runs = _runs(ledger, start)
@@ -144,6 +175,7 @@ def read_glance(
         tables=tuple(tables),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
         compared=read_compared(ledger, fed),
+        active=airflow.active,
     )
     results = results_of(ledger)
     found = [
@@ -201,15 +233,18 @@ def _attention(
     when = "" if latest is None or latest.applied else " before all changes were applied"
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
-    yield from _of_failed(
-        results, latest, "failed_run", f"the latest run failed{when}", "failed", causes
-    )
+    kind, text, severity = "failed_run", f"the latest run failed{when}", _FAILED
+    if glance.is_retried:
+        text = "the latest run goes on; an attempt at it failed"
+        kind, severity = "failed_attempt", _WARNING
+    yield from _of_failed(results, latest, kind, text, severity, causes)
     held = {one.table_name for one in stopped}
-    yield from _of_tables(tables, [name for name in behind if name not in held])
+    late = [name for name in behind if name not in held]
+    yield from _of_tables(tables, late, severity)
     if latest is not None:
         yield from _of_slot(pipeline, results, latest, idle_checked_at)
     yield from _of_quarantine(tables)
-    if pipeline.quality.enabled and not _is_under_way(glance.runs, now):
+    if pipeline.quality.enabled and not (glance.active or _is_under_way(glance.runs, now)):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
         found = [line.table_name for line in tables if _is_unchecked(line)]
         yield from on_names(
@@ -217,10 +252,12 @@ def _attention(
         )
 
 
-def _of_tables(tables: Sequence[TableLine], late: Sequence[str]) -> Iterator[Attention]:
+def _of_tables(
+    tables: Sequence[TableLine], late: Sequence[str], severity_of_late: AttentionLevel
+) -> Iterator[Attention]:
     """Yields attention by the tables' status and last check; ``late`` are those that are behind."""
     yield from on_names(
-        "failed", "behind", late, "{}: not up to date; changes wait", anchor="tables"
+        severity_of_late, "behind", late, "{}: not up to date; changes wait", anchor="tables"
     )
     for status, severity, kind, what in _OF_STATUS:
         found = [line.table_name for line in tables if line.status == status]

@@ -1,7 +1,10 @@
-"""One run: its stages, its changes to each table, and what it left for an operator."""
+"""One run: its stages, its changes to each table, and what it left for an operator. Of many runs:
+what each did, in the unit of its verb.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -9,18 +12,24 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
 from waldelta.lake.ledger.ledger_row import row_of
-from waldelta.lake.ledger.records import Run, SlotReading
-from waldelta.lake.ledger.table import of_run
-from waldelta.monitoring._run_results import read_result
+from waldelta.lake.ledger.records import SYNCED, Run, SlotReading
+from waldelta.lake.ledger.table import last_rows, of_run
+from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run
-from waldelta.monitoring.run_history import RunLine, read_runs
-from waldelta.monitoring.run_work import read_copied, read_work
+from waldelta.monitoring.run_history import LANDING, RunLine, read_runs
 from waldelta.monitoring.table_list import read_operations
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.source_load import SourceBill
+from waldelta.quantities import counted
+
+# A verb and the id of a run.
+RunKey = tuple[str, str]
 
 _MOST_ROWS = 200
+_COPYING = ("sync", "resync")
+_CORRECTING = ("replay", "quarantine")
+_WRITTEN = ("inserted", "updated", "deleted")
 _SLOT_FIELDS = tuple(SlotReading.__dataclass_fields__)
 _BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
 
@@ -195,3 +204,55 @@ def _known(values: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return (
         {name: values[name] for name in names if name in values} if isinstance(values, dict) else {}
     )
+
+
+def read_copied(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, dict[str, int]]:
+    """Returns by verb and id of each run that copies tables: the rows of each table it copied, in
+    all attempts.
+    """
+    verbs = {line.run_id: line.verb for line in lines if line.verb in _COPYING}
+    if not verbs:
+        return {}
+    chosen = pc.field("run_id").isin(sorted(verbs)) & (pc.field("status") == SYNCED)
+    states = ledger.table(TableState).scan(("run_id", "table_name", "rows"), None, chosen)
+    found: dict[RunKey, dict[str, int]] = {}
+    for row in last_rows(states, ["run_id", "table_name"]).to_pylist():
+        run_id = row["run_id"]
+        found.setdefault((verbs[run_id], run_id), {})[row["table_name"]] = row["rows"]
+    return found
+
+
+def read_work(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, str]:
+    """Returns in words what each run did; only results of runs that landed nothing are read."""
+    found = {
+        (line.verb, line.run_id): counted(line.changes, "change")
+        for line in lines
+        if line.verb in LANDING
+    }
+    others = [line for line in lines if line.verb not in LANDING]
+    if not others:
+        return found
+    copied = read_copied(ledger, others)
+    chosen = pc.field("run_id").isin(sorted({line.run_id for line in others}))
+    rows = ledger.table(Run).scan(
+        ("at", "verb", "run_id", "result"), min(line.at for line in others), chosen
+    )
+    for row in last_rows(rows, ["verb", "run_id"]).to_pylist():
+        key = (row["verb"], row["run_id"])
+        if key not in found:
+            tables = parsed(row["result"]).get("tables") or {}
+            found[key] = _work(row["verb"], tables, copied.get(key, {}))
+    return found
+
+
+def _work(verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[str, int]) -> str:
+    compared = sum(int(done.get("compared") or 0) for done in tables.values())
+    if compared:
+        return f"{counted(compared, 'row')} compared"
+    if verb in _COPYING:
+        latest = {name: int(done["rows"]) for name, done in tables.items() if done.get("rows")}
+        return f"{counted(sum({**copied, **latest}.values()), 'row')} copied"
+    if verb in _CORRECTING:
+        written = sum(int(done.get(name) or 0) for done in tables.values() for name in _WRITTEN)
+        return f"{counted(written, 'row')} corrected"
+    return ""

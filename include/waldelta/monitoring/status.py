@@ -11,7 +11,7 @@ from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring._run_findings import recorded_drift
-from waldelta.monitoring.target_content import read_content
+from waldelta.monitoring.table_list import read_content
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TableLifecycle
 from waldelta.pipeline.targets.consistent_cuts import readable_cut

@@ -14,7 +14,7 @@ from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import ColumnState, Ledger, Quarantine, TableState
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
-from waldelta.monitoring.target_content import TargetContent, read_content
+from waldelta.monitoring.table_list import TargetContent, read_content
 from waldelta.types.json import Variant
 
 _DELTA_RS = """\

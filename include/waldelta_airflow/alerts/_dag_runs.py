@@ -20,12 +20,13 @@ from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 @dataclass(frozen=True, slots=True)
 class DagRuns:
     """``dags`` is what pages know, too. ``failed``: the latest ended runs of WATCHED that failed.
-    ``last_failed_cdc``: id and end of the last CDC run that failed.
+    ``last_failed_cdc``: id and end of the last CDC run that failed. ``active``: unfinished CDC runs.
     """
 
     dags: DagsOfPipeline
     failed: Mapping[str, str] = field(default_factory=dict)
     last_failed_cdc: tuple[str, datetime] | None = None
+    active: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, task: Any, pipeline: PipelineFile, at: datetime) -> DagRuns | None:
@@ -51,7 +52,9 @@ class DagRuns:
             if is_failed:
                 failed[kind] = run.run_id
         ended = (last.run_id, last.end_date) if last is not None and last.end_date else None
-        return cls(dags, failed, ended)
+        running = _previous(dag_id_of(name, "cdc"), at, "running")
+        active = frozenset([running.run_id] if running is not None else [])
+        return cls(dags, failed, ended, active)
 
 
 def _next_run_at(schedule: str | None, next_dagrun: datetime | None) -> datetime | None:

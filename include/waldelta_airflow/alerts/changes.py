@@ -13,7 +13,8 @@ from waldelta_airflow import settings
 AlertState = Literal["new", "lasting", "recovered"]
 
 # A copy that is in progress is no problem; one that was killed is started again by the next run.
-_NO_ALERT = frozenset({"copying"})
+# Nor is an attempt at a run that goes on.
+_NO_ALERT = frozenset({"copying", "failed_attempt"})
 # Airflow stores what was sent, and warns above 64 KB.
 _MOST_STORED = 120
 

@@ -14,7 +14,12 @@ from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError
 from waldelta.monitoring import Glance, read_glance
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
-from waldelta.monitoring.overview import OVERVIEW_AT_ONCE, OVERVIEW_HOURS, OVERVIEW_REACH
+from waldelta.monitoring.overview import (
+    OVERVIEW_AT_ONCE,
+    OVERVIEW_HOURS,
+    OVERVIEW_REACH,
+    AirflowRuns,
+)
 from waldelta_airflow._dag_attention import WATCHED, of_dags
 from waldelta_airflow.alerts._dag_runs import DagRuns
 
@@ -69,10 +74,12 @@ def _evaluate(
     from waldelta_airflow._connections import pipeline_lake
 
     name = pipeline.pipeline
+    runs = DagRuns.read(task, pipeline, at)
+    airflow = AirflowRuns(active=runs.active if runs is not None else frozenset())
     try:
         lake = pipeline_lake(pipeline)
         ledger = Ledger(lake)
-        glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, reach=OVERVIEW_REACH)
+        glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, airflow, OVERVIEW_REACH)
     except Exception as err:
         log.exception("pipeline %s can't be evaluated", name)
         lacking = Attention(
@@ -82,7 +89,6 @@ def _evaluate(
             cause=type(err).__name__,
         )
         return Evaluation(name, (lacking,), frozenset({"lake"}))
-    runs = DagRuns.read(task, pipeline, at)
     if runs is not None and runs.dags.is_paused and _is_torn_down(ledger, pipeline):
         return Evaluation(name, (), frozenset(KINDS))
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
@@ -105,7 +111,7 @@ def _is_torn_down(ledger: Ledger, pipeline: PipelineFile) -> bool:
 
 
 def _of_slot(pipeline: PipelineFile, lake: Lake) -> Iterator[Attention]:
-    from waldelta.monitoring.live_slot import of_live_slot
+    from waldelta.monitoring.slot_status import of_live_slot
     from waldelta.pipeline import Job, SourceConnections
     from waldelta_airflow._connections import source_conninfo
 

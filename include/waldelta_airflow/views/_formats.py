@@ -26,6 +26,7 @@ MARKS = {
     "behind": "✕",
     "unknown": "?",
     "running": "…",
+    "retrying": "…",
     "copying": "…",
     "needs_sync": "!",
     "removed": "–",
@@ -50,6 +51,7 @@ _CLASSES = {
     "not compared": "unknown",
     "success": "passed",
     "queued": "running",
+    "retrying": "running",
 }
 _RUN_KINDS = {
     "consume": "CDC",

@@ -64,6 +64,12 @@ class Schedule(DagsOfPipeline):
     lacks: tuple[Attention, ...] = ()
 
     @property
+    def active(self) -> frozenset[str]:
+        """Returns the ids of unfinished runs that land changes."""
+        runs = (state for state in self.dags if state.kind == "cdc" and state.is_under_way)
+        return frozenset(state.run_id for state in runs if state.run_id is not None)
+
+    @property
     def under_way(self) -> tuple[DagState, ...]:
         """Returns the DAGs with an unfinished run."""
         return tuple(state for state in self.dags if state.is_under_way)

@@ -34,10 +34,11 @@ from waldelta.monitoring.overview import (
     OVERVIEW_HOURS,
     OVERVIEW_REACH,
     REACH,
+    AirflowRuns,
 )
-from waldelta.monitoring.run_details import verbs_of
+from waldelta.monitoring.run_details import read_work, verbs_of
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points
-from waldelta.monitoring.run_work import read_work
+from waldelta.monitoring.slot_status import LastSlot, last_slot
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
@@ -87,6 +88,7 @@ class Card:
     problem: str | None = None
     spark: Markup | None = None
     worst: float | None = None
+    slot: LastSlot | None = None
 
     @property
     def state(self) -> str:
@@ -138,13 +140,14 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
 def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at: datetime) -> Card:
     if isinstance(pipeline, str):
         return Card(name, problem=pipeline)
+    airflow = _airflow_runs(pipeline, schedule)
     try:
         glance = read_glance(
             pipeline,
             Ledger(pipeline_lake(pipeline)),
             at,
             OVERVIEW_HOURS,
-            _last_idle_check(pipeline, schedule),
+            airflow,
             OVERVIEW_REACH,
         )
     except Exception as err:
@@ -168,19 +171,26 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         _attention(pipeline, glance, schedule, at),
         spark=spark,
         worst=worst,
+        slot=_last_slot(glance, schedule, at, airflow),
     )
 
 
-def _last_idle_check(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
-    """Returns when a run last found nothing to do.
+def _airflow_runs(pipeline: PipelineFile, schedule: Schedule | None) -> AirflowRuns:
+    """Returns what only Airflow knows of the runs.
 
-    A standby's answer doesn't count, because it may have lagged behind.
+    A standby's idle check doesn't count, because it may have lagged behind.
     """
-    return (
-        schedule.idle_checked_at
-        if schedule is not None and pipeline.source.read_from is None
-        else None
-    )
+    if schedule is None:
+        return AirflowRuns()
+    counts = pipeline.source.read_from is None
+    return AirflowRuns(schedule.idle_checked_at if counts else None, schedule.active)
+
+
+def _last_slot(
+    glance: Glance, schedule: Schedule | None, at: datetime, airflow: AirflowRuns
+) -> LastSlot:
+    failed = schedule.failed if schedule is not None else None
+    return last_slot(glance, at, airflow.idle_checked_at, failed)
 
 
 def _attention(
@@ -205,7 +215,8 @@ def pipeline_page(
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([pipeline]).get(name)
-    glance = read_glance(pipeline, ledger, at, hours, _last_idle_check(pipeline, schedule))
+    airflow = _airflow_runs(pipeline, schedule)
+    glance = read_glance(pipeline, ledger, at, hours, airflow)
     link = partial(_link_to_run, base, name)
     return render(
         "pipeline.html",
@@ -217,6 +228,7 @@ def pipeline_page(
         here="pipeline",
         pipeline=pipeline,
         glance=glance,
+        slot=_last_slot(glance, schedule, at, airflow),
         schedule=schedule,
         attention=_attention(pipeline, glance, schedule, at),
         plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
@@ -234,6 +246,7 @@ def runs_page(
 ) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, name = now(), pipeline.pipeline
+    schedule = read_schedules([pipeline], finds_lacks=False).get(name)
     runs = read_runs(ledger, at - HISTORY_SHOWN)
     link = partial(_link_to_run, base, name)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
@@ -250,13 +263,9 @@ def runs_page(
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
         plot=lag_plot(lag_points(runs), _SECONDS, link),
-        is_under_way=_is_under_way(pipeline),
+        active=schedule.active if schedule is not None else frozenset(),
+        is_under_way=schedule is not None and bool(schedule.under_way),
     )
-
-
-def _is_under_way(pipeline: PipelineFile) -> bool:
-    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline)
-    return schedule is not None and bool(schedule.under_way)
 
 
 def run_page(
@@ -320,7 +329,8 @@ def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) ->
     states = ledger.table_rows(table)
     schedule = read_schedules([pipeline], finds_lacks=False).get(name)
     hours = REACH // timedelta(hours=1)
-    glance = read_glance(pipeline, ledger, at, hours, _last_idle_check(pipeline, schedule))
+    airflow = _airflow_runs(pipeline, schedule)
+    glance = read_glance(pipeline, ledger, at, hours, airflow)
     text = render(
         "table.html",
         base,

@@ -22,6 +22,7 @@ from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
 from waldelta.monitoring import read_glance
+from waldelta.monitoring.overview import AirflowRuns
 from waldelta.monitoring.reconciliation_status import read_compared
 
 
@@ -225,6 +226,47 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
 
 
+def test_a_failed_attempt_at_a_run_that_goes_on_is_no_problem_yet(book):
+    """Airflow is about to retry it, or its check follows; once the run is over, it is a problem."""
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    Reconciliations(book.lake).add([Reconciliation(minutes(0), "c", "public.a", "equal")])
+    held = {"error": {"class": "LockHeld", "message": "held by pid 7"}, "not_applied": ["public.a"]}
+    first = run("r", minutes(2), "failed", result=json.dumps(held), targets=did(1, a=(5, 0, 0)))
+    book.append(first)
+
+    def glance(*active):
+        airflow = AirflowRuns(active=frozenset(active))
+        return read_glance(pipeline(book.lake.root), book, minutes(5), 24, airflow)
+
+    during, after = glance("r"), glance("other")
+    assert [(item.severity, item.kind, item.text) for item in during.attention] == [
+        (
+            "warning",
+            "failed_attempt",
+            "the latest run goes on; an attempt at it failed: LockHeld: held by pid 7",
+        ),
+        ("warning", "behind", "public.a: not up to date; changes wait"),
+    ]
+    assert (during.latest_status, after.latest_status) == ("retrying", "failed")
+    assert [(item.severity, item.kind) for item in after.attention] == [
+        ("failed", "failed_run"),
+        ("failed", "behind"),
+    ]
+    # Its check comes with its retry.
+    assert "unchecked" not in {item.kind for item in during.attention}
+
+
+def test_a_table_is_unchecked_only_once_its_run_is_over(book):
+    """Also where the run's first attempt ended, as on the first visit after the first run."""
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    failed = run("r", minutes(2), "failed", applied=True, targets=did(1, a=(5, 0, 0)))
+    book.append(failed)
+    for active, found in ((frozenset("r"), False), (frozenset(), True)):
+        airflow = AirflowRuns(active=active)
+        items = read_glance(pipeline(book.lake.root), book, minutes(3), 24, airflow).attention
+        assert ("unchecked" in {item.kind for item in items}) is found
+
+
 HEADLINES = [
     ("none was compared", {}, "unknown", "0 of 10 tables", ("never compared",)),
     ("one, and it is equal", {"a": 0}, "unknown", "1 of 10 tables", ("9 never compared",)),
@@ -320,7 +362,7 @@ def test_what_the_latest_run_found_is_told(book, found, told):
 
     attention = items(2)
     idle = read_glance(
-        pipeline(book.lake.root), book, minutes(2), 24, idle_checked_at=minutes(1)
+        pipeline(book.lake.root), book, minutes(2), 24, AirflowRuns(minutes(1))
     ).attention
     assert len(idle) == len([item for item in attention if "latest run" not in item[1]])
     assert len(attention) == (told is not None)

@@ -1207,6 +1207,23 @@ def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
     assert "</span> behind</span>" in text
 
 
+def test_a_run_that_airflow_retries_is_no_problem(shop, schedules, open_pages, monkeypatch):
+    """Every page says that it is retried, and none of them is red because of it."""
+    held = {"error": {"class": "LockHeld", "message": "held by pid 7"}}
+    Ledger(Lake(shop.target.root)).append(run("again", now(), "failed", result=json.dumps(held)))
+    state = DagState("cdc", "shop_cdc", run_id="again", run_state="running")
+    schedules["shop"] = Schedule(dags=(state,))
+    monkeypatch.setattr(
+        "waldelta_airflow.views._pages.read_dag_run",
+        lambda *_: DagRunState("running", frozenset({"land"})),
+    )
+    client = open_pages("viewer")
+    for address in ("/", "/p/shop", "/p/shop/runs", "/p/shop/run/consume/again"):
+        assert "</span> retrying</span>" in client.get(address).text, address
+    assert "the latest run goes on; an attempt at it failed: LockHeld" in client.get("/").text
+    assert "the latest run failed" not in client.get("/").text
+
+
 def holds(text: str) -> str:
     """What a table's page says its target holds."""
     return html.unescape(re.search(r"<dt>Holds</dt><dd[^>]*>([^<]*)</dd>", text)[1])
