@@ -98,8 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pipeline = Pipeline.load(options.file)
             if getattr(options, "result", None) is None:  # Airflow's tasks give jobs theirs.
                 take_from_airflow(pipeline.file.conn_ids)
-            run = partial(_verb(options), pipeline, options, output)
-            waiting_for_locks(options.lock_wait, run)
+            waiting_for_locks(options.lock_wait, partial(_verb(options), pipeline, options, output))
         output.close()
     except WaldeltaError as err:
         _end_with(err, options, output)

@@ -67,6 +67,7 @@ _NIGHTLY = timedelta(days=30)
 _SILENT = timedelta(hours=1)
 _FAILED: AttentionLevel = "failed"
 _WARNING: AttentionLevel = "warning"
+_RETRIED = ("failed_attempt", "the latest run goes on; an attempt at it failed")
 _OF_STATUS: tuple[tuple[str, AttentionLevel, str, str], ...] = (
     (FAILED, "failed", "failed_copy", "the copy failed"),
     (NEEDS_SYNC, "warning", "needs_copy", "waiting for a new copy"),
@@ -148,9 +149,8 @@ def read_glance(
     airflow: AirflowRuns = AirflowRuns(),
     reach: timedelta = REACH,
 ) -> Glance:
-    """Returns a pipeline over the last ``hours``; raises the store's errors.
-
-    The latest run and tables' latest changes are searched back to ``reach``.
+    """Returns a pipeline over the last ``hours``, with the latest run and tables' latest changes
+    searched back to ``reach``; raises the store's errors.
     """
     idle_checked_at = airflow.idle_checked_at
     since = now - timedelta(hours=hours)
@@ -219,24 +219,13 @@ def _attention(
     if latest is not None:
         yield from _silent(latest, now)
     yield from of_stopped(stopped)
-    for gap in glance.gaps:
-        is_lost = gap.cause != SlotUnreadable.__name__
-        lost = "lost changes" if is_lost else "can't be decoded past a transaction"
-        page = ("run", "any", gap.run_id)
-        yield Attention(
-            "failed",
-            "data_gap",
-            f"the slot {lost}: {gap.cause}: {gap.remedy}",
-            page,
-            cause=gap.cause,
-        )
+    yield from _of_gaps(glance.gaps)
     when = "" if latest is None or latest.applied else " before all changes were applied"
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
-    kind, text, severity = "failed_run", f"the latest run failed{when}", _FAILED
-    if glance.is_retried:
-        text = "the latest run goes on; an attempt at it failed"
-        kind, severity = "failed_attempt", _WARNING
+    severity = _WARNING if glance.is_retried else _FAILED
+    of_run = ("failed_run", f"the latest run failed{when}")
+    kind, text = _RETRIED if glance.is_retried else of_run
     yield from _of_failed(results, latest, kind, text, severity, causes)
     held = {one.table_name for one in stopped}
     late = [name for name in behind if name not in held]
@@ -249,6 +238,20 @@ def _attention(
         found = [line.table_name for line in tables if _is_unchecked(line)]
         yield from on_names(
             "warning", "unchecked", found, "{}: not checked since the last change", "expectations"
+        )
+
+
+def _of_gaps(gaps: Sequence[Gap]) -> Iterator[Attention]:
+    for gap in gaps:
+        is_lost = gap.cause != SlotUnreadable.__name__
+        lost = "lost changes" if is_lost else "can't be decoded past a transaction"
+        page = ("run", "any", gap.run_id)
+        yield Attention(
+            "failed",
+            "data_gap",
+            f"the slot {lost}: {gap.cause}: {gap.remedy}",
+            page,
+            cause=gap.cause,
         )
 
 

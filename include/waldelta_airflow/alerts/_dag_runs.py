@@ -20,7 +20,7 @@ from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 @dataclass(frozen=True, slots=True)
 class DagRuns:
     """``dags`` is what pages know, too. ``failed``: the latest ended runs of WATCHED that failed.
-    ``last_failed_cdc``: id and end of the last CDC run that failed. ``active``: unfinished CDC runs.
+    ``last_failed_cdc``: id and end of the last CDC run that failed. ``active``: unfinished ones.
     """
 
     dags: DagsOfPipeline
