@@ -312,7 +312,13 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     lake.live()
     ledger = Ledger(Lake(root))
     copied = partial(
-        TableState, _COPIED, "manual__sync", generation=1, status="synced", key_columns=["id"]
+        TableState,
+        _COPIED,
+        "manual__sync",
+        generation=1,
+        status="synced",
+        key_columns=["id"],
+        publishes=["delete", "insert", "truncate", "update"],
     )
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)

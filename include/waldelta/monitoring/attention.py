@@ -129,11 +129,14 @@ def on_names(
 
 
 def concerning(table: str, items: Iterable[Attention]) -> tuple[Attention, ...]:
-    """Returns what is about this table, or about tables that aren't known."""
+    """Returns what is about this table, or about tables that aren't known.
+
+    The number of rows in quarantine is that of all tables, so it is left out.
+    """
     return tuple(
         item if UNNAMED in item.objects else item.only([table])
         for item in items
-        if not {table, UNNAMED}.isdisjoint(item.objects)
+        if not {table, UNNAMED}.isdisjoint(item.objects) and item.kind != "quarantine"
     )
 
 

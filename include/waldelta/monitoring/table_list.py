@@ -368,11 +368,11 @@ class TargetContent:
 
 def read_content(state: TableState, quarantined: int = 0, discarded: int = 0) -> TargetContent:
     """Returns what a target holds by its latest state and the numbers of rows kept out of it."""
-    kept_out = [
-        *([f"{counted(quarantined, 'row')} in quarantine"] if quarantined else []),
-        *([counted(discarded, "discarded row")] if discarded else []),
+    kept_out = ((quarantined, "in quarantine"), (discarded, "discarded"))
+    limits = [
+        *_limits(state),
+        *(f"{counted(rows, 'row')} missing or outdated: {why}" for rows, why in kept_out if rows),
     ]
-    limits = [*_limits(state), *([f"without {' and '.join(kept_out)}"] if kept_out else [])]
     return TargetContent(tuple(limits), bool(state.publishes))
 
 

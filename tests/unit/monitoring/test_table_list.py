@@ -135,4 +135,6 @@ def test_rows_kept_out_of_a_target_are_counted(lake):
     decided = [replace(row, key="2", status="discarded", by="ann")]
     Quarantine(book.lake).add([row, *others, *decided])
     content = read_table_details(book, "public.a").content
-    assert content.summary == "without 1 row in quarantine and 1 discarded row"
+    assert content.summary == (
+        "1 row missing or outdated: in quarantine; 1 row missing or outdated: discarded"
+    )

@@ -1224,9 +1224,10 @@ def test_a_run_that_airflow_retries_is_no_problem(shop, schedules, open_pages, m
     assert "the latest run failed" not in client.get("/").text
 
 
-def holds(text: str) -> str:
-    """What a table's page says its target holds."""
-    return html.unescape(re.search(r"<dt>Holds</dt><dd[^>]*>([^<]*)</dd>", text)[1])
+def holds(text: str) -> tuple[str, str]:
+    """What a table's page says its target holds, and why not all of the source."""
+    found = re.search(r"<dt>Holds</dt><dd>([^<]*)</dd><dd[^>]*>([^<]*)", text)
+    return html.unescape(found[1]), html.unescape(found[2])
 
 
 def test_a_tables_page_claims_all_rows_only_when_nothing_speaks_against_it(shop, open_pages):
@@ -1245,11 +1246,14 @@ def test_a_tables_page_claims_all_rows_only_when_nothing_speaks_against_it(shop,
         name: client.get(f"/p/shop/table/public.{name}").text
         for name in ("fine", "late", "differs", "log", "orders")
     }
-    assert holds(pages["fine"]) == "all rows and columns of the source"
-    assert holds(pages["late"]) == holds(pages["differs"]) == "not known: see above"
+    assert holds(pages["fine"])[0] == "all rows and columns of the source"
+    assert holds(pages["late"])[0] == holds(pages["differs"])[0] == "not known: see above"
     assert "</span> behind</span>" in pages["late"]
-    assert holds(pages["log"]).startswith("updates aren't published")
-    assert holds(pages["orders"]) == "without 1 row in quarantine and 1 discarded row"
+    assert holds(pages["log"])[1].startswith("updates aren't published")
+    headline, why = holds(pages["orders"])
+    assert headline == "not all of the source"
+    assert why.startswith("1 row missing or outdated: in quarantine; 1 row missing or outdated:")
+    assert "rows in quarantine <a" not in pages["orders"]
     listed = client.get("/p/shop").text
     assert re.search(
         r"public\.log</a> <span class=\"dim\">no updates, deletes, truncates</", listed
