@@ -57,6 +57,11 @@ status: ## say what of it is running
 psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's options
 	@exec $(PYTHON) -m demo.stack psql $(ARGS)
 
+# E2e files first, because they take longest; a file's tests share what is expensive to make.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40
+TESTS := tests/e2e tests/integration tests/unit
+ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED),-p no:randomly)
+
 ##@ Checks
 .PHONY: lint
 lint: setup ## style, format, types, spelling, prose and links
@@ -80,11 +85,6 @@ fmt: setup ## format, and mend what ruff can mend
 type: setup ## types alone
 	@$(BIN)/mypy $(TYPED)
 
-# E2e files first, because they take longest; a file's tests share what is expensive to make.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40
-TESTS := tests/e2e tests/integration tests/unit
-ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED),-p no:randomly)
-
 .PHONY: test
 test: setup ## the tests that a change is likely to break, in ten minutes; SEED=1 shuffles them
 ifeq ($(ARGS),)
@@ -101,6 +101,7 @@ test-all: setup ## all tests but those of make soak, on Spark; before a capabili
 nightly: setup ## test-all, mutations, a sixth of the soak, the matrix of versions; names at its end what failed
 	@$(RUN) $(PYTHON) -m tests.nightly $(ARGS)
 
+MINUTES ?= 15
 .PHONY: share
 share: setup ## a share of what make test leaves out, chosen by the number of commits, within MINUTES=15; CI runs it
 	@$(RUN) $(PYTHON) -m tests.share test-all --minutes $(MINUTES) $(ARGS)
@@ -113,10 +114,9 @@ test-profile: setup ## write what the last runs of the tests took to tests/profi
 mutations: setup ## whether tests catch the defects of tests/mutations: ARGS="--only 3,7", or --unit
 	@$(RUN) $(PYTHON) -m tests.mutations $(ARGS)
 
-MINUTES ?= 15
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
-	@$(PYTEST) -n 2 --dist loadfile tests/unit $(ARGS)
+	@$(PYTEST) $(PARALLEL) -m "not nightly and not soak" tests/unit $(ARGS)
 
 .PHONY: pg
 pg: setup ## tests on the embedded PostgreSQL
