@@ -37,9 +37,10 @@ from demo.stack.processes import (
     wait_until,
 )
 from demo.stack.secret_file import StackSecrets
-from demo.stack.spark_connect_server import HOST, SparkConnectServer
+from demo.stack.spark_connect_server import SparkConnectServer
 from demo.stack.state import StackState
 from waldelta.config.airflow_connection import variable_of
+from waldelta.spark.connect_server import HOST
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 
 if TYPE_CHECKING:

@@ -318,6 +318,17 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 **OUTPUT_OPTIONS,
             },
         ),
+        "connect-server": (
+            "run a Spark Connect server with Delta on this machine, for Airflow and the verbs",
+            {
+                "--port": {
+                    "type": int,
+                    "default": 15002,
+                    "metavar": "PORT",
+                    "help": "port on this machine alone, 15002 by default",
+                }
+            },
+        ),
         "list": (
             "list a folder's pipelines with their last runs; fails for an invalid pipeline file",
             {"folder": _PLACE | {"metavar": "FOLDER"}, **OUTPUT_OPTIONS},

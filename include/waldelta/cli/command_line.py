@@ -150,6 +150,12 @@ def _jars(options: argparse.Namespace, output: Output) -> None:
     output.show({"folder": str(folder)}, str(folder))
 
 
+def _connect_server(options: argparse.Namespace, _: Output) -> None:
+    from waldelta.spark.connect_server import run_connect_server
+
+    run_connect_server(options.port)
+
+
 def _list(options: argparse.Namespace, output: Output) -> None:
     from waldelta.cli._pipeline_list import list_pipelines
 
@@ -195,6 +201,7 @@ _WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = Mapp
     {
         "init": _init,
         "jars": _jars,
+        "connect-server": _connect_server,
         "list": _list,
         "doctor": _doctor,
         "airflow": _airflow,

@@ -18,6 +18,7 @@ from waldelta.errors import ConfigError
 from waldelta.postgres import connect
 from waldelta.postgres.connection import conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
+from waldelta.row_filter import parse_row_filter
 from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.draft.draft import pipeline_name
 from waldelta.stages.setup.draft.owners_sql import WRITTEN, owners_sql
@@ -80,6 +81,10 @@ def check_options(options: argparse.Namespace, *, asks: bool) -> None:
             "init can't ask questions with --json, nor without a terminal: choose with --tables or"
             " --schema, or take all tables and defaults with --yes"
         )
+    if options.where is not None:
+        if len(options.tables or ()) != 1 or options.schema:
+            raise ConfigError("--where is the filter of one table: name that alone (--tables)")
+        parse_row_filter(options.where)
     if options.sql is not None and (options.tables or options.schema or options.output):
         raise ConfigError(
             "--sql writes the SQL of the pipeline file's tables again: leave out --tables, --schema"
@@ -103,6 +108,7 @@ def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
         options.conn,
         options.pipeline or pipeline_name(inventory.database),
         options.root or f"file://{Path.cwd() / 'lake'}",
+        where=options.where,
     )
     # A name from the command line is the user's own; a default must not be refused.
     draft = draft if options.root else replace(draft, root=_usable_root(draft.root))

@@ -38,6 +38,10 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "metavar": "NAME,NAME",
             "help": "take all tables of these schemas",
         },
+        "--where": {
+            "metavar": "SQL",
+            "help": "row filter of the one table that --tables names",
+        },
         "--root": {
             "metavar": "URL",
             "help": "lake's folder as a URI, ./lake by default",

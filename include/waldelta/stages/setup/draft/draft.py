@@ -47,6 +47,8 @@ class Draft:
     pipeline: str
     root: str
     schedule: str = DEFAULT_SCHEDULE
+    # The row filter of the only table.
+    where: str | None = None
 
     @property
     def slot(self) -> str:
@@ -126,8 +128,11 @@ class Draft:
             for note in notes_of(table):
                 yield f"        # {on_one_line(note)}"
             yield f"        - name: {_scalar(str(table.id))}"
-            if number == 0:
+            if self.where is not None:
+                yield f"          where: {_scalar(self.where)}"
+            elif number == 0:
                 yield "          # where: <row filter in SQL, over columns of the key>"
+            if number == 0:
                 yield "          # columns: [<columns to replicate; by default all>]"
 
     def _tail(self) -> Iterator[str]:

@@ -82,6 +82,14 @@ def test_the_sql_has_the_identity_that_a_keyless_table_needs():
     assert "create role" not in sql
 
 
+@pytest.mark.parametrize("where", ["region = 'EU'", 'id > 1 and "a: b" is null', "true -- x"])
+def test_a_filter_is_read_back(where):
+    filtered = draft(table(TableId("public", "t")), where=where)
+    (publication,) = filtered.load().source.publications
+    assert [entry.where for entry in publication.tables] == [where]
+    assert f"where ({where}" in filtered.as_sql()
+
+
 TAKEN = {
     "nothing": ((), "shop"),
     "others' names": (("store_pub", "shop", "shop_publication"), "shop"),
