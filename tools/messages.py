@@ -29,7 +29,7 @@ _EXAMPLES = {
     "pipeline": "shop",
     "column": "amount",
     "columns": "id, amount",
-    "path": "include/pipelines/shop.yml",
+    "path": "shop.yml",
     "folder": "/data/lake/public/orders",
     "root": "/data/lake",
     "uri": "/data/lake/public/orders",

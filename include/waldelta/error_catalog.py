@@ -36,7 +36,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             " connection pooler answers.",
             "",
             "correct each item that the message lists",
-            "pipeline file include/pipelines/shop.yml is refused:\n"
+            "pipeline file shop.yml is refused:\n"
             "  - target.tables.public.orders.wher: unknown key: remove it, or correct its spelling",
         ),
         "FilterNotTranslatable": ErrorEntry(
@@ -64,7 +64,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "",
             "run the grant that the message names (docs/reference/privileges.md)",
             "public.orders can't be copied (permission denied for table orders): grant select on"
-            " it; …",
+            " it",
         ),
         "NameUnreadable": ErrorEntry(
             "The name of a database object contains a byte that has no UTF-8 character, so"

@@ -25,7 +25,7 @@ from waldelta.lake.ledger.records import now
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 DOCS = Path(__file__).parents[3] / "docs"
-FILE = "include/pipelines/shop.yml"
+FILE = "shop.yml"
 
 
 def blocks(page, kind):

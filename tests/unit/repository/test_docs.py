@@ -146,7 +146,7 @@ def test_modules_that_are_named_exist(path):
     assert sorted(name for name in named if not is_there(name)) == []
 
 
-COMMAND_LINE = re.compile(r"(?:\S*/)?(?:waldelta|python -m spark_jobs) +([A-Za-z]+)")
+COMMAND_LINE = re.compile(r"(?:\S*/)?(?:waldelta|python -m spark_jobs) +([A-Za-z][A-Za-z-]*)")
 
 
 @each_page
@@ -315,3 +315,26 @@ def test_screenshots_are_small():
         if path.stat().st_size > 300_000
     }
     assert large == {}
+
+
+def test_the_way_in_is_short():
+    """From README to a pipeline that Airflow runs, all that a reader with the wheel reads."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+    airflow = (ROOT / "docs/how-to/run-in-airflow.md").read_text(encoding="utf-8")
+    in_airflow = airflow.split("\n## TLS")[0]
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    assert sum(len(text.split()) for text in (readme, tutorial, in_airflow)) <= 1200
+
+
+def test_all_pages_call_the_example_connection_alike():
+    """Whoever follows two of them has one connection."""
+    named = {
+        f"{page.name}: {found}"
+        for page in SITE
+        for found in re.findall(
+            r"AIRFLOW_CONN_SHOP\w*|(?:conn_id: |connections add )shop\w*", page.read_text()
+        )
+    }
+    other = {one for one in named if not re.search(r"(?i)shop_(source|standby)$", one)}
+    assert named - other
+    assert other == set()
