@@ -66,6 +66,15 @@ ERROR_CATALOG: Final = MappingProxyType(
             "public.orders can't be copied (permission denied for table orders): grant select on"
             " it",
         ),
+        "SessionAltered": ErrorEntry(
+            "A function or a login trigger of the source changed a setting of our session that"
+            " decides how PostgreSQL prints values.",
+            "The run uses no value of that session.",
+            "find what changes settings: a login trigger, a function of the database (set_config),"
+            " or a connection pooler",
+            "db.example:5432/shop: extra_float_digits was set to '1' in this session, and is '-5'"
+            " now, …",
+        ),
         "NameUnreadable": ErrorEntry(
             "The name of a database object contains a byte that has no UTF-8 character, so"
             " PostgreSQL can't send it.",
@@ -150,7 +159,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "",
             "remove it from the file until the waiting changes are consumed, add its tables to"
             " another publication, or run teardown, setup and resync",
-            "publication 'shop_new' does not exist at the WAL position …",
+            "a publication does not exist at the WAL position at which slot 'shop_cdc' is read …",
         ),
         "SlotUnreadable": ErrorEntry(
             "PostgreSQL can't decode the next transaction: a row filter fails, a byte has no UTF-8"

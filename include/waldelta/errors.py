@@ -9,6 +9,7 @@
      |    +-- SourceUnreachable          (retryable)
      |    +-- AuthenticationFailed
      |    +-- PrivilegeMissing
+     |    +-- SessionAltered             a setting that values depend on was changed
      |    +-- NameUnreadable             UTF-8 lacks a character of an object's name
      |    +-- PreflightFailed            all findings at once
      |    +-- LockHeld                   (retryable) another run works on the same slot or target
@@ -114,6 +115,10 @@ class AuthenticationFailed(SourceError):
 
 class PrivilegeMissing(SourceError):
     """The role lacks a privilege; the message names the grant."""
+
+
+class SessionAltered(SourceError):
+    """A session lost a setting that values depend on; none of its values was used."""
 
 
 class NameUnreadable(SourceError):

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from waldelta.server_errors import texts
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -43,9 +45,6 @@ SMALLEST_FILE, LARGEST_FILE = (
 _GENERATION = "waldelta.generation"
 _FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
-_ABSENT = re.compile(
-    r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND"
-)
 
 
 def needs_mapping(columns: Iterable[str]) -> bool:
@@ -121,7 +120,7 @@ def find_commit(
 
 def is_absent(err: Exception) -> bool:
     """Return whether an error of Spark's says that there is no table."""
-    return _ABSENT.search(str(err)) is not None
+    return texts.TABLE_ABSENT.search(str(err)) is not None
 
 
 def schema_option(existing: StructType | None, wanted: StructType) -> str | None:

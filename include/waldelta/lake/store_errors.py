@@ -9,17 +9,7 @@ import re
 from dataclasses import dataclass
 
 from waldelta.errors import LakeError, StoreMissing, StoreRefused, StoreUnreachable
-
-# How delta-rs lays out a chain of causes; and the part of an address that may be a signature.
-_LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
-_QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
-# What a store repeats of the request that it refused: parts of the signature.
-# delta-rs adds the row that violates a constraint.
-_ROW = re.compile(r"(violated by value in row:).*", re.DOTALL)
-_DETAILS = re.compile(r"<(StringToSign|CanonicalRequest)\w*>.*?</\1\w*>", re.DOTALL)
-# In errors of delta-rs's object store. Others of the network are of something else.
-_OF_STORE = re.compile(r"Generic \w+ error|Error performing|Kernel error")
-_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+from waldelta.server_errors import texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +23,23 @@ class StoreAnswer:
 
 _ANSWERS = (
     StoreAnswer(
-        re.compile(
-            r"AuthorizationHeaderMalformed|PermanentRedirect|IncorrectEndpoint"
-            r"|Received redirect without LOCATION|\b301 Moved Permanently"
-        ),
+        texts.STORE_REGION,
         StoreRefused,
         "set the region of target.root's bucket: AWS_REGION, or region_name in the connection",
     ),
     StoreAnswer(
-        re.compile(
-            r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary"
-            r" privileges|valid authentication credentials"
-            r"|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed"
-            r"|AuthorizationPermissionMismatch"
-        ),
+        texts.STORE_CREDENTIALS,
         StoreRefused,
         "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and their"
         " permissions for target.root",
     ),
     StoreAnswer(
-        re.compile(r"NoSuchBucket|ContainerNotFound|\b404 Not Found"),
+        texts.STORE_MISSING,
         StoreMissing,
         "create the bucket or container, or correct target.root",
     ),
     StoreAnswer(
-        re.compile(
-            r"\b(?:429|5\d\d) [A-Z][a-z]+|SlowDown|dns error|error sending request|operation timed"
-            r" out|connection closed"
-            r"|Connection refused|Connection reset"
-            # These are from Hadoop's file systems, and from Spark Connect.
-            r"|Status Code:"
-            r" 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException"
-            r"|\bUNAVAILABLE\b|ExecutorLostFailure",
-        ),
+        texts.STORE_UNANSWERED,
         StoreUnreachable,
         "the store doesn't answer: check its address and the network, and run again",
     ),
@@ -79,8 +53,9 @@ def answer_in(text: str) -> StoreAnswer | None:
 
 def store_text(err: BaseException) -> str:
     """Return an error's message on one line, without signatures."""
-    text = _ROW.sub(r"\1 …", _DETAILS.sub("", _LAYOUT.sub("", str(err))))
-    return _QUERY.sub(r"\1?…", " ".join(text.split()))
+    text = texts.SIGNED_DETAILS.sub("", texts.LAYOUT.sub("", str(err)))
+    text = texts.VIOLATING_ROW.sub(r"\1 …", text)
+    return texts.ADDRESS_QUERY.sub(r"\1?…", " ".join(text.split()))
 
 
 def store_error(err: BaseException) -> LakeError | None:
@@ -89,10 +64,12 @@ def store_error(err: BaseException) -> LakeError | None:
     from deltalake.exceptions import DeltaError
 
     text = store_text(err)
-    if not (isinstance(err, DeltaError) or (isinstance(err, OSError) and _OF_STORE.search(text))):
+    if not (
+        isinstance(err, DeltaError) or (isinstance(err, OSError) and texts.OF_STORE.search(text))
+    ):
         return None
     answer = answer_in(text)
     # A file that isn't there has the same number as a bucket that isn't there.
-    if answer is None or (answer.error is StoreMissing and not _BUCKET.search(text)):
+    if answer is None or (answer.error is StoreMissing and not texts.NO_BUCKET.search(text)):
         return None
     return answer.error(f"the lake can't be read ({text}): {answer.remedy}")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
-import re
 from contextlib import AbstractContextManager
 
 from waldelta.errors import TargetNotWritable, raised_as
 from waldelta.lake.store_errors import answer_in, store_text
+from waldelta.server_errors import texts
 
-# The operating system's error number as delta-rs prints it ("os error 28", "Os { code: 28"), and as
-# pyarrow and Python do.
-_NUMBER = re.compile(r"(?:\bos error |\berrno |\bOs \{ code: )(\d+)", re.IGNORECASE)
 _REMEDIES = {
     (errno.ENOSPC,): "free space there (bytes, or inodes)",
     (errno.EDQUOT,): "free space there, or raise the quota of the user that runs {who}",
@@ -32,8 +28,6 @@ _REMEDIES = {
     ),
     (errno.EIO, errno.ESTALE): "check the disk, or the mount: the kernel's log has details",
 }
-# Java prints these texts of such an error, without its number.
-_WORDS = {os.strerror(number): number for numbers in _REMEDIES for number in numbers}
 
 
 def target_not_writable(
@@ -93,30 +87,18 @@ def not_writable_from_text(said: str) -> TargetNotWritable:
     return error
 
 
-# Messages of Hadoop's file systems, their stores and Delta about a place that can't be written; any
-# other error may be temporary.
-_STORAGE_REFUSES = re.compile(
-    r"Permission denied|AccessDenied|AccessControlException|Access Denied|Forbidden|Read-only file"
-    r" system"
-    r"|Mkdirs failed|ParentNotDirectory|Not a directory|not a"
-    r" directory|FileAlreadyExistsException|No space left on device"
-    r"|DELTA_CANNOT_CREATE_LOG_PATH|DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|NoSuchBucket"
-    r"|UnknownHostException"
-)
-
-
 def storage_refusal(text: str) -> str | None:
     """Return the words of a Spark error which say that a place can't be written."""
-    found = _STORAGE_REFUSES.search(text)
+    found = texts.STORAGE_REFUSES.search(text)
     return None if found is None else found[0]
 
 
 def _remedy(err: Exception, said: str) -> tuple[str, bool]:
     number = err.errno if isinstance(err, OSError) else None
-    if number is None and (found := _NUMBER.search(said)):
+    if number is None and (found := texts.OS_NUMBER.search(said)):
         number = int(found[1])
     if number is None:
-        number = next((number for words, number in _WORDS.items() if words in said), None)
+        number = next((number for words, number in texts.OS_TEXTS.items() if words in said), None)
     for numbers, remedy in _REMEDIES.items():
         if number in numbers:
             return remedy, False

@@ -18,6 +18,7 @@ from waldelta.postgres.connection import (
     privilege_missing,
 )
 from waldelta.postgres.unreadable_names import name_unreadable
+from waldelta.server_errors.sqlstate import ServerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +77,18 @@ class SourceConnections:
             try:
                 yield connection
             except psycopg.errors.InsufficientPrivilege as err:
-                raise privilege_missing(
-                    connection.info.user, err.diag.message_primary or "refused"
-                ) from err
+                raise privilege_missing(connection, err) from err
             except psycopg.errors.UntranslatableCharacter as err:
                 # The text is in a row that the slot decodes, not in a name.
-                if "output plugin" in (err.diag.context or ""):
+                if ServerError.of(err).is_from_decoding:
                     raise
                 raise name_unreadable(conninfo, err) from err
+            except psycopg.errors.SerializationFailure as err:
+                # A session of ours is never serializable: replay of a standby is the other cause.
+                raise ended_by_replay(
+                    f"{purpose} of slot {self.config.slot!r}", ServerError.of(err)
+                ) from err
             except psycopg.OperationalError as err:
                 if (full := lacks_room(err)) is not None:
                     raise full from err
-                if "conflict with recovery" in str(err):
-                    raise ended_by_replay(
-                        f"{purpose} of slot {self.config.slot!r}", str(err)
-                    ) from err
                 raise

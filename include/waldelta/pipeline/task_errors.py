@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -15,37 +14,17 @@ from waldelta.lake.write_errors import (
     not_writable_from_text,
     storage_refusal,
 )
+from waldelta.server_errors import texts
 
 DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 
 
-# The form in which Python prints an exception: qualified class, colon, message. Errors of tasks
-# have one line.
-_NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
 _JVM_ENDED = (
     "Spark's Java process (JVM) ended during the run: what was committed stays, and the next run"
     " continues from there. Most often the machine or the container had no memory left and the"
     " kernel killed the process (dmesg, or the container's events, say so): give it more memory,"
     f" or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; if Java itself crashed,"
     " hs_err_pid*.log in the working folder has the cause"
-)
-# Java has a ConcurrentModificationException, too; that one is a defect, not a conflict.
-_CONFLICT = re.compile(
-    r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
-    r"|Concurrent(?:Transaction|Append|Write|DeleteRead|DeleteDelete)Exception"
-    r"|(?:Metadata|Protocol)ChangedException"
-)
-
-
-# Hadoop's and Spark's messages for missing files, which a VACUUM with a short retention may have
-# deleted.
-_FILE_GONE = re.compile(
-    r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException|DELTA_FILE_NOT_FOUND"
-)
-# Conflicts that prove a change of the table itself: nothing was written based on the old state.
-_FENCED = re.compile(
-    r"DELTA_CONCURRENT_TRANSACTION|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
-    r"|ConcurrentTransactionException|(?:Metadata|Protocol)ChangedException"
 )
 
 
@@ -56,7 +35,7 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
     The text has no attributes of the instance. ``retryable`` is the class's default, or follows
     from the reason of a TargetNotWritable.
     """
-    for name, message in _NAMED.findall(str(err)):
+    for name, message in texts.NAMED_ERROR.findall(str(err)):
         kind = getattr(errors, name, None)
         if (
             kind is errors.DecodeError
@@ -110,7 +89,7 @@ def is_conflict(err: BaseException) -> bool:
 
     Spark Connect returns only the names of the exceptions' classes.
     """
-    return _CONFLICT.search(str(err)) is not None
+    return texts.CONFLICT.search(str(err)) is not None
 
 
 def is_passing(err: BaseException) -> bool:
@@ -118,9 +97,9 @@ def is_passing(err: BaseException) -> bool:
 
     That is so when only rows or files changed, and no fence against older writers stopped us.
     """
-    return (is_conflict(err) or _FILE_GONE.search(str(err)) is not None) and _FENCED.search(
-        str(err)
-    ) is None
+    return (
+        is_conflict(err) or texts.FILE_GONE.search(str(err)) is not None
+    ) and texts.FENCED.search(str(err)) is None
 
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:

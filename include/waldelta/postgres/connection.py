@@ -5,10 +5,8 @@ on.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psycopg
@@ -20,18 +18,20 @@ from psycopg.rows import Row
 
 from waldelta.config.airflow_connection import read_connection
 from waldelta.errors import (
-    AuthenticationFailed,
     ConfigError,
     PrivilegeMissing,
+    SessionAltered,
     SourceDiskFull,
     SourceError,
     SourceUnreachable,
     StandbyAway,
-    raised_as,
 )
+from waldelta.server_errors.refused_connection import POOLED, Refusal, connection_error
+from waldelta.server_errors.sqlstate import INVALID_PARAMETER_VALUE, ServerError
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
+    import pyarrow as pa
 
 # A connection with any kind of rows.
 Connection = psycopg.Connection[Any]
@@ -60,21 +60,25 @@ SESSION_SETTINGS: dict[str, str] = {
     # A reader's role is often read-only, and then couldn't analyse a filter with a temporary table.
     # As a serializable reader, we could make the application's own serializable transactions fail.
     "default_transaction_read_only": "off",
-    "default_transaction_isolation": "read\\ committed",
+    "default_transaction_isolation": "read committed",
 }
-# The same for settings of PostgreSQL 17, which older versions refuse among a connection's options;
-# plus values that reveal a connection pooler.
-_FIRST = """
-select case when current_setting('transaction_timeout', true) is not null
-  then set_config('transaction_timeout', '0', false) end,
-       current_setting('search_path'),
-       pg_backend_pid()
+# A setting of no meaning among the options that a connection begins with. A pooler that drops the
+# options drops it, and a login trigger that changes settings doesn't.
+_MARK, _MARKED = "waldelta.session", "on"
+# Only a superuser may change this one, or a role with a grant on it: messages in English.
+_MESSAGES = """
+case when pg_catalog.has_parameter_privilege('lc_messages', 'set')
+  then pg_catalog.set_config('lc_messages', 'C', false) end
+"""
+# PostgreSQL 17 has this one; older versions refuse it among a connection's options.
+_TRANSACTION_TIMEOUT = """
+case when pg_catalog.current_setting('transaction_timeout', true) is not null
+  then pg_catalog.set_config('transaction_timeout', '0', false) end
 """
 # ADBC reads the names of all types and columns while it connects. With this encoding, PostgreSQL
 # sends them unconverted. Otherwise a name that UTF-8 can't represent, of any object, would end each
 # connection.
 _UNCONVERTED = "SQL_ASCII"
-_TO_UTF8 = "select pg_catalog.set_config('client_encoding', 'UTF8', false)"
 _BATCH_BYTES = 8 << 20
 # A backend whose client vanished ends within a minute, and with it the slot, snapshot or lock that
 # it holds. During a statement it checks every ten seconds whether its client is still there.
@@ -163,23 +167,18 @@ class OneStatementCursor(psycopg.Cursor[Row]):
 def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Open an autocommit connection with the pinned session settings.
 
-    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL
-    settings that can't work and for a connection pooler. Each names host, port and database, but
-    never the password.
+    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, SessionAltered, or ConfigError
+    for SSL settings that can't work and for a connection pooler. Each names host, port and
+    database, but never the password.
     """
 
     def open_(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
-        connection = psycopg.connect(pinned, autocommit=True, cursor_factory=OneStatementCursor)
-        connection.prepare_threshold = None
+        connection = psycopg.connect(
+            pinned, autocommit=True, prepare_threshold=None, cursor_factory=OneStatementCursor
+        )
+        return _after(connection, lambda: _pin(conninfo, connection, connection.info.backend_pid))
 
-        def first() -> None:
-            _check_whole(
-                conninfo, connection.execute(_FIRST).fetchall(), connection.info.backend_pid
-            )
-
-        return _after(connection, first)
-
-    return _opened(conninfo, application_name, open_, psycopg.OperationalError)
+    return _opened(conninfo, application_name, open_, psycopg.Error)
 
 
 @contextmanager
@@ -188,12 +187,12 @@ def named_loss(conninfo: str) -> Iterator[None]:
     try:
         yield
     except psycopg.OperationalError as err:
-        if err.sqlstate is not None and not err.sqlstate.startswith(_CONNECTION_LOST):
+        error = ServerError.of(err)
+        if not error.is_lost_connection:
             raise
-        reason = str(err).partition("\n")[0]
         raise SourceUnreachable(
-            f"{describe(conninfo)} ended a connection in use, or the network did ({reason}): run"
-            " again"
+            f"{describe(conninfo)} ended a connection in use, or the network did ({error.shown}):"
+            " run again"
         ) from err
 
 
@@ -225,9 +224,11 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
     """
 
     def as_walsender(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(make_conninfo(pinned, replication="database"), autocommit=True)
+        connection = psycopg.connect(pinned, autocommit=True, prepare_threshold=None)
+        return _after(connection, lambda: _pin(conninfo, connection, connection.info.backend_pid))
 
-    return _opened(conninfo, application_name, as_walsender, psycopg.OperationalError)
+    walsender = make_conninfo(conninfo, replication="database")
+    return _opened(walsender, application_name, as_walsender, psycopg.Error)
 
 
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
@@ -241,15 +242,7 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
         connection = adbc_driver_postgresql.dbapi.connect(
             make_conninfo(pinned, client_encoding=_UNCONVERTED), autocommit=True
         )
-
-        def first() -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(_TO_UTF8)
-                cursor.fetchall()
-                cursor.execute(_FIRST)
-                _check_whole(conninfo, cursor.fetchall())
-
-        return _after(connection, first)
+        return _after(connection, lambda: _pin(conninfo, connection))
 
     return _opened(conninfo, application_name, open_, adbc_driver_postgresql.dbapi.Error, {})
 
@@ -265,6 +258,28 @@ def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
     )
 
 
+def record_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> Iterator[pa.RecordBatch]:
+    """Yield the Arrow batches of a query that the cursor has executed.
+
+    Raises ADBC's errors, with their SQLSTATE, also while rows are fetched.
+    """
+    # fetch_record_batch() returns the reader inside this one, which raises OSError and ArrowInvalid
+    # without a code.
+    yield from cursor._results.reader  # noqa: SLF001
+
+
+def check_settings(
+    conninfo: str, connection: Connection | adbc_driver_postgresql.dbapi.Connection
+) -> None:
+    """Raise SessionAltered when the session has lost a setting that values depend on.
+
+    A function of the database may change a setting while a query runs that reads values.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_CURRENT)
+        _check_current(conninfo, dict(zip(_SETTINGS, cursor.fetchall()[0], strict=False)))
+
+
 def describe(conninfo: str) -> str:
     """Return host, port and database for messages and logs."""
     fields = conninfo_to_dict(conninfo)
@@ -278,35 +293,94 @@ def describe_server(connection: psycopg.Connection[Any]) -> str:
     return f"{connection.info.host}:{connection.info.port}"
 
 
-def privilege_missing(role: str, said: str) -> PrivilegeMissing:
-    """Return the error for a statement that PostgreSQL refused to the role, with its message."""
-    quoted = sql.Identifier(role).as_string()
-    attribute = f"alter role {quoted} replication; " if "replication slots" in said else ""
+def privilege_missing(
+    connection: Connection, err: psycopg.errors.InsufficientPrivilege
+) -> PrivilegeMissing:
+    """Return the error for a statement that PostgreSQL refused to the connection's role."""
+    role, attribute = connection.info.user, ""
+    row = connection.execute(_MAY_REPLICATE).fetchone() if not connection.closed else None
+    if row == (False,):
+        attribute = f"alter role {sql.Identifier(role).as_string()} replication; "
     return PrivilegeMissing(
-        f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in"
-        " docs/reference/privileges.md"
+        f"PostgreSQL refused role {role!r}: {ServerError.of(err).shown}: {attribute}what the role"
+        " needs is in docs/reference/privileges.md"
     )
 
 
-def ended_by_replay(what: str, said: str) -> StandbyAway:
+def ended_by_replay(what: str, error: ServerError) -> StandbyAway:
     """Return the error for a statement that a standby's replay ended."""
     return StandbyAway(
-        f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the"
-        " standby has hot_standby_feedback on and a primary_slot_name"
-        " (docs/how-to/read-from-a-standby.md); run again"
+        f"{what} was ended by the standby's replay ({error.shown}): see that the standby has"
+        " hot_standby_feedback on and a primary_slot_name (docs/how-to/read-from-a-standby.md); run"
+        " again"
     )
 
 
-def _check_whole(conninfo: str, found: Sequence[Sequence[Any]], pid: int | None = None) -> None:
-    """Raise ConfigError when a connection pooler answers instead of the server.
+def _pin(
+    conninfo: str,
+    connection: psycopg.Connection[Any] | adbc_driver_postgresql.dbapi.Connection,
+    pid: int | None = None,
+) -> None:
+    """Set the settings in the session, whatever a login trigger changed, and verify them.
 
-    A pooler drops startup options, or reports an invented pid for a backend that it shares. Setup
-    may have connected directly. Behind a pooler, values would be printed with other settings, and a
-    lock would pass to the next client of that backend.
+    Raises ConfigError when a connection pooler answers instead of the server: it drops startup
+    options, reports an invented pid for a backend that it shares, or has another backend run the
+    next statement. Setup may have connected directly. Behind a pooler, values would be printed with
+    other settings, and a lock would pass to the next client of that backend.
     """
-    ((_, search_path, answering),) = found
-    if search_path != SESSION_SETTINGS["search_path"] or pid not in (None, answering):
-        raise ConfigError(f"{describe(conninfo)}: {_POOLED}")
+    with connection.cursor() as cursor:
+        cursor.execute(_PIN)
+        first = cursor.fetchall()[0][-1]
+        cursor.execute(_CURRENT)
+        *values, mark, second = cursor.fetchall()[0]
+    if isinstance(mark, bytes):
+        # ADBC reads the names of types while it connects, and doesn't recognise quoted ones.
+        raise SessionAltered(
+            f"{describe(conninfo)}: a login trigger sets quote_all_identifiers, and ADBC can't read"
+            " types then: remove that from the database's event trigger on login"
+        )
+    if mark != _MARKED or first != second or pid not in (None, second):
+        raise ConfigError(f"{describe(conninfo)}: {POOLED}")
+    _check_current(conninfo, dict(zip(_SETTINGS, values, strict=True)))
+
+
+def _check_current(conninfo: str, current: Mapping[str, str]) -> None:
+    """Raise SessionAltered for a setting that has another value than the pinned one."""
+    for name, value in _SETTINGS.items():
+        # The first part of DateStyle is the output's; the other part isn't ours.
+        if current[name].partition(",")[0] != value:
+            raise SessionAltered(
+                f"{describe(conninfo)}: {name} was set to {value!r} in this session, and is"
+                f" {current[name]!r} now, so values would be printed otherwise: find what changes"
+                " settings of open sessions: a function of the database (set_config), or a"
+                " connection pooler"
+            )
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string()
+
+
+# PostgreSQL prints these two with their units.
+_SETTINGS = {
+    name: value for name, value in SESSION_SETTINGS.items() if not name.endswith("_timeout")
+}  # fmt: skip
+# Qualified, and without an operator: a login trigger may have set any search_path.
+_PIN = "select {}, {}, {}, pg_catalog.pg_backend_pid()".format(
+    ", ".join(
+        f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)"
+        for name, value in SESSION_SETTINGS.items()
+    ),
+    _MESSAGES,
+    _TRANSACTION_TIMEOUT,
+)
+_CURRENT = "select {}, pg_catalog.current_setting({}, true), pg_catalog.pg_backend_pid()".format(
+    ", ".join(f"pg_catalog.current_setting({_literal(name)})" for name in _SETTINGS),
+    _literal(_MARK),
+)
+_MAY_REPLICATE = (
+    "select rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user"
+)
 
 
 class _Closeable(Protocol):
@@ -338,13 +412,17 @@ def _opened(
     Servers on some platforms refuse one of them; then it is left out.
     """
     defaults = {**_SERVER_KEEPALIVES, **further}
-    with raised_as(partial(_connect_error, conninfo), refused):
+    for settings in (defaults | _CHECKS_CLIENT, defaults):
+        pinned = _pinned(conninfo, application_name, settings)
         try:
-            return open_(_pinned(conninfo, application_name, defaults | _CHECKS_CLIENT))
+            return open_(pinned)
         except refused as err:
-            if not any(name in str(err) for name in _CHECKS_CLIENT):
-                raise
-        return open_(_pinned(conninfo, application_name, defaults))
+            given = conninfo_to_dict(pinned)
+            refusal = Refusal.of(err, pinned, float(given["connect_timeout"] or 0))
+        if refusal.sqlstate != INVALID_PARAMETER_VALUE:
+            break
+    # The traceback doesn't show the driver's error, whose text may have values or credentials.
+    raise connection_error(describe(conninfo), conninfo_to_dict(conninfo), refusal) from None
 
 
 def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
@@ -354,7 +432,9 @@ def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -
     given = conninfo_to_dict(conninfo)
     chosen = str(given.get("options") or "")
     options = " ".join(
-        part for part in (_switches(defaults), chosen, _switches(SESSION_SETTINGS)) if part
+        part
+        for part in (_switches(defaults), chosen, _switches(SESSION_SETTINGS | {_MARK: _MARKED}))
+        if part
     )
     return make_conninfo(
         conninfo,
@@ -366,7 +446,9 @@ def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -
 
 
 def _switches(settings: Mapping[str, str]) -> str:
-    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+    return " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()
+    )
 
 
 def _of_libpq(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,147 +461,3 @@ def _libpq_version() -> str:
 
 
 _EXAMPLE = "postgresql://user:password@host:port/database"
-# connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A
-# network failure has no SQLSTATE.
-_CONNECTION_LOST = ("08", "57P")
-# insufficient_resources, operator_intervention: a retry may not meet them.
-_PASSING = ("53", "57")
-_ConnectError = SourceError | ConfigError
-
-_POOLED = (
-    "a connection pooler answers instead of the server and doesn't keep sessions: point the"
-    " connection at PostgreSQL itself"
-)
-# libpq's or the server's message, the error for it, and the remedy; the first match counts.
-_REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
-    (r"unsupported startup parameter", ConfigError, f"{_POOLED} ({{reason}})"),
-    (
-        r"too many (clients|connections)|remaining connection slots|exceeds .?max_wal_senders",
-        SourceUnreachable,
-        (
-            "the server has no connection left for user {user!r} ({reason}): end idle ones, or"
-            " raise max_connections, or the limit that the message names"
-        ),
-    ),
-    (
-        r"the database system is",
-        SourceUnreachable,
-        (
-            "the server takes no connections now ({reason}): wait until it is up; its log shows"
-            " the progress"
-        ),
-    ),
-    (
-        r"permission denied for database",
-        PrivilegeMissing,
-        (
-            "role {user!r} may not connect: grant connect on database {database} to {user}"
-            " (docs/reference/privileges.md)"
-        ),
-    ),
-    (
-        (
-            r'file "[^"]*" does not exist|but not private key file|could not (read|load|open)'
-            r" .*(certificate|private key)"
-        ),
-        ConfigError,
-        (
-            "{reason}: correct sslrootcert, sslcert, sslkey or sslmode in the connection's extra,"
-            " or put the file there"
-        ),
-    ),
-    (
-        r"server does not support SSL",
-        ConfigError,
-        (
-            "the connection asks for SSL, which this server doesn't offer: switch it on there, or"
-            " change the extra's sslmode"
-        ),
-    ),
-    (
-        r"certificate verify failed|server certificate for",
-        ConfigError,
-        (
-            "the server's certificate isn't trusted ({reason}): set sslrootcert in the"
-            " connection's extra to the authority that signed it"
-        ),
-    ),
-    (
-        (
-            r"alert (certificate|unknown ca|bad certificate|unsupported certificate)|requires a"
-            r" valid client certificate"
-        ),
-        ConfigError,
-        (
-            "the server doesn't accept the client certificate ({reason}): set sslcert and sslkey"
-            " in the connection's extra to one that it trusts"
-        ),
-    ),
-    (
-        r"invalid \w+ value|invalid connection option",
-        ConfigError,
-        "{reason}: correct the connection's extra",
-    ),
-    (
-        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
-        AuthenticationFailed,
-        (
-            "its pg_hba.conf doesn't let user {user!r} in from here ({reason}): add a line there"
-            " or, for a hostssl line, set sslmode in the connection's extra"
-        ),
-    ),
-    (
-        r"authentication failed|no password supplied",
-        AuthenticationFailed,
-        "the server refused user {user!r}: check login and password of the connection",
-    ),
-    (
-        r'role "[^\n]*" does not exist',
-        AuthenticationFailed,
-        "role {user!r} does not exist: check the connection's login, or create the role",
-    ),
-    (
-        r'database "[^\n]*" does not exist',
-        AuthenticationFailed,
-        (
-            "database {database!r} does not exist: check the connection's database (Airflow calls"
-            " it schema)"
-        ),
-    ),
-)
-
-
-def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
-    where, text = describe(conninfo), str(err)
-    given, reason = conninfo_to_dict(conninfo), _reason(text)
-    for said, kind, remedy in _REFUSALS:
-        if re.search(said, text):
-            told = remedy.format(
-                reason=reason, user=given.get("user", ""), database=given.get("dbname", "")
-            )
-            return kind(f"{where}: {told}")
-    sqlstate = getattr(err, "sqlstate", None)
-    if sqlstate is not None and not sqlstate.startswith(_CONNECTION_LOST):
-        refused = SourceError(
-            f"{where} refused a query that every connection begins with ({reason}): the server's"
-            " log has details"
-        )
-        refused.retryable = sqlstate.startswith(_PASSING)
-        return refused
-    return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port and firewall")
-
-
-def _reason(text: str) -> str:
-    """Return the reason from a driver's longer message.
-
-    >>> failed = 'connection failed: connection to server at "::1", port 5 failed'
-    >>> _reason(f"{failed}: Connection refused\\n\\tIs the server …")
-    'Connection refused'
-    >>> _reason("Failed to execute query 'SELECT\\n 1\\n': ERROR:  out of shared memory\\n")
-    'out of shared memory'
-    """
-    if refused := re.search(r"\bERROR: +(.*)", text):
-        return refused[1]
-    lines = text.strip().splitlines()
-    found = next((line for line in lines if " failed: " in line), lines[0] if lines else "")
-    return re.sub(r"^.*\b(failed|connect|bad): (?=\S)", "", found).strip() or "no answer"

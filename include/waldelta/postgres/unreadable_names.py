@@ -5,7 +5,6 @@ PostgreSQL refuses every answer that would include such a name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import psycopg
@@ -13,6 +12,8 @@ import psycopg
 from waldelta.errors import NameUnreadable, SourceError
 from waldelta.postgres.connection import connect, describe
 from waldelta.quantities import first_of
+from waldelta.server_errors.sqlstate import ServerError
+from waldelta.server_errors.texts import UNTRANSLATABLE_BYTES
 
 # As bytea, a name is sent without conversion.
 _NAMES = """
@@ -57,8 +58,8 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
 
     It names the objects whose names contain the bytes in PostgreSQL's message.
     """
-    said = err.diag.message_primary or str(err)
-    lacking = bytes(int(byte, 16) for byte in re.findall(r"\b0x([0-9a-f]{2})\b", said))
+    said = ServerError.of(err).shown
+    lacking = bytes(int(byte, 16) for byte in UNTRANSLATABLE_BYTES.findall(said))
     with connect(conninfo, "waldelta names") as connection:
         rows = connection.execute(_NAMES.encode(), {"letters": _LETTERS}).fetchall()
         names = [(kind, oid, name) for kind, oid, name in rows if lacking in name]

@@ -21,6 +21,7 @@ from waldelta.pgoutput.control import begun_at
 from waldelta.pipeline import Job, slot_lock
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres.lock_waits import limited
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
@@ -58,9 +59,9 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             f" {SEARCH_BUDGET_S:g} s"
         ) from err
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse, *NO_ROOM) as err:
-        raise peek_error(source.slot, str(err)) from None
+        raise peek_error(source.slot, ServerError.of(err)) from None
     except psycopg.DatabaseError as err:
-        if Refusal.of(err) is None:
+        if Refusal.of(ServerError.of(err)) is None:
             raise
         raise StateError(
             f"PostgreSQL can't decode the oldest pending change in slot {source.slot!r}: the next"

@@ -7,7 +7,6 @@ task's exception reaches the driver as text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.arrow import storage
 from waldelta.config import TypeOptions
@@ -40,10 +38,16 @@ from waldelta.grants import sql_name
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
-from waldelta.postgres.connection import connect_arrow, limit_batches
+from waldelta.postgres.connection import (
+    check_settings,
+    connect_arrow,
+    limit_batches,
+    record_batches,
+)
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.postgres.planner_estimate import rows_where
 from waldelta.row_filter import RowFilter
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.snapshot.chunks import Chunk
 from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
@@ -65,9 +69,6 @@ GONE = {"3F000", "42P01", "42703", "42804", "42883"}
 NO_SNAPSHOT = {"22023", "42704"}
 NO_PRIVILEGE = "42501"
 LOCKED = "55P03"
-
-# PostgreSQL quotes values, and names too.
-_QUOTED = re.compile(r'".*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def fetch_rows(
         limit_batches(cursor)
         cursor.execute(query)
         has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
-        for batch in cursor.fetch_record_batch():
+        for batch in record_batches(cursor):
             if batch.num_rows:
                 yield _typed(copy, has_raw, batch)
                 fault_point("sync.reading")
@@ -385,21 +386,22 @@ def snapshot_reader(
 ) -> Iterator[adbc.Connection]:
     """Yield a connection, and raise the driver's errors as named ones, in one line and without
     credentials.
+
+    Raises SessionAltered after use, when a function of the database has changed how the session
+    prints values.
     """
     with (
         closing(connect_arrow(conninfo, application_name)) as connection,
-        raised_as(
-            lambda err: _named(err, connection, conninfo, copy),
-            (adbc.Error, OSError, pa.ArrowException),
-        ),
+        raised_as(lambda err: _named(err, conninfo, copy), adbc.Error),
     ):
         yield connection
+        check_settings(conninfo, connection)
 
 
-def _named(
-    err: Exception, connection: adbc.Connection, conninfo: str, copy: TableCopy
-) -> SourceError:
-    state, reason = getattr(err, "sqlstate", None), _reason(err, conninfo)
+def _named(err: adbc.Error, conninfo: str, copy: TableCopy) -> SourceError:
+    error = ServerError.of(err)
+    state, without = error.sqlstate, without_values(err)
+    reason = without if without.startswith("SQLSTATE") else error.shown
     if state in GONE:
         return SnapshotLost(
             f"{copy.table} was altered, renamed or dropped while it was copied ({reason}): it"
@@ -417,8 +419,7 @@ def _named(
             f"{copy.table} can't be copied now: it stayed locked for"
             f" {COPY_LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"
         )
-    # An error in mid-stream has no SQLSTATE, so whether the session survived it is tested.
-    if not _is_alive(connection):
+    if error.is_lost_connection:
         return SourceUnreachable(
             f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
         )
@@ -465,23 +466,3 @@ def _holders(conninfo: str) -> str:
             f" {'; '.join(named_holders(connection, EXCLUSIVE_MODES, waiting=True))})"
         )
     return ""
-
-
-def _is_alive(connection: adbc.Connection) -> bool:
-    try:
-        run_statement(connection, "rollback")
-    except (adbc.Error, OSError):
-        return False
-    return True
-
-
-def _reason(err: Exception, conninfo: str) -> str:
-    """Return PostgreSQL's words without values of rows; reading the rows loses their SQLSTATE."""
-    state, without = getattr(err, "sqlstate", None), without_values(err)
-    if without.startswith("SQLSTATE"):
-        return without
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    told = next((line.split(":  ", 1)[1] for line in lines if ":  " in line), without)
-    password = str(conninfo_to_dict(conninfo).get("password") or "")
-    told = told.replace(password, "***") if password else told
-    return told if state is not None else _QUOTED.sub("…", told)

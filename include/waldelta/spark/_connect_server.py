@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.server_errors import texts
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -57,7 +58,7 @@ def named_refusal(remote: str, err: Exception) -> SparkUnreachable | None:
     """Return the error for a token that the server refused; None when ``err`` is about something
     else.
     """
-    if "UNAUTHENTICATED" not in str(err) and "authentication token" not in str(err):
+    if texts.TOKEN_REFUSED.search(str(err)) is None:
         return None
     return _for_good(
         f"the Spark Connect server {_parsed(remote).endpoint} refused the token: write the server's"

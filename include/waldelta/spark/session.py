@@ -21,6 +21,7 @@ from waldelta.pipeline.task_errors import (
     has_lost_jvm,
     with_causes,
 )
+from waldelta.server_errors import texts
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
 from waldelta.spark.session_settings import session_settings, set_settings
@@ -267,7 +268,7 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
             was_left = spark.conf.get(_IS_OPEN, "") == "true"
         except Exception as err:
             _close(spark)
-            if "SESSION_CLOSED" not in str(err):
+            if texts.SESSION_CLOSED.search(str(err)) is None:
                 raise
         else:
             if not was_left:

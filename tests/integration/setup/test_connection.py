@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psycopg
@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from demo.embedded_postgres import free_port
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import job_of, pipeline_file
+from tests.support.servers.foreign_language import in_a_foreign_language
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
 from waldelta.pipeline.shared_connection import SharedConnection
 from waldelta.postgres import connect
@@ -43,7 +44,7 @@ CASES = {
     "role missing": (
         {"user": "waldelta_no_such"},
         AuthenticationFailed,
-        "role 'waldelta_no_such' does not exist",
+        "the server doesn't let user 'waldelta_no_such' in from here (",
     ),
     "database missing": (
         {"user": "waldelta_trusted", "dbname": "waldelta_no_such"},
@@ -53,15 +54,12 @@ CASES = {
     "rejected by pg_hba.conf": (
         {"user": "waldelta_rejected"},
         AuthenticationFailed,
-        "pg_hba.conf doesn't let user",
+        "that pg_hba.conf has a line for it",
     ),
     "not in pg_hba.conf": (
         {"user": "waldelta_unlisted"},
         AuthenticationFailed,
-        (
-            "pg_hba.conf doesn't let user 'waldelta_unlisted' in from here (FATAL:  no pg_hba.conf"
-            " entry"
-        ),
+        "that pg_hba.conf has a line for it",
     ),
     "SSL wanted, not offered": (
         {"sslmode": "require"},
@@ -90,34 +88,52 @@ CASES = {
 # What a server, or a pooler in its place, answers to the very beginning.
 ANSWERS = {
     "a pooler": (
+        "08P01",
         "unsupported startup parameter: options",
         ConfigError,
         "point the connection at PostgreSQL itself",
     ),
     "a newer one": (
+        "08P01",
         "unsupported startup parameter in options: tcp_keepalives_idle",
         ConfigError,
         "at PostgreSQL itself",
     ),
     "full": (
+        "53300",
         "sorry, too many clients already",
         SourceUnreachable,
         "no connection left for user 'postgres'",
     ),
     "full but for superusers": (
+        "53300",
         "remaining connection slots are reserved for roles with the SUPERUSER attribute",
         SourceUnreachable,
         "raise max_connections",
     ),
     "the role's limit": (
+        "53300",
         'too many connections for role "postgres"',
         SourceUnreachable,
         "or the limit that the message names",
     ),
     "not yet up": (
+        "57P03",
         "the database system is starting up",
         SourceUnreachable,
         "takes no connections now",
+    ),
+    "a login trigger": (
+        "P0001",
+        "sorry, not today",
+        SourceError,
+        "see the database's event triggers on login",
+    ),
+    "a setting of the extra": (
+        "42704",
+        'unrecognized configuration parameter "work_mum"',
+        ConfigError,
+        "correct the extra's options",
     ),
 }
 
@@ -174,13 +190,17 @@ def speaks_ssl():
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["English", "another language"])
 @pytest.mark.parametrize("changed, error, told", CASES.values(), ids=CASES)
-def test_each_cause_has_its_error(doors, speaks_ssl, changed, error, told, open_connection):
+def test_each_cause_has_its_error(
+    doors, speaks_ssl, changed, error, told, open_connection, is_foreign
+):
+    """Whatever language the server's messages have."""
     ports = {"ssl": str(speaks_ssl), "closed": str(free_port())}
     given = changed | ({"port": ports[changed["port"]]} if "port" in changed else {})
-    conninfo = make_conninfo(doors.conninfo(), **given)
-    with pytest.raises(error) as caught:
-        open_connection(conninfo, "test")
+    language = in_a_foreign_language if is_foreign else nullcontext
+    with language(doors.conninfo()) as conninfo, pytest.raises(error) as caught:
+        open_connection(make_conninfo(conninfo, **given), "test")
     assert type(caught.value) is error
     assert told in str(caught.value)
     assert SECRET not in str(caught.value)
@@ -188,10 +208,12 @@ def test_each_cause_has_its_error(doors, speaks_ssl, changed, error, told, open_
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
-@pytest.mark.parametrize("said, error, told", ANSWERS.values(), ids=ANSWERS)
-def test_what_a_server_answers_at_once_has_its_remedy(postgres, said, error, told, open_connection):
+@pytest.mark.parametrize("code, said, error, told", ANSWERS.values(), ids=ANSWERS)
+def test_what_a_server_answers_at_once_has_its_remedy(
+    postgres, code, said, error, told, open_connection
+):
     """Neither host, port nor firewall are wrong then."""
-    fields = f"SFATAL\0VFATAL\0C53300\0M{said}\0\0".encode()
+    fields = f"SFATAL\0VFATAL\0C{code}\0M{said}\0\0".encode()
 
     def answer(client: socket.socket) -> None:
         client.recv(4096)

@@ -2,6 +2,8 @@
 
 import traceback
 
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi as adbc
 import pytest
 
 from waldelta.errors import SourceUnreachable
@@ -12,7 +14,10 @@ from waldelta.snapshot.read_table import read_chunks
 
 class LostConnection:
     def cursor(self):
-        raise OSError("[libpq] the connection broke off\nQuery: select 'a value'")
+        raise adbc.OperationalError(
+            "[libpq] the connection broke off\nQuery: select 'a value'",
+            status_code=adbc_driver_manager.AdbcStatusCode.IO,
+        )
 
     def close(self):
         pass

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from waldelta.lake.storage import remove_folder
+from waldelta.server_errors import texts
 from waldelta.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _may_go_on(err: BaseException) -> bool:
         "SparkConnectGrpcException",
         "RetriesExceeded",
     )
-    return is_unanswered or "INVALID_HANDLE" in str(err) or "OPERATION_CANCELED" in str(err)
+    return is_unanswered or texts.OPERATION_ABANDONED.search(str(err)) is not None
 
 
 def _remove(folders: tuple[str, ...]) -> None:

@@ -13,7 +13,6 @@ statement, a lost connection, a lock or a full disk never counts.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +29,8 @@ from waldelta.pipeline import Job
 from waldelta.postgres.lock_waits import limited
 from waldelta.postgres.publication_tables import filtered_tables
 from waldelta.postgres.walsender import stream_slot
+from waldelta.server_errors.sqlstate import ServerError
+from waldelta.server_errors.texts import DECODED_POSITION
 from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options, whole
 
 log = logging.getLogger(__name__)
@@ -40,12 +41,7 @@ _PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
 # Privileges, and a missing publication, which is an error of its own.
 _OTHERS = ("42501", "42704")
 _CORRUPT = "XX"
-# The data exceptions whose messages contain no value of a row: a division, bytes without an
-# equivalent.
-_WITHOUT_VALUES = ("22012", "22021", "22P05")
 _UNCONVERTED = ("22021", "22P05")
-# PostgreSQL adds this in any language: slot, plugin, callback, and the position of the change.
-_POSITION = re.compile(r"pgoutput.*?\b([0-9A-F]{1,8}/[0-9A-F]{1,8})\b")
 # This is only for the message of an error, so a transaction of gigabytes isn't read to its end.
 _IDENTIFY_S = 10.0
 # How often an error may be gone on a new attempt before the run ends with it.
@@ -63,35 +59,26 @@ class Refusal:
     at: Lsn | None
 
     @classmethod
-    def of(cls, err: psycopg.Error) -> Refusal | None:
+    def of(cls, error: ServerError) -> Refusal | None:
         """Create it from an error; None when that isn't about decoded data, or may be temporary."""
-        return cls.read(
-            err.sqlstate, err.diag.message_primary or type(err).__name__, err.diag.context or ""
-        )
-
-    @classmethod
-    def read(cls, sqlstate: str | None, words: str, context: str) -> Refusal | None:
-        """Create it from PostgreSQL's message and its ``context``, which says where the error
-        occurred.
-        """
-        if sqlstate is None or sqlstate.startswith(_PASSING) or sqlstate in _OTHERS:
+        if error.sqlstate is None or error.is_one_of(*_PASSING, *_OTHERS):
             return None
-        at = position(context)
-        if at is None and not sqlstate.startswith(_CORRUPT):
+        at = position(error.context)
+        if at is None and not error.is_one_of(_CORRUPT):
             return None
-        if sqlstate.startswith("22") and sqlstate not in _WITHOUT_VALUES:
-            words = re.sub(r'"[^"]*"', '"…"', words)
-        return cls(words, sqlstate, at)
+        return cls(error.shown, error.sqlstate, at)
 
 
 def position(text: str) -> Lsn | None:
     """Return the position of the change that an error was about, from PostgreSQL's context text.
 
+    The text has slot, plugin, callback and position in any language.
+
     >>> context = 'slot "s", output plugin "pgoutput", in the change callback'
     >>> str(position(f"{context}, associated LSN 0/15D76A8"))
     '0/15D76A8'
     """
-    found = _POSITION.search(text)
+    found = DECODED_POSITION.search(text)
     return Lsn.parse(found[1]) if found else None
 
 
@@ -201,7 +188,7 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
     ``err`` is the first error, which a new call must repeat. Raises ``err`` when it is about
     anything else. Returns when an earlier transaction can be read, or nothing is refused any more.
     """
-    if Refusal.of(err) is None:
+    if Refusal.of(ServerError.of(err)) is None:
         raise err
     source = whole(job.pipeline.source)
 
@@ -225,11 +212,11 @@ def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer
             with limited(connection, "statement_timeout", bound.statement_timeout_s):
                 ((messages, landing, end),) = connection.execute(query.encode()).fetchall()
         except psycopg.Error as err:
-            if (refusal := Refusal.of(err)) is not None:
+            if (refusal := Refusal.of(ServerError.of(err))) is not None:
                 return refusal
             if err.sqlstate is None:  # The connection was lost.
                 raise
-            raise peek_error(source.slot, str(err)) from None
+            raise peek_error(source.slot, ServerError.of(err)) from None
     return Answer(messages, landing, Lsn.parse(end) if end is not None else None)
 
 

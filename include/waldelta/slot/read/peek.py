@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,8 +40,17 @@ from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.unread_message import MARK
 from waldelta.postgres import connect
-from waldelta.postgres.connection import NAME_BYTES, connect_arrow, ended_by_replay, limit_batches
+from waldelta.postgres.connection import (
+    NAME_BYTES,
+    check_settings,
+    connect_arrow,
+    ended_by_replay,
+    limit_batches,
+    record_batches,
+)
 from waldelta.postgres.lock_waits import wait_until_none
+from waldelta.server_errors import sqlstate as codes
+from waldelta.server_errors.sqlstate import ServerError
 
 log = logging.getLogger(__name__)
 
@@ -225,6 +233,7 @@ def peek(
     end_old_readers(conninfo, source.slot)
     statement, times = _statement(source, bound), times or PeekTimes()
     envelope = Envelope(bound.next_xid8, protocol_version(source.options), bound.skipped)
+    began = time.monotonic()
     try:
         with (
             connect_arrow(conninfo, reader_name(source.slot)) as connection,
@@ -235,7 +244,7 @@ def peek(
             began = time.monotonic()
             with times.waiting():
                 cursor.execute(statement)
-                batches = cursor.fetch_record_batch()
+                batches = record_batches(cursor)
                 batch = next(batches, None)
             while batch is not None:
                 yield _landing_batch(envelope, batch)
@@ -245,12 +254,12 @@ def peek(
             envelope.end()
             times.total_s = time.monotonic() - began
             times.messages = envelope.given
-    except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
-        # Errors of the server while rows are fetched come through Arrow: as ArrowInvalid or, for a
-        # timeout, OSError.
-        if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
-            raise
-        raise peek_error(source.slot, str(err)) from None
+            check_settings(conninfo, connection)
+    except adbc_driver_postgresql.dbapi.Error as err:
+        lasted_s = time.monotonic() - began
+        raise peek_error(
+            source.slot, ServerError.of(err), timed_out=lasted_s >= bound.statement_timeout_s
+        ) from None
 
 
 def _statement(source: Source, bound: PeekBound) -> str:
@@ -384,33 +393,20 @@ def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
     return pa.array(numbers.astype(np.int64))
 
 
-def _publication_gone(slot: str, publication: str) -> PublicationGone:
+def _publication_gone(slot: str, error: ServerError) -> PublicationGone:
     """Return the error for a missing publication before PostgreSQL 18.
 
     PostgreSQL 18 ignores a publication where it doesn't exist.
     """
     return PublicationGone(
-        f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is"
-        " read: it was renamed or dropped, or created after changes that still wait in the slot,"
-        " and PostgreSQL before 18 can't decode those with it. If it was renamed, rename it back."
-        " If it exists and is new in the pipeline file, remove it from the file, let a run consume"
+        f"a publication does not exist at the WAL position at which slot {slot!r} is read"
+        f" ({error.shown}): it was renamed or dropped, or created after changes that still wait in"
+        " the slot, and PostgreSQL before 18 can't decode those with it. If it was renamed, rename"
+        " it back. If it is new in the pipeline file, remove it from the file, let a run consume"
         " the waiting changes, add it again, and sync its tables. If setup should create it, remove"
         " it from the file and add its tables to a publication that this slot already reads. If it"
         " was dropped, even if it was created again, run teardown, setup and resync"
     )
-
-
-# What the server says before it closes a connection, or libpq where the server says nothing; ADBC
-# returns only the text (postgres.c, fe-misc.c, fe-secure.c). SSL's and the kernel's messages follow
-# the names of their calls.
-_CONNECTION_LOST = (
-    r"terminating connection [^\n]*|the database system is [^\n]*|server closed the"
-    r" connection[^\n]*|connection not open|"
-    r"no connection to the server|lost synchronization with server[^\n]*|could not (receive data"
-    r" from|send data to) server[^\n]*|"
-    r"SSL (SYSCALL )?error[^\n]*|SSL connection has been closed unexpectedly|connection to [^\n]*"
-    r" failed:[^\n]*"
-)
 
 
 # A set-returning function stores its answer in temporary files once it exceeds work_mem.
@@ -419,68 +415,72 @@ NO_ROOM = (
     psycopg.errors.OutOfMemory,
     psycopg.errors.ConfigurationLimitExceeded,
 )
-_DISK_FULL = r"[^\n]*No space left on device[^\n]*"
-# A single message is too large, whatever memory the server has.
-_ROW_TOO_LARGE = r"enlarge string buffer|string buffer exceeds"
-_TOO_LARGE = {
-    r"temporary file size exceeds [^\n]*": (
-        "raise temp_file_limit for the role (alter role … set temp_file_limit)"
-    ),
-    r"out of memory[^\n]*": "lower batch.wal_window_mb, or find out what uses the server's memory",
-}
 
 
-def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
+def _lost(slot: str, error: ServerError) -> SourceUnreachable | StandbyAway | None:
     """Return the error for a reader that was ended from outside; the next one may succeed."""
-    if "conflict with recovery" in text:
-        return ended_by_replay(f"reading slot {slot!r}", text)
-    if cancelled := re.search(r"canceling statement due to (user request|lock timeout)", text):
+    if error.is_one_of(codes.SERIALIZATION_FAILURE):
+        return ended_by_replay(f"reading slot {slot!r}", error)
+    if error.is_one_of(codes.LOCK_NOT_AVAILABLE, codes.QUERY_CANCELED):
         return SourceUnreachable(
-            f"the statement that read slot {slot!r} was ended ({cancelled[0]}): run again"
+            f"the statement that read slot {slot!r} was ended ({error.shown}): run again"
         )
-    if lost := re.search(_CONNECTION_LOST, text):
+    if error.is_lost_connection:
         return SourceUnreachable(
             f"the server ended the connection that read slot {slot!r}, or the network did"
-            f" ({lost[0]}): run again"
+            f" ({error.shown}): run again"
         )
     return None
 
 
-def _lacks_room(slot: str, text: str) -> PeekTooLarge | SourceDiskFull | None:
-    """Return the error for an answer for which there is no room."""
-    if full := re.search(_DISK_FULL, text):
+def _lacks_room(slot: str, error: ServerError) -> PeekTooLarge | SourceDiskFull | None:
+    """Return the error for an answer for which there is no room.
+
+    A single message that is too large, whatever memory the server has, has another code.
+    """
+    if error.is_one_of(codes.DISK_FULL):
         return SourceDiskFull(
             f"a disk of the server is full, through reading slot {slot!r} or other use"
-            f" ({full[0].strip()}): free space on the disk of its temporary files"
-            " (temp_tablespaces) or, if the message names pg_replslot, of its data directory; or"
-            " raise logical_decoding_work_mem"
+            f" ({error.shown}): free space on the disk of its temporary files (temp_tablespaces)"
+            " or, if the message names pg_replslot, of its data directory; or raise"
+            " logical_decoding_work_mem"
         )
-    if re.search(_ROW_TOO_LARGE, text):
+    remedies = {
+        codes.CONFIGURATION_LIMIT_EXCEEDED: (
+            "raise temp_file_limit for the role (alter role … set temp_file_limit)"
+        ),
+        codes.OUT_OF_MEMORY: (
+            "lower batch.wal_window_mb, or find out what uses the server's memory"
+        ),
+    }
+    if error.sqlstate not in remedies:
         return None
-    for said, remedy in _TOO_LARGE.items():
-        if found := re.search(said, text):
-            return PeekTooLarge(
-                f"the server has no room for the result of reading slot {slot!r} ({found[0]}):"
-                f" {remedy}"
-            )
-    return None
+    return PeekTooLarge(
+        f"the server has no room for the result of reading slot {slot!r} ({error.shown}):"
+        f" {remedies[error.sqlstate]}"
+    )
 
 
-def peek_error(slot: str, text: str) -> SourceError:
-    """Return the named error for the server's message about a read of the slot."""
-    if "is active for PID" in text:
-        return SlotInUse(f"slot {slot!r} is being read by another process: {text.splitlines()[0]}")
-    if (named := _lost(slot, text) or _lacks_room(slot, text)) is not None:
-        return named
-    if "statement timeout" in text:
+def peek_error(slot: str, error: ServerError, *, timed_out: bool = True) -> SourceError:
+    """Return the named error for an error of either driver about a read of the slot.
+
+    ``timed_out``: the statement timeout has passed, so it is the reason if the server canceled the
+    statement; a cancellation by a person has the same SQLSTATE.
+    """
+    if error.is_one_of(codes.OBJECT_IN_USE):
+        return SlotInUse(f"slot {slot!r} is being read by another process: {error.shown}")
+    if error.is_one_of(codes.QUERY_CANCELED) and timed_out:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
-    if refused := re.search(r"permission denied [^\n]*", text):
+    if (named := _lost(slot, error) or _lacks_room(slot, error)) is not None:
+        return named
+    if error.is_one_of(codes.INSUFFICIENT_PRIVILEGE):
         return PrivilegeMissing(
-            f"reading slot {slot!r} was refused ({refused[0]}): give the role that reads it the"
+            f"reading slot {slot!r} was refused ({error.shown}): give the role that reads it the"
             " attribute replication; what it needs is in docs/reference/privileges.md"
         )
-    if gone := re.search(r'publication "(.*?)" does not exist', text):
-        return _publication_gone(slot, gone[1])
-    # The text is one line, as tasks return errors, including PostgreSQL's context with the position
-    # of the change.
-    return SourceError(f"reading slot {slot!r} failed: {' '.join(text.split())}")
+    if error.is_one_of(codes.UNDEFINED_OBJECT) and error.is_from_decoding:
+        return _publication_gone(slot, error)
+    # The text is one line, as tasks return errors, and has the position of the change.
+    state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate is not None else ""
+    context = f": {' '.join(error.context.split())}" if error.context else ""
+    return SourceError(f"reading slot {slot!r} failed: {error.shown}{state}{context}")

@@ -15,6 +15,7 @@ from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.peek import whole
 from waldelta.slot.verify.slot_count import agree, counted
@@ -78,7 +79,7 @@ def check_behind(
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18, decoding fails once a publication in the list is gone; what landed
         # is durable.
-        if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
+        if not isinstance(peek_error(source.slot, ServerError.of(err)), PublicationGone):
             raise
         log.warning(
             "slot %s moves past %s..%s without a comparison: %s",

@@ -14,6 +14,7 @@ from waldelta.lake.changelog.transaction_counts import PreparedRows, Transaction
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.postgres import Connection
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import NO_ROOM, call
 
@@ -131,4 +132,6 @@ def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | 
 
 def named_use(slot: str) -> AbstractContextManager[None]:
     """Name the server's error when another process reads the slot at that moment."""
-    return raised_as(lambda err: peek_error(slot, str(err)), (psycopg.errors.ObjectInUse, *NO_ROOM))
+    return raised_as(
+        lambda err: peek_error(slot, ServerError.of(err)), (psycopg.errors.ObjectInUse, *NO_ROOM)
+    )

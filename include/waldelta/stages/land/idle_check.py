@@ -43,6 +43,7 @@ from waldelta.postgres.lock_waits import LockedTables, limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import ServerPosition, read_oldest_xid
 from waldelta.postgres.unpublished_tables import unpublished
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import move_idle_slot
 from waldelta.slot.failover import check_system
@@ -185,7 +186,7 @@ def _reason_to_run(
         # Landing reads smaller windows until it succeeds, or reports what is missing.
         return too_much
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
-        raise peek_error(source.slot, str(err)) from None
+        raise peek_error(source.slot, ServerError.of(err)) from None
     except psycopg.Error as err:
         # The error may be of the first transaction, or of one after messages that are discarded.
         check_next(job, err, PeekBound(upto, 1, timeout_s, 0))

@@ -23,6 +23,7 @@ from waldelta.pipeline import Job
 from waldelta.postgres import Connection
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import call, whole
 from waldelta.slot.slot import PLUGIN
@@ -128,7 +129,7 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
                 call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode()
             )
         except psycopg.errors.UndefinedObject as err:
-            raise peek_error(source.slot, str(err)) from None
+            raise peek_error(source.slot, ServerError.of(err)) from None
 
 
 @contextmanager

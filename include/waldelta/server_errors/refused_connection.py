@@ -1,0 +1,252 @@
+"""Names the error of a connection that isn't made: by the server's SQLSTATE, else by libpq's text.
+
+libpq returns only the text of an answer to a login, in the server's language. So a connection that
+the server refused is tried once more, traced, for the code alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import ConnStatus, PGconn, PollingStatus
+
+from waldelta.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    PrivilegeMissing,
+    SourceError,
+    SourceUnreachable,
+)
+from waldelta.server_errors import sqlstate as codes
+from waldelta.server_errors import texts
+from waldelta.server_errors.sqlstate import ServerError
+
+_TRACE_BYTES = 1 << 20
+
+ConnectError = SourceError | ConfigError
+
+POOLED = (
+    "a connection pooler answers instead of the server and doesn't keep sessions: point the"
+    " connection at PostgreSQL itself"
+)
+_OPTIONS_REFUSED = (
+    "the server refuses a setting of the connection ({reason}): correct the extra's options, or"
+    " the settings of role and database"
+)
+# The SQLSTATE or its class, the error, and the remedy; the first that fits counts.
+_BY_SQLSTATE: tuple[tuple[str, type[ConnectError], str], ...] = (
+    (codes.PROTOCOL_VIOLATION, ConfigError, f"{POOLED} ({{reason}})"),
+    (
+        codes.TOO_MANY_CONNECTIONS,
+        SourceUnreachable,
+        (
+            "the server has no connection left for user {user!r} ({reason}): end idle ones, or"
+            " raise max_connections, or the limit that the message names"
+        ),
+    ),
+    (
+        codes.SESSION_ENDED,
+        SourceUnreachable,
+        (
+            "the server takes no connections now ({reason}): wait until it is up; its log shows"
+            " the progress"
+        ),
+    ),
+    (
+        codes.INVALID_PASSWORD,
+        AuthenticationFailed,
+        "the server refused user {user!r}: check login and password of the connection",
+    ),
+    (
+        codes.INVALID_AUTHORIZATION,
+        AuthenticationFailed,
+        (
+            "the server doesn't let user {user!r} in from here ({reason}): check the connection's"
+            " login, that the role exists and may log in, and that pg_hba.conf has a line for it;"
+            " for a hostssl line, set sslmode in the connection's extra, and sslcert and sslkey if"
+            " it asks for a client certificate"
+        ),
+    ),
+    (
+        codes.NO_DATABASE,
+        AuthenticationFailed,
+        (
+            "database {database!r} does not exist: check the connection's database (Airflow calls"
+            " it schema)"
+        ),
+    ),
+    (
+        codes.INSUFFICIENT_PRIVILEGE,
+        PrivilegeMissing,
+        ("role {user!r} may not connect ({reason}): {grant} (docs/reference/privileges.md)"),
+    ),
+    (codes.INVALID_PARAMETER_VALUE, ConfigError, _OPTIONS_REFUSED),
+    (codes.UNDEFINED_OBJECT, ConfigError, _OPTIONS_REFUSED),
+    (codes.CANT_CHANGE_RUNTIME_PARAM, ConfigError, _OPTIONS_REFUSED),
+)
+_BY_TEXT: tuple[tuple[re.Pattern[str], type[ConnectError], str], ...] = (
+    (
+        texts.CERTIFICATE_FILE,
+        ConfigError,
+        (
+            "{reason}: correct sslrootcert, sslcert, sslkey or sslmode in the connection's extra,"
+            " or put the file there"
+        ),
+    ),
+    (
+        texts.NO_SSL,
+        ConfigError,
+        (
+            "the connection asks for SSL, which this server doesn't offer: switch it on there, or"
+            " change the extra's sslmode"
+        ),
+    ),
+    (
+        texts.UNTRUSTED_CERTIFICATE,
+        ConfigError,
+        (
+            "the server's certificate isn't trusted ({reason}): set sslrootcert in the"
+            " connection's extra to the authority that signed it"
+        ),
+    ),
+    (
+        texts.CLIENT_CERTIFICATE_REFUSED,
+        ConfigError,
+        (
+            "the server doesn't accept the client certificate ({reason}): set sslcert and sslkey"
+            " in the connection's extra to one that it trusts"
+        ),
+    ),
+    (texts.INVALID_OPTION, ConfigError, "{reason}: correct the connection's extra"),
+    (
+        texts.NO_PASSWORD,
+        AuthenticationFailed,
+        "the server refused user {user!r}: check login and password of the connection",
+    ),
+)
+_OTHER_ANSWER = (
+    "the server refused the session ({reason}{state}): see the database's event triggers on login"
+    " (PostgreSQL 17), the settings of role and database, and the server's log"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A connection that wasn't made: the driver's text, and the server's SQLSTATE, if it answered.
+
+    ``is_of_query`` is True when the server refused a query that every connection begins with.
+    """
+
+    text: str
+    sqlstate: str | None
+    is_of_query: bool = False
+
+    @classmethod
+    def of(cls, err: Exception, conninfo: str, timeout_s: float) -> Refusal:
+        """Create it from a driver's error; ``conninfo`` is what it tried to connect with."""
+        text, raised = str(err), ServerError.of(err)
+        if raised.sqlstate is not None:
+            return cls(raised.message, raised.sqlstate, is_of_query=True)
+        is_answer = texts.SERVER_ANSWERED.search(text) is not None
+        return cls(text, login_sqlstate(conninfo, timeout_s) if is_answer else None)
+
+    @property
+    def reason(self) -> str:
+        """The reason from the driver's longer text."""
+        return _reason(self.text)
+
+
+def login_sqlstate(conninfo: str, timeout_s: float) -> str | None:
+    """Return the SQLSTATE with which a server refuses a login; None when it doesn't refuse it, or
+    doesn't answer in time.
+
+    libpq writes what it receives to a file in memory. It needs Linux; elsewhere there is no code.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    trace, deadline = os.memfd_create("libpq"), time.monotonic() + timeout_s
+    pgconn = PGconn.connect_start(conninfo.encode())
+    try:
+        pgconn.trace(trace)
+        while pgconn.status != ConnStatus.BAD and (left := deadline - time.monotonic()) > 0:
+            polled = pgconn.connect_poll()
+            if polled not in (PollingStatus.READING, PollingStatus.WRITING):
+                break
+            sockets: tuple[list[int], list[int]] = ([], [])
+            sockets[polled == PollingStatus.WRITING].append(pgconn.socket)
+            select.select(*sockets, [], left)
+        pgconn.untrace()
+        received = os.pread(trace, _TRACE_BYTES, 0).decode(errors="replace")
+    except psycopg.Error:
+        return None
+    finally:
+        pgconn.finish()
+        os.close(trace)
+    answers = texts.TRACED_SQLSTATE.findall(received)
+    return answers[-1] if answers else None
+
+
+def connection_error(where: str, given: Mapping[str, Any], refusal: Refusal) -> ConnectError:
+    """Return the named error; ``given`` are the fields of the connection to ``where``."""
+    state, reason = refusal.sqlstate, refusal.reason
+    if refusal.is_of_query:
+        return _with_retry(
+            SourceError(
+                f"{where} refused a query that every connection begins with ({reason}): the"
+                " server's log has details"
+            ),
+            state,
+        )
+    for code, kind, remedy in _BY_SQLSTATE:
+        if state is not None and state.startswith(code):
+            return kind(f"{where}: {_filled(remedy, reason, given)}")
+    if state is not None:
+        answer = _OTHER_ANSWER.format(reason=reason, state=f", SQLSTATE {state}")
+        return _with_retry(SourceError(f"{where}: {answer}"), state)
+    for words, kind, remedy in _BY_TEXT:
+        if words.search(refusal.text):
+            return kind(f"{where}: {_filled(remedy, reason, given)}")
+    if texts.SERVER_ANSWERED.search(refusal.text):
+        error = SourceError(f"{where}: {_OTHER_ANSWER.format(reason=reason, state='')}")
+        error.retryable = True  # It was refused once, and not the second time.
+        return error
+    return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port and firewall")
+
+
+def _with_retry(error: SourceError, state: str | None) -> SourceError:
+    passing = (
+        codes.CONNECTION_EXCEPTION,
+        codes.INSUFFICIENT_RESOURCES,
+        codes.OPERATOR_INTERVENTION,
+    )
+    error.retryable = state is not None and state.startswith(passing)
+    return error
+
+
+def _filled(remedy: str, reason: str, given: Mapping[str, Any]) -> str:
+    user, database = str(given.get("user", "")), str(given.get("dbname", ""))
+    role = sql.Identifier(user).as_string()
+    grant = f"grant connect on database {sql.Identifier(database).as_string()} to {role}"
+    if given.get("replication"):
+        grant = f"alter role {role} replication; {grant}"
+    return remedy.format(reason=reason, user=user, database=database, grant=grant)
+
+
+def _reason(text: str) -> str:
+    """Return the reason from a driver's longer message.
+
+    >>> failed = 'connection failed: connection to server at "::1", port 5 failed'
+    >>> _reason(f"{failed}: Connection refused\\n\\tIs the server …")
+    'Connection refused'
+    """
+    lines = text.strip().splitlines()
+    line = next((line for line in lines if " failed: " in line), lines[0] if lines else "")
+    return re.sub(r"^.*\b(failed|connect|bad): (?=\S)", "", line).strip() or "no answer"
