@@ -94,18 +94,25 @@ class DeferredSession:
         return getattr(self.made, name)
 
 
-def is_started(spark: SparkSession) -> bool:
-    """Return whether the session exists already; False where its first use would start a JVM."""
-    return not isinstance(spark, DeferredSession) or spark.made is not None
+def is_started(spark: SparkSession | None) -> bool:
+    """Return whether the session exists already.
+
+    False where its first use would start a JVM, and where stages that need none run without one.
+    """
+    if isinstance(spark, DeferredSession):
+        return spark.made is not None
+    return spark is not None
 
 
-def prepared_session(spark: SparkSession) -> AbstractContextManager[None]:
+def prepared_session(spark: SparkSession | None) -> AbstractContextManager[None]:
     """Give a session the settings that values depend on, for the block.
 
     It may be the caller's own, with other settings, which it has again afterwards. A session that
     isn't made yet gets them when it is made. Raises ConfigError for a setting that it refuses.
     """
-    return session_settings(spark, SESSION_SETTINGS) if is_started(spark) else nullcontext()
+    if spark is None or not is_started(spark):
+        return nullcontext()
+    return session_settings(spark, SESSION_SETTINGS)
 
 
 @contextmanager
