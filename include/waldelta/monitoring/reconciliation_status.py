@@ -171,8 +171,7 @@ def of_compared(found: Compared) -> Iterator[Attention]:
         yield Attention(
             "failed",
             "different",
-            f"{counted(len(found.different), 'table differs', 'tables differ')} from the source:"
-            f" {names(found.different)}{since}",
+            f"{names(found.different)}: different from the source{since}",
             page,
             objects=found.different,
         )

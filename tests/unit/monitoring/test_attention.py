@@ -22,6 +22,7 @@ from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
 from waldelta.monitoring import read_glance
+from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.overview import AirflowRuns
 from waldelta.monitoring.reconciliation_status import read_compared
 
@@ -135,10 +136,7 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     assert [(item.severity, item.text, item.page) for item in glance.attention] == [
         (
             "failed",
-            (
-                "1 table differs from the source: public.a; the latest attempt couldn't compare"
-                " them again"
-            ),
+            ("public.a: different from the source; the latest attempt couldn't compare them again"),
             ("reconciliation",),
         ),
         ("warning", "public.a: expectations failed (warning only)", ("expectations",)),
@@ -265,6 +263,21 @@ def test_a_table_is_unchecked_only_once_its_run_is_over(book):
         airflow = AirflowRuns(active=active)
         items = read_glance(pipeline(book.lake.root), book, minutes(3), 24, airflow).attention
         assert ("unchecked" in {item.kind for item in items}) is found
+
+
+def test_what_concerns_a_table_counts_no_other_tables(book):
+    """Its page has no number of all tables that differ, or of all rows in quarantine."""
+    rows = [Reconciliation(minutes(1), "r", f"public.{n}", "different") for n in "ab"]
+    Reconciliations(book.lake).add(rows)
+    states = [TableState(minutes(0), "s", f"public.{n}", 1, "synced") for n in "abc"]
+    book.append_all(states)
+    row = IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "1", ["body"])
+    Quarantine(book.lake).add([row, replace(row, table_name="public.b")])
+    attention = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
+    assert [item.text for item in concerning("public.a", attention)] == [
+        "public.a: different from the source"
+    ]
+    assert concerning("public.c", attention) == ()
 
 
 HEADLINES = [
@@ -543,7 +556,7 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
         (item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)
     ]
     expected = {
-        "different": [("failed", "1 table differs from the source: public.a")],
+        "different": [("failed", "public.a: different from the source")],
         "copied": [("warning", "public.a: differed and was copied since then: compare again")],
     }
     assert told == expected.get(found, [])

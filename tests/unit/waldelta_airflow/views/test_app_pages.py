@@ -709,7 +709,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
         "null",
     ):
         assert part in text, part
-    assert "1 table differs from the source: public.orders" in client.get("/").text
+    assert "public.orders: different from the source" in client.get("/").text
 
 
 def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
