@@ -11,6 +11,7 @@ import yaml
 
 from tests.integration.setup.test_setup import job_for
 from tests.support.pipelines import pipeline_file
+from tests.support.roles import connect_as, new_role
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE
 from waldelta.changes.decode.route import SENT, judgement, plan_routing
 from waldelta.errors import ConfigError
@@ -178,7 +179,7 @@ def test_what_setup_refuses(database, conn, lake):
     assert database.execute("select count(*) from pg_publication") == [(0,)]
 
 
-def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
+def test_what_a_run_says_when_a_filter_changed(spark, database, lake, monkeypatch):
     """In one run: of a DBA's publication, which stays, and of a target's own filter, which is
     repaired.
     """
@@ -198,6 +199,15 @@ def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
         }
         return Pipeline(pipeline_file(lake, f"s_{database.name}", source=source, target=target))
 
+    with new_role(database, "reader") as role:
+        database.execute(
+            f"grant select on t, u to {role}; grant temporary on database {database.name} to {role}"
+        )
+        connect_as(monkeypatch, database, role)
+        is_as_told(spark, database, pipeline)
+
+
+def is_as_told(spark, database, pipeline):
     pipeline("a > 30000").setup()
     pipeline("a > 30000").sync(spark)
     database.execute(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.pipelines import job_of, pipeline_file
+from tests.support.roles import connect_as, new_role, own_everything
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED, now
@@ -33,9 +34,8 @@ create table public.nothing (id int primary key);
 
 @pytest.fixture
 def estimate(database, lake, monkeypatch):
-    """Gives what check estimates for a pipeline file's tables."""
+    """Gives what check estimates for a pipeline file's tables, as their owner."""
     database.execute(TABLES)
-    monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
     slot = f"s_{database.name}"
 
     def checked(*entries, **overrides):
@@ -45,7 +45,11 @@ def estimate(database, lake, monkeypatch):
         file = pipeline_file(lake, slot, **{"source": source} | overrides)
         return Pipeline(file).check()
 
-    return checked
+    with new_role(database, "owner") as owner:
+        own_everything(database, owner)
+        connect_as(monkeypatch, database, owner)
+        yield checked
+        database.execute(f"alter database {database.name} owner to current_user")
 
 
 @pytest.mark.parametrize(
@@ -112,19 +116,19 @@ def estimated_file(database, lake):
 
 
 def test_a_table_that_the_role_cant_read_is_named(estimate, database, monkeypatch):
-    role = f"r_{database.name}"
-    database.execute(f"create role {role} login replication password 'secret'")
-    database.execute(f"grant select on public.docs to {role}")
-    try:
-        monkeypatch.setenv(
-            "AIRFLOW_CONN_TEST_SOURCE", database.server.uri(database.name, role, "secret")
-        )
+    with new_role(database, "reader") as role:
+        database.execute(f"grant select on public.docs to {role}")
+        connect_as(monkeypatch, database, role)
         plan = estimate("public.orders", "public.docs")
-    finally:
-        database.execute(f"drop owned by {role}")
-        database.execute(f"drop role {role}")
     assert plan.estimate.unread == ("public.orders",)
     assert plan.estimate.rows == 500
+
+
+def test_a_superuser_reads_no_table(estimate, database, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
+    plan = estimate("public.orders")
+    assert "no estimate: role postgres is a superuser" in plan.describe()
+    assert any("let the connection use the role that init writes" in w for w in plan.warnings)
 
 
 def test_nothing_is_estimated_of_what_cant_be_set_up(estimate):

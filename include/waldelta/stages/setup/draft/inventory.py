@@ -18,7 +18,7 @@ from waldelta.errors import NotPrimary
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId, describe
 from waldelta.postgres.catalog import read_leaves, read_relations
 from waldelta.postgres.lock_waits import limited, read_around
-from waldelta.postgres.planner_estimate import planned_rows
+from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.postgres.type_catalog import fetch
 from waldelta.target_modes.column_names import clashes
 
@@ -164,11 +164,12 @@ def _found(
     oids = {relation.oid, *(leaf.oid for leaf in leaves)}
     rows = None if facts.rows < 0 else facts.rows
     main = sum(leaf.size_bytes for leaf in leaves)
-    # The planner would wait for a table's lock, and may query the server of a foreign partition.
+    # The planner would wait for a table's lock, and may query the server of a foreign partition. It
+    # calls functions of the table's owner, which must not run as a superuser.
     is_local = all(leaf.relkind == "r" for leaf in leaves)
     if is_local and not main and locked.isdisjoint(oids):
         rows = 0  # Of an empty table the planner assumes that rows are being added.
-    elif facts.readable and is_local and locked.isdisjoint(oids):
+    elif facts.readable and is_local and locked.isdisjoint(oids) and not is_superuser(conn):
         only = "select from only {}" if relation.relkind == "r" else "select from {}"
         rows = planned_rows(conn, sql.SQL(only).format(relation.id.identifier))
     wide = facts.wide if facts.is_analyzed else ()

@@ -14,6 +14,7 @@ from waldelta.postgres.table_patterns import MatchedTable, matched_tables
 from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter.runtime_errors import Pattern
 from waldelta.slot import SlotState
+from waldelta.stages.setup.facts.foreign_functions import ForeignFunction, read_foreign_functions
 from waldelta.stages.setup.facts.publications import PublicationState
 
 TIMEOUTS = {
@@ -68,6 +69,7 @@ class TableFacts:
     has_usage: bool
     hidden_rows: bool
     has_children: bool
+    foreign_functions: tuple[ForeignFunction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ def _read_tables(
     access = {
         row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})
     }
+    functions = read_foreign_functions(conn, oids.values())
     facts: dict[TableId, TableFacts] = {}
     for relation in relations:
         readable, has_usage, hidden_rows, has_children = access[relation.oid]
@@ -229,6 +232,7 @@ def _read_tables(
             has_usage,
             hidden_rows,
             has_children,
+            functions[relation.oid],
         )
     return facts
 

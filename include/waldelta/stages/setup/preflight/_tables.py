@@ -9,7 +9,7 @@ from waldelta.findings import Finding, lacking, problem, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
 from waldelta.postgres import CatalogRelation, Leaf
 from waldelta.postgres.partition_access import describe_unreadable
-from waldelta.quantities import size
+from waldelta.quantities import first_of, size
 from waldelta.row_filter.runtime_errors import raising_parts
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import is_overruled, own_leaves
@@ -62,6 +62,13 @@ def judge_table(
             f"{where}: its inheritance children aren't published with it: list those you want"
         )
     yield from _partitions(where, state, table, found)
+    if found.foreign_functions:
+        yield warning(
+            f"{where}: {first_of([str(each) for each in found.foreign_functions], between='; ')}:"
+            f" PostgreSQL calls such functions as role {facts.server.role} when it plans a query of"
+            " the table, so their owners have the rights of that role: read tables of one owner by"
+            " a role of their own (docs/reference/privileges.md)"
+        )
     if not is_overruled(state, found, facts):
         yield from _identities(where, state, table, found, facts)
     elif not table.is_plain:

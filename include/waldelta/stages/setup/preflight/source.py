@@ -259,6 +259,13 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
 
 def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
     limits, server = pipeline.slot_limits, facts.slot_server
+    if facts.server.superuser:
+        yield warning(
+            f"role {facts.server.role} is a superuser: PostgreSQL calls functions of a table's"
+            " owner when it plans a query, as the role that runs it, so each owner of a published"
+            " table could do anything on this server: let the connection use the role that init"
+            " writes (docs/reference/privileges.md)"
+        )
     if (encoding := facts.server.settings["server_encoding"]) not in (*WITHIN_UTF8, "SQL_ASCII"):
         yield warning(
             f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no"
