@@ -36,7 +36,8 @@ class PgType:
 
     For a domain, ``base`` is the innermost type that isn't a domain. For an array, ``element`` is
     its element's type with the array's typmod. ``type_name`` and ``type_schema`` are the bare
-    names, by which extensions are recognised.
+    names, by which extensions are recognised. ``has_domains``: an element, field or bound of it is
+    of a domain.
     """
 
     oid: int
@@ -47,6 +48,20 @@ class PgType:
     type_schema: str = "pg_catalog"
     base: PgType | None = None
     element: PgType | None = None
+    has_domains: bool = False
+
+    @property
+    def unchecked_name(self) -> str | None:
+        """The name of the type as which a text is read without calling a domain's CHECK.
+
+        A domain's owner writes that constraint, and its functions run as the role that casts. None
+        where every cast checks a domain: then only texts can be compared.
+
+        >>> PgType(1, -1, "d", kind="domain", base=PgType(23, -1, "integer")).unchecked_name
+        'integer'
+        """
+        base = self.base or self
+        return None if base.has_domains else base.name
 
 
 def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
@@ -127,6 +142,7 @@ def _type(rows: dict[int, Any], names: dict[tuple[int, int], str], pair: tuple[i
         type_schema=row.type_schema,
         base=base,
         element=element,
+        has_domains=row.has_domains,
     )
 
 
@@ -140,6 +156,23 @@ with recursive reachable (oid) as (
     join pg_type t on t.oid = r.oid
     cross join lateral (values (t.typbasetype), (t.typelem)) as v (oid)
     where v.oid <> 0
+),
+parts (whole, oid) as (
+    select oid, oid from reachable
+    union
+    select p.whole, v.oid
+    from parts p
+    join pg_type t on t.oid = p.oid
+    cross join lateral (
+        values (t.typbasetype), (t.typelem)
+        union all
+        select a.atttypid
+        from pg_attribute a
+        where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+        union all
+        select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
+    ) as v (oid)
+    where v.oid <> 0
 )
 select t.oid,
        t.typname as type_name,
@@ -151,7 +184,13 @@ select t.oid,
            when t.typsubscript = 'array_subscript_handler'::regproc and t.oid not in (22, 30)
              then t.typelem
            else 0
-       end::int8 as element_oid
+       end::int8 as element_oid,
+       exists (
+           select
+           from parts p
+           join pg_type part on part.oid = p.oid
+           where p.whole = t.oid and p.oid <> t.oid and part.typtype = 'd'
+       ) as has_domains
 from reachable r
 join pg_type t on t.oid = r.oid
 join pg_namespace n on n.oid = t.typnamespace

@@ -36,10 +36,10 @@ from waldelta.row_filter.typed_tree import (
 from waldelta.types.numeric import MAX_PRECISION
 
 _LOGIC = {"AND": "and", "OR": "or", "NOT": "not"}
-_ESCAPES = {"like_escape": "like", "similar_to_escape": "similar", "similar_escape": "similar"}
+ESCAPES = {"like_escape": "like", "similar_to_escape": "similar", "similar_escape": "similar"}
 _ORDERED = frozenset({Collation.CODE_POINT, Collation.BINARY_ORDER})
 # COLLATE with these is certain in a UTF-8 database.
-_NAMED_COLLATIONS = {
+NAMED_COLLATIONS = {
     "C": Collation.CODE_POINT, "POSIX": Collation.CODE_POINT, "ucs_basic": Collation.BINARY_ORDER,
     "pg_c_utf8": Collation.BINARY_ORDER,
 }  # fmt: skip
@@ -81,7 +81,7 @@ class _Resolver(Operands):
 
     def collate(self, node: Collate) -> Typed:
         operand = self.node(node.operand)
-        collation = _NAMED_COLLATIONS.get(node.collation)
+        collation = NAMED_COLLATIONS.get(node.collation)
         if collation is None or not self.filter.is_utf8:
             raise self.refused(
                 node, f"the collation {node.collation}, which Spark can't reproduce exactly"
@@ -98,7 +98,7 @@ class _Resolver(Operands):
         if node.name == "IS DISTINCT FROM":
             compared = self.found(node, "=", arguments)
             return replace(compared, key="is_distinct", type=BOOL)
-        if node.name in _ESCAPES:
+        if node.name in ESCAPES:
             return self.escaped(node, arguments)
         return self.found(node, node.name, arguments)
 
@@ -195,9 +195,7 @@ class _Resolver(Operands):
             raise self.refused(node, "an escape of more than one character")
         escape = texts[1] if len(texts) > 1 else "\\"
         pattern = replace(arguments[0], key="pattern", strength=0)
-        return replace(
-            pattern, arguments=(replace(pattern, key=_ESCAPES[node.name], value=escape),)
-        )
+        return replace(pattern, arguments=(replace(pattern, key=ESCAPES[node.name], value=escape),))
 
     def pattern(self, node: Node, typed: Typed, collation: Collation | None) -> Typed:
         subject, pattern = typed.arguments

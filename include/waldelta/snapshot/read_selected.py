@@ -14,9 +14,9 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.errors import SnapshotLost
-from waldelta.metadata_columns import RELID
 from waldelta.postgres import Leaf, PublishedTable
 from waldelta.postgres.catalog import Through
+from waldelta.snapshot.key_columns import KeyColumn
 from waldelta.snapshot.read_table import (
     TableCopy,
     begin_snapshot,
@@ -91,13 +91,13 @@ def read_keys(
     conninfo: str,
     copy: TableCopy,
     choice: Choice,
-    key: Sequence[tuple[str, str]],
+    key: Sequence[KeyColumn],
     batches: Iterable[pa.RecordBatch],
     application_name: str,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows with these keys, as read_choices() does.
 
-    ``key`` names columns and types; the first columns of each batch are the keys' texts.
+    The first columns of each batch are the keys' texts.
     """
     with snapshot_reader(conninfo, copy, application_name) as connection:
         for batch in batches:
@@ -140,20 +140,14 @@ def other_files(choice: Choice) -> str:
     return query.as_string(None)
 
 
-def is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:
-    """Return the condition that a row has one of these keys, given as texts by column.
-
-    ``key`` names columns and types.
-    """
-    names = [
-        sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name) for name, _ in key
-    ]
+def is_one_of(key: Sequence[KeyColumn], texts: Sequence[pa.Array]) -> sql.Composable:
+    """Return the condition that a row has one of these keys, given as texts by column."""
     numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
-    # A type's name is PostgreSQL's own, quoted where needed.
-    typed = [
-        sql.SQL("k.{}::{}").format(number, sql.SQL(kind))
-        for number, (_, kind) in zip(numbered, key, strict=True)
+    pairs = [
+        column.compared(sql.SQL("k.{}").format(number))
+        for number, column in zip(numbered, key, strict=True)
     ]
+    names, typed = zip(*pairs, strict=True)
     arrays = [sql.SQL("{}::text[]").format(sql.Literal(text.to_pylist())) for text in texts]
     return sql.SQL("({}) in (select {} from unnest({}) as k ({}))").format(
         *(sql.SQL(", ").join(parts) for parts in (names, typed, arrays, numbered))

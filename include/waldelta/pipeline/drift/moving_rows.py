@@ -14,10 +14,11 @@ from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.pipeline.drift.repair_plan import FilterRule, Repair, entering, merges_partitions
 from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
-from waldelta.postgres import Leaf
+from waldelta.postgres import Leaf, PublishedTable
 from waldelta.postgres.lock_waits import limited, within
-from waldelta.postgres.planner_estimate import planned_rows
+from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter
+from waldelta.row_filter.source_sql import source_sql
 from waldelta.snapshot import Choice
 from waldelta.snapshot.read_selected import of_leaf, of_leaves_through, whole_table
 
@@ -47,12 +48,16 @@ def moving_rows(
     """Return the rows that this drift moves in and out of the target; pure.
 
     ``own`` is the pipeline file's current filter for the target. Entering rows are read leaf by
-    leaf. ``files`` are the leaves' files as a snapshot sees them.
+    leaf. ``files`` are the leaves' files as a snapshot sees them. Raises FilterNotTranslatable for
+    a stored filter that can't be resolved: only a whole copy is exact then.
     """
     state, table = drifted.state, drifted.table
     was = filter_of(state)
-    before = FilterRule(state.row_filter, was.analysed if was else None)
     after = FilterRule(table.row_filter, own.analysed if own else None)
+    before = FilterRule(
+        _as_source_sql(state.row_filter, after.published, table),
+        _as_source_sql(was.analysed if was else None, after.own, table),
+    )
     nullable = [column.name for column in table.columns if not column.not_null]
     enters = entering(before, after, nullable)
     # Leaves that are read through one table are read together: otherwise each would need a scan of
@@ -74,6 +79,16 @@ def moving_rows(
     return MovingRows(before, after, enter, leave)
 
 
+def _as_source_sql(stored: str | None, present: str | None, table: PublishedTable) -> str | None:
+    """Return a filter that the ledger stores as SQL for the source.
+
+    A text that the server has just printed itself is used as it is.
+    """
+    if stored is None or stored == present:
+        return stored
+    return source_sql(stored, {column.name: column.type for column in table.columns})
+
+
 def _of_group(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
     own = {leaf.oid: files[leaf.oid] for leaf in leaves if leaf.oid in files}
     through = leaves[0].through
@@ -91,7 +106,7 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
     remove more: the source doesn't know rows of the target for which no change was sent.
     """
     name = drifted.state.table_name
-    if merges_partitions(drifted):
+    if merges_partitions(drifted) or is_superuser(connection):
         return None
     try:
         with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):

@@ -23,13 +23,16 @@ from waldelta.errors import (
 )
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import TableState
-from waldelta.metadata_columns import RELID, RELID_ATTNUM
+from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pipeline import Job
 from waldelta.postgres import describe
 from waldelta.postgres.catalog import READ_THROUGH, Through
 from waldelta.postgres.connection import lacks_room
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
+from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.type_catalog import INT8, read_types
 from waldelta.snapshot.exported_snapshot import wait_until_visible
+from waldelta.snapshot.key_columns import KeyColumn
 from waldelta.snapshot.read_table import privilege_remedy
 from waldelta.types.base import printed
 
@@ -55,7 +58,7 @@ class _Lookup:
     """How rows of one table are found and read."""
 
     relation: sql.Composable
-    key: tuple[tuple[str, str], ...]  # Name and type of each key column.
+    key: tuple[KeyColumn, ...]
     # The leaf partition's oid, where it is read through a table above it.
     leaf: int | None = None
     columns: dict[int, str] = field(default_factory=dict)
@@ -76,12 +79,13 @@ def read_values(
     )
     if not lacking.any():
         return values
+    publications = list(job.pipeline.source.publication_names)
     with (
         job.source.connect("reread") as connection,
         raised_as(lambda err: _named(err, job, plan.state, connection), psycopg.Error),
         limited(connection, "lock_timeout", LOCK_TIMEOUT_S),
     ):
-        lookup = _lookup(connection, plan, flagged, lacking, values)
+        lookup = _lookup(connection, publications, plan, flagged, lacking, values)
         if lookup is None:
             return values
         keys = [
@@ -102,21 +106,29 @@ def read_values(
 
 def _lookup(
     connection: psycopg.Connection[Any],
+    publications: Sequence[str],
     plan: TargetPlan,
     flagged: Mapping[int, Bools],
     lacking: Bools,
     values: SourceValues,
 ) -> _Lookup | None:
-    """Returns what can still be read of the table; marks rows that need more as missing."""
+    """Returns what can still be read of the table; marks rows that need more as missing.
+
+    The state's oids and names are from the lake. A table or column that none of the publications
+    has is never read, whatever the state says.
+    """
     state, names = plan.state, plan.decode.names
     # For merged partitions, the partitioned table returns each row's leaf partition too.
     relation_id = state.relation_ids[0] if state.root_id is None else state.root_id
-    found = connection.execute(_TABLE.encode(), (relation_id,)).fetchone()
-    held = {(n, oid, typmod) for n, oid, typmod in connection.execute(_COLUMNS, (relation_id,))}
-    held |= {(c.name, c.type_oid, c.typmod) for c in state.columns if c.attnum == RELID_ATTNUM}
-    usable = {c.name for c in state.columns if (c.name, c.type_oid, c.typmod) in held}
+    asked = {"relation": relation_id, "publications": publications}
+    found = connection.execute(_TABLE.encode(), asked).fetchone()
+    held = {
+        name: (oid, typmod) for name, oid, typmod in connection.execute(_COLUMNS.encode(), asked)
+    }
+    held |= {c.name: (INT8, -1) for c in state.columns if c.attnum == RELID_ATTNUM}
+    usable = {c.name for c in state.columns if held.get(c.name) == (c.type_oid, c.typmod)}
     if found is None or not usable.issuperset(state.key_columns):
-        what = "the table was dropped" if found is None else "its key was changed"
+        what = "the table isn't published any more" if found is None else "its key was changed"
         _give_up(values, lacking, f"{what} on the source")
         return None
     for i, rows in flagged.items():
@@ -127,9 +139,10 @@ def _lookup(
     # ONLY, because an inheritance parent is published without its children.
     only = sql.SQL("" if is_root or through is not None else "only ")
     relation = only + (sql.Identifier(schema, table) if through is None else through.id.identifier)
-    types = {c.name: c.type_name for c in state.columns}
     columns = {i: names[i] for i, rows in flagged.items() if names[i] in usable and rows.any()}
-    key = tuple((names[i], types[names[i]]) for i in plan.decode.shape.key)
+    keys = [names[i] for i in plan.decode.shape.key]
+    types = read_types(connection, [held[name] for name in keys])
+    key = tuple(KeyColumn(name, types[held[name]]) for name in keys)
     return _Lookup(relation, key, None if through is None else relation_id, columns)
 
 
@@ -163,9 +176,8 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
     ]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
     same = [
-        # The type's name comes from PostgreSQL, already quoted.
-        sql.SQL("t.{} = k.{}::{}").format(_column(name), number, sql.SQL(type_name))
-        for number, (name, type_name) in zip(numbered, lookup.key, strict=True)
+        sql.SQL("{} = {}").format(*column.compared(sql.SQL("k.{}").format(number), "t."))
+        for number, column in zip(numbered, lookup.key, strict=True)
     ]
     if lookup.leaf is not None:
         same.append(sql.SQL("t.tableoid = {}::oid").format(sql.Literal(lookup.leaf)))
@@ -179,10 +191,6 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
         relation=lookup.relation,
         same=sql.SQL(" and ").join(same),
     )
-
-
-def _column(name: str) -> sql.Composable:
-    return sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name)
 
 
 def _give_up(values: SourceValues, rows: Bools, reason: str) -> None:
@@ -215,18 +223,42 @@ def _named(
     return SourceError(f"{what} can't be read ({reason}): run again")
 
 
-_TABLE = f"""
+# The published tables that are this relation or, for merged partitions, leaves of it.
+_PUBLISHED = f"""{MEMBERS},
+published (publication, relid) as (
+    select m.publication, m.relid
+    from member m
+    where m.relid = %(relation)s::oid
+       or exists (select from pg_partition_ancestors(m.relid) a where a.relid = %(relation)s::oid)
+)
+"""  # noqa: S608 - no value in it
+
+_TABLE = f"""{_PUBLISHED}
 select n.nspname, c.relname, c.relkind = 'p', w.through
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 left join lateral ({READ_THROUGH}) w on true
-where c.oid = %s
+where c.oid = %(relation)s::oid and exists (select from published)
 """  # noqa: S608 - no value in it
 
-_COLUMNS = """
-select attname, atttypid::int8, atttypmod
-from pg_attribute
-where attrelid = %s
-  and attnum > 0
-  and not attisdropped
-"""
+# A schema's entry publishes all columns, whatever list the table's own entry has.
+_COLUMNS = f"""{_PUBLISHED}
+select a.attname, a.atttypid::int8, a.atttypmod
+from pg_attribute a
+where a.attrelid = %(relation)s::oid
+  and a.attnum > 0
+  and not a.attisdropped
+  and exists (
+      select
+      from published m
+      join pg_class c on c.oid = m.relid
+      join pg_attribute own on own.attrelid = m.relid and own.attname = a.attname
+      left join pg_publication_rel r on r.prpubid = m.publication and r.prrelid = m.relid
+      where r.prattrs is null
+         or own.attnum = any(r.prattrs::int2[])
+         or exists (
+             select from pg_publication_namespace s
+             where s.pnpubid = m.publication and s.pnnspid = c.relnamespace
+         )
+  )
+"""  # noqa: S608 - no value in it

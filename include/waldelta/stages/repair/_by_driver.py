@@ -55,7 +55,7 @@ def _read_staged_keys(folders: Collection[str], rows: RepairRows) -> pa.Table:
     Spark's files don't store these types exactly.
     """
     types = dict(rows.copy.columns)
-    schema = pa.schema([(f"k{k}", types[column].arrow) for k, (column, _) in enumerate(rows.key)])
+    schema = pa.schema([(f"k{k}", types[column.name].arrow) for k, column in enumerate(rows.key)])
     return pa.concat_tables(
         [open_parquet(folder).to_table(schema.names).cast(schema) for folder in folders]
     )

@@ -33,6 +33,7 @@ from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.exported_snapshot import reader_name
+from waldelta.snapshot.key_columns import KeyColumn, key_columns
 from waldelta.snapshot.read_selected import read_choices, read_keys, whole_table
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
@@ -65,7 +66,7 @@ class RepairRows:
     copy: TableCopy
     choices: tuple[Choice, ...]
     again: Choice
-    key: tuple[tuple[str, str], ...]
+    key: tuple[KeyColumn, ...]
     # Rows of the target leave it when this condition is true; None: no row leaves.
     leaves: str | None
     # The planner's estimate of the rows that a whole copy would read.
@@ -76,11 +77,11 @@ class RepairRows:
     @property
     def shape(self) -> EventShape:
         """Returns the positions of the key among the copy's columns."""
-        return staged_shape(self.copy, [column for column, _ in self.key])
+        return staged_shape(self.copy, [column.name for column in self.key])
 
     def named(self, keys: Iterable[str]) -> dict[tuple[str, ...], str]:
         """Returns quarantined keys by their texts, in the order of the key's columns."""
-        return {tuple(json.loads(key)[column] for column, _ in self.key): key for key in keys}
+        return {tuple(json.loads(key)[column.name] for column in self.key): key for key in keys}
 
 
 def plan_rows(
@@ -105,8 +106,7 @@ def plan_rows(
         table, holder.snapshot_id, files, holder.lsn.value if with_metadata else None,
         job.pipeline.target.types_of(state.table_name), own,
     )  # fmt: skip
-    types = {column.name: column.type_name for column in state.columns}
-    key = tuple((column, types[column]) for column in state.key_columns)
+    key = key_columns(table, state.key_columns)
     again = whole_table(table, within_leaves(drifted, moving.after.condition), files)
     leaves = _leaving(drifted, moving, own, connection, with_metadata=with_metadata)
     # A target of one partition doesn't take its siblings' rows.
@@ -196,7 +196,7 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
     The snapshot has such rows completely; a row that it doesn't have belongs in no target that
     continues from there. Raises NeedsSync when the key was renamed since.
     """
-    types, names = dict(rows.copy.columns), [column for column, _ in rows.key]
+    types, names = dict(rows.copy.columns), [column.name for column in rows.key]
     if any(not json.loads(key).keys() >= {*names} for key in keys):
         raise NeedsSync(
             f"its key was renamed while {len(keys)} of its rows are in quarantine, or were named"
@@ -325,7 +325,8 @@ def stage_net(
     if rows.leaves is not None:
         held = job.lake.target(rows.drifted.state.table_name).frame(spark)
         columns = [
-            F.col(quote(name)).alias(base) for (name, _), base in zip(rows.key, bases, strict=True)
+            F.col(quote(column.name)).alias(base)
+            for column, base in zip(rows.key, bases, strict=True)
         ]
         leaving = held.where(rows.leaves).select(F.lit(LEAVES).alias("why"), *columns)
         gone.append(leaving.join(gone[0], bases, "left_anti") if touched else leaving)

@@ -510,7 +510,7 @@ def _merge(work: _Work, rows: RepairRows, begun: TableState, net: Staged) -> Tar
     if not (reread_only and merge_rows_in_driver(job, name, rows, net.folder, tag, lock)):
         # A run that committed concurrently may have copied the target again.
         lock.verify()
-        key = [column for column, _ in rows.key]
+        key = [column.name for column in rows.key]
         merge_rows(work.spark, job.lake.target(name), rows.copy, key, net.folder, tag)
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, begun, tag), skipped=0)

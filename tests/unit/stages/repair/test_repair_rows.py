@@ -12,6 +12,7 @@ import pytest
 
 from waldelta.errors import NeedsSync
 from waldelta.postgres import PgType
+from waldelta.snapshot.key_columns import KeyColumn
 from waldelta.stages.repair._by_driver import net_changes
 from waldelta.stages.repair._repair_rows import stage_named
 from waldelta.types.type_map import target_type
@@ -19,10 +20,10 @@ from waldelta.types.type_map import target_type
 
 @pytest.fixture
 def rows():
-    kinds = {"a": target_type(PgType(25, -1, "text")), "id": target_type(PgType(23, -1, "integer"))}
-    return SimpleNamespace(
-        copy=SimpleNamespace(columns=tuple(kinds.items())), key=(("id", "integer"), ("a", "text"))
-    )
+    types = {"a": PgType(25, -1, "text"), "id": PgType(23, -1, "integer")}
+    kinds = tuple((name, target_type(kind)) for name, kind in types.items())
+    key = tuple(KeyColumn(name, types[name]) for name in ("id", "a"))
+    return SimpleNamespace(copy=SimpleNamespace(columns=kinds), key=key)
 
 
 def test_keys_are_written_as_touched_ones_are(rows, tmp_path):

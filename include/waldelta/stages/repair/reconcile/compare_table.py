@@ -51,6 +51,7 @@ from waldelta.pipeline.targets.target_filter import read_target_filter
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import plan_chunks
+from waldelta.snapshot.key_columns import key_columns
 from waldelta.snapshot.read_selected import whole_table
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes
@@ -274,9 +275,8 @@ def _source(
     job: Job, holder: SnapshotHolder, feeding: ComparedTarget, copy: TableCopy, plan: Fingerprint
 ) -> SourceSide:
     state, table = feeding.state, feeding.as_copied.table
-    types = {column.name: column.type_name for column in state.columns}
     again = whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes)
-    key = tuple((column, types[column]) for column in state.key_columns)
+    key = key_columns(table, state.key_columns)
     return SourceSide(
         job.source.conninfo,
         plan,
