@@ -75,6 +75,15 @@ _TRANSACTION_TIMEOUT = """
 case when pg_catalog.current_setting('transaction_timeout', true) is not null
   then pg_catalog.set_config('transaction_timeout', '0', false) end
 """
+# A view's functions are called as the role that reads it, and an owner could swap one in for a
+# table (CVE-2024-7348). PostgreSQL 15.8, 16.4 and 17.0 are the first with this setting. The
+# system's views, and foreign tables that are partitions, can still be read.
+_VIEWS = (
+    "case when pg_catalog.current_setting('restrict_nonsystem_relation_kind', true) is not null"
+    " then pg_catalog.set_config('restrict_nonsystem_relation_kind', '{kind}', {is_local}) end"
+)
+# SQLSTATE of a statement that would read one: object_not_in_prerequisite_state.
+VIEW_REFUSED = "55000"
 # ADBC reads the names of all types and columns while it connects. With this encoding, PostgreSQL
 # sends them unconverted. Otherwise a name that UTF-8 can't represent, of any object, would end each
 # connection.
@@ -280,6 +289,11 @@ def check_settings(
         _check_current(conninfo, dict(zip(_SETTINGS, cursor.fetchall()[0], strict=False)))
 
 
+def allow_views(connection: Connection) -> None:
+    """Let the open transaction read views, for the event triggers that its DDL starts."""
+    connection.execute(f"select {_VIEWS.format(kind='', is_local='true')}".encode())
+
+
 def describe(conninfo: str) -> str:
     """Return host, port and database for messages and logs."""
     fields = conninfo_to_dict(conninfo)
@@ -366,13 +380,14 @@ _SETTINGS = {
     name: value for name, value in SESSION_SETTINGS.items() if not name.endswith("_timeout")
 }  # fmt: skip
 # Qualified, and without an operator: a login trigger may have set any search_path.
-_PIN = "select {}, {}, {}, pg_catalog.pg_backend_pid()".format(
+_PIN = "select {}, {}, {}, {}, pg_catalog.pg_backend_pid()".format(
     ", ".join(
         f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)"
         for name, value in SESSION_SETTINGS.items()
     ),
     _MESSAGES,
     _TRANSACTION_TIMEOUT,
+    _VIEWS.format(kind="view", is_local="false"),
 )
 _CURRENT = "select {}, pg_catalog.current_setting({}, true), pg_catalog.pg_backend_pid()".format(
     ", ".join(f"pg_catalog.current_setting({_literal(name)})" for name in _SETTINGS),

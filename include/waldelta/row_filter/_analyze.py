@@ -10,6 +10,7 @@ from psycopg import sql
 
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.postgres import Connection, TableId
+from waldelta.postgres.connection import allow_views
 from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
 from waldelta.row_filter.parse import parse_analysed
@@ -85,6 +86,7 @@ def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
 
 
 def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
+    allow_views(conn)
     copy = sql.Identifier("pg_temp", table.name)
     conn.execute(
         sql.SQL("create temporary table {} (like {})").format(

@@ -39,6 +39,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
 from waldelta.postgres.connection import (
+    VIEW_REFUSED,
     check_settings,
     connect_arrow,
     limit_batches,
@@ -65,7 +66,7 @@ METADATA_COLUMNS: dict[str, Any] = {
 
 # Errors of a reader when the relation was dropped, renamed or altered since the snapshot, or the
 # snapshot's session ended.
-GONE = {"3F000", "42P01", "42703", "42804", "42883"}
+GONE = {"3F000", "42P01", "42703", "42804", "42883", VIEW_REFUSED}
 NO_SNAPSHOT = {"22023", "42704"}
 NO_PRIVILEGE = "42501"
 LOCKED = "55P03"

@@ -21,6 +21,7 @@ from waldelta.grants import sql_name
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import sources
 from waldelta.postgres import Connection
+from waldelta.postgres.connection import allow_views
 from waldelta.postgres.lock_waits import limited, read_locked_tables
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.table_patterns import MatchedTable
@@ -162,6 +163,7 @@ class _Adoption:
     def _run(self) -> None:
         statement = self._statement()
         with self.conn.transaction():
+            allow_views(self.conn)
             self.conn.execute(statement.sql)
             # Another publication may have the table with other columns, which would stop the slot:
             # then nothing is committed.

@@ -28,6 +28,7 @@ from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, record_removed
 from waldelta.postgres import Connection
+from waldelta.postgres.connection import allow_views
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
@@ -419,6 +420,7 @@ def run_statements(
     def run() -> None:
         # The limit is outside: it couldn't be reset in a transaction that has failed.
         with limited(conn, "lock_timeout", DDL_LOCK_TIMEOUT_MS / 1000), conn.transaction():
+            allow_views(conn)
             for statement in statements:
                 log.info("%s", statement.reason)
                 conn.execute(statement.sql)

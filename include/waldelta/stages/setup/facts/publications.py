@@ -20,6 +20,7 @@ from psycopg import sql
 
 from waldelta.config import Publication
 from waldelta.postgres import Connection, TableColumn, TableId
+from waldelta.postgres.connection import allow_views
 from waldelta.postgres.table_patterns import MatchedTable
 from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter import parse_row_filter, refused_filter
@@ -308,6 +309,7 @@ def _try(conn: Connection, wanted: PublicationState, timeout_ms: int) -> Publica
     trial = replace(wanted, name=f"waldelta_trial_{conn.info.backend_pid}")
     with conn.transaction(force_rollback=True):
         conn.execute(sql.SQL("set local lock_timeout = {}").format(timeout_ms))
+        allow_views(conn)
         conn.execute(_create(trial))
         return read_publications(conn, [trial.name])[trial.name]
 

@@ -1,0 +1,237 @@
+"""A table's owner writes functions that PostgreSQL calls as whoever plans a query of the table."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from tests.support.pipelines import pipeline_file
+from tests.support.roles import connect_as, new_role
+from waldelta.cli.command_line import main
+from waldelta.errors import SnapshotLost
+from waldelta.jobs import Pipeline
+from waldelta.postgres import connect
+from waldelta.postgres.published_tables import read_published_tables
+from waldelta.snapshot import SnapshotHolder, plan_copy
+from waldelta.snapshot.chunks import plan_chunks
+from waldelta.snapshot.key_columns import key_columns
+from waldelta.snapshot.read_selected import is_one_of
+from waldelta.snapshot.read_table import read_chunks
+
+pytestmark = pytest.mark.pg
+
+# An immutable function of the owner. It says as which role it was called.
+TABLES = """
+create schema app authorization {owner};
+set role {owner};
+create function app.seen(int) returns int immutable language plpgsql as $$
+begin
+    perform pg_notify('seen', current_user::text);
+    return $1;
+end $$;
+create table app.t (id int primary key, n int);
+insert into app.t select n, n from generate_series(1, 1000) n;
+"""
+PLANNED = {
+    "index predicate": "create index i on app.t (id) where app.seen(1) = 1",
+    "index expression": "create index i on app.t ((app.seen(1)))",
+    "extended statistics": "create statistics app.s on (app.seen(1) + id) from app.t",
+    "partition key": (
+        "drop table app.t; create table app.t (id int, n int) partition by range ((id +"
+        " app.seen(1))); create table app.t_1 partition of app.t default; insert into app.t"
+        " values (1, 1)"
+    ),
+}
+
+
+@contextmanager
+def table_owner(database):
+    """A role with a table and a function; the test's connection is that role's."""
+    with new_role(database, "app") as role:
+        database.execute(TABLES.format(owner=role))
+        yield role
+
+
+@pytest.fixture
+def owner(database):
+    with table_owner(database) as role:
+        yield role
+
+
+@pytest.fixture
+def any_owner(any_database):
+    with table_owner(any_database) as role:
+        yield role
+
+
+@contextmanager
+def calls(database):
+    """Gives the roles as which the owner's function is called in this block."""
+    seen: list[str] = []
+    with database.connect(autocommit=True) as listening:
+        listening.execute("listen seen")
+        yield seen
+        listening.execute("select 1")
+        seen += [each.payload for each in listening.notifies(timeout=0)]
+
+
+@pytest.mark.parametrize("where", PLANNED)
+def test_a_superuser_plans_no_query_of_the_table(
+    database, owner, lake, monkeypatch, tmp_path, where
+):
+    """By check and init; whoever plans one calls the function."""
+    for statement in PLANNED[where].split("; "):
+        database.execute(statement)
+    database.execute("analyze app.t")
+    database.execute("reset role")
+    with calls(database) as seen, database.connect() as session:
+        session.execute("explain select from app.t where id > 5 and n > 5")
+        session.commit()
+    assert set(seen) == {"postgres"}, "PostgreSQL doesn't call it: this test shows nothing"
+    slot = f"s_{database.name}"
+    monkeypatch.chdir(tmp_path)
+    with calls(database) as seen:
+        publication = {"name": "p", "tables": [{"name": "app.t", "where": "id > 5"}]}
+        publication["publish"] = ["insert"]
+        source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
+        target = {"root": lake, "tables": {"app.t": {"where": "n > 5"}}}
+        plan = Pipeline(pipeline_file(lake, slot, source=source, target=target)).check()
+        assert main(["init", "test_source", "--yes", "--output", "p.yml"]) == 0
+    assert seen == []
+    assert any("role postgres is a superuser" in text for text in plan.warnings)
+    assert any("uses app.seen(integer) of role" in text for text in plan.warnings)
+
+
+USES = {
+    "create index i on app.t (id) where app.seen(id) = 1": "index app.i uses app.seen(integer)",
+    "create index i on app.t ((app.seen(id)))": "index app.i uses app.seen(integer)",
+    "create statistics app.s on (app.seen(id)), id from app.t": (
+        "statistics app.s uses app.seen(integer)"
+    ),
+    "alter table app.t add constraint c check (app.seen(id) > 0)": (
+        "constraint c uses app.seen(integer)"
+    ),
+    "create domain app.d as int check (app.seen(value) > 0); alter table app.t add v app.d[]": (
+        "domain app.d uses app.seen(integer)"
+    ),
+    "alter table app.t add v int generated always as (app.seen(id)) stored": (
+        "generated column v uses app.seen(integer)"
+    ),
+    "create policy p on app.t using (app.seen(id) > 0)": "policy p uses app.seen(integer)",
+    (
+        "create function app.less(int, text) returns bool immutable language sql as 'select true';"
+        " create operator app.<<< (function = app.less, leftarg = int, rightarg = text);"
+        " create index i on app.t (id) where id operator(app.<<<) 'x'"
+    ): "index app.i uses app.less(integer,text)",
+}
+
+
+def test_check_lists_the_functions_of_a_tables_owner(database, owner, lake, monkeypatch):
+    """Each as the role that reads meets it; PostgreSQL's own and the reader's aren't listed."""
+    slot = f"s_{database.name}"
+    database.execute("reset role")
+    with new_role(database, "reader") as reader:
+        database.execute(f"set role {owner}")
+        database.execute(
+            f"grant usage on schema app to {reader}; grant select on app.t to {reader}"
+        )
+        connect_as(monkeypatch, database, reader)
+        pipeline = Pipeline(pipeline_file(lake, slot, ["app.t"]))
+        database.execute("create index plain on app.t (lower(n::text)) where abs(id) > 1")
+        assert not [text for text in pipeline.check().warnings if "uses" in text]
+        for statements, told in USES.items():
+            database.execute("begin")
+            for statement in statements.split("; "):
+                database.execute(statement)
+            database.execute("commit")
+            (found,) = [text for text in pipeline.check().warnings if " uses " in text]
+            assert f"table app.t: {told} of role {owner}: PostgreSQL calls" in found
+            assert f"as role {reader} when" in found
+            database.execute("drop index if exists app.i; drop statistics if exists app.s")
+            database.execute(
+                "drop policy if exists p on app.t; drop domain if exists app.d cascade"
+            )
+            database.execute("alter table app.t drop constraint if exists c")
+            database.execute("alter table app.t drop column if exists v")
+
+
+KEYS = {
+    "create table app.k (id app.d primary key); insert into app.k values (1)": ("1", True),
+    "create table app.k (id app.d[] primary key); insert into app.k values ('{1}')": (
+        "{1}",
+        False,
+    ),
+    (
+        "create type app.c as (v app.d); create table app.k (id app.c primary key);"
+        " insert into app.k values (row(1))"
+    ): ("(1)", False),
+    (
+        "create type app.r as range (subtype = app.d); create table app.k (id app.r primary key);"
+        " insert into app.k values ('[1,2)')"
+    ): ("[1,2)", False),
+}
+
+
+@pytest.mark.parametrize("statements", KEYS)
+def test_no_domain_is_checked_when_rows_are_read_by_their_keys(any_database, any_owner, statements):
+    """An index finds the rows, where a cast to a base type is possible."""
+    database, (text, by_index) = any_database, KEYS[statements]
+    database.execute("create domain app.d as int check (app.seen(value) > 0)")
+    for statement in statements.split("; "):
+        database.execute(statement)
+    database.execute("reset role")
+    database.execute("create publication p for table app.k")
+    with connect(database.conninfo, "test") as conn:
+        (table,) = read_published_tables(conn, ["p"])
+        (column,) = table.columns
+        with calls(database) as seen:
+            conn.execute(f"select '{text}'::text::{column.type.name}")
+        assert seen, "PostgreSQL doesn't check the domain: this test shows nothing"
+        condition = is_one_of(key_columns(table, ["id"]), [pa.array([text, text])])
+        query = sql.SQL("select from app.k where {}").format(condition)
+        conn.execute("set enable_seqscan = off")
+        with calls(database) as seen:
+            assert conn.execute(query).rowcount == 1
+            plan = "\n".join(line for (line,) in conn.execute(sql.SQL("explain ") + query))
+        assert (seen, "Index" in plan and "Index Cond" in plan) == ([], by_index)
+
+
+def test_no_view_is_read_in_a_tables_place(any_database, any_owner):
+    """Its functions would be called as the reader, whatever was locked before."""
+    database = any_database
+    database.execute("reset role; create publication p for table app.t")
+    with SnapshotHolder(database.conninfo, "test") as holder:
+        (table,) = read_published_tables(holder.connection, ["p"])
+        files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
+        copy = plan_copy(table, holder.snapshot_id, files, None)
+        (chunk,) = plan_chunks(table.stored_leaves, 1 << 20)
+        database.execute(f"set role {any_owner}; alter table app.t rename to u")
+        database.execute("create view app.t as select id, app.seen(n) as n from app.u; reset role")
+        with calls(database) as seen, database.connect() as session:
+            session.execute("select n from only app.t limit 1")
+            session.commit()
+        assert seen, "PostgreSQL doesn't call it: this test shows nothing"
+        with calls(database) as seen, pytest.raises(SnapshotLost, match="was altered, renamed or"):
+            list(read_chunks(database.conninfo, copy, [chunk], "test"))
+        assert seen == []
+
+
+def test_setup_runs_event_triggers_that_read_views(database, owner, lake):
+    """Only reading is restricted: a trigger of the server's own may read what it needs."""
+    database.execute("reset role")
+    database.execute("create table audit (tag text); create view audited as select * from audit")
+    database.execute(
+        "create function note() returns event_trigger language plpgsql as $$ begin insert into"
+        " public.audit select tg_tag from (select count(*) from public.audited) as n; end $$;"
+        " create event trigger note on ddl_command_end execute function note()"
+    )
+    slot = f"s_{database.name}"
+    target = {"root": lake, "tables": {"app.t": {"where": "n > 5"}}}
+    database.execute("alter table app.t replica identity full")
+    pipeline = Pipeline(pipeline_file(lake, slot, ["app.t"], target=target))
+    assert pipeline.check().problems == ()
+    pipeline.setup()
+    assert ("CREATE PUBLICATION",) in database.execute("select tag from audit")
