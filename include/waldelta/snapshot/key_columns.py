@@ -13,7 +13,7 @@ from waldelta.types.base import printed
 
 
 @dataclass(frozen=True, slots=True)
-class KeyColumn:
+class KeyAttribute:
     """A column of a table's key, and its type on the server now.
 
     A type's name is never taken from the lake, where it could be any text.
@@ -37,7 +37,7 @@ class KeyColumn:
         return column, sql.SQL("{}::{}").format(text, sql.SQL(name))
 
 
-def key_columns(table: PublishedTable, names: Sequence[str]) -> tuple[KeyColumn, ...]:
+def key_columns(table: PublishedTable, names: Sequence[str]) -> tuple[KeyAttribute, ...]:
     """Return these columns of a table as the server describes them."""
     types = {column.name: column.type for column in table.columns}
-    return tuple(KeyColumn(name, types[name]) for name in names)
+    return tuple(KeyAttribute(name, types[name]) for name in names)

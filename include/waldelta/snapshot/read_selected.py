@@ -16,7 +16,7 @@ from psycopg import sql
 from waldelta.errors import SnapshotLost
 from waldelta.postgres import Leaf, PublishedTable
 from waldelta.postgres.catalog import Through
-from waldelta.snapshot.key_columns import KeyColumn
+from waldelta.snapshot.key_columns import KeyAttribute
 from waldelta.snapshot.read_table import (
     TableCopy,
     begin_snapshot,
@@ -91,7 +91,7 @@ def read_keys(
     conninfo: str,
     copy: TableCopy,
     choice: Choice,
-    key: Sequence[KeyColumn],
+    key: Sequence[KeyAttribute],
     batches: Iterable[pa.RecordBatch],
     application_name: str,
 ) -> Iterator[pa.RecordBatch]:
@@ -140,7 +140,7 @@ def other_files(choice: Choice) -> str:
     return query.as_string(None)
 
 
-def is_one_of(key: Sequence[KeyColumn], texts: Sequence[pa.Array]) -> sql.Composable:
+def is_one_of(key: Sequence[KeyAttribute], texts: Sequence[pa.Array]) -> sql.Composable:
     """Return the condition that a row has one of these keys, given as texts by column."""
     numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
     pairs = [

@@ -11,7 +11,7 @@ import yaml
 
 from tests.integration.setup.test_setup import job_for
 from tests.support.pipelines import pipeline_file
-from tests.support.roles import connect_as, new_role
+from tests.support.servers.roles import connect_as, new_role
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE
 from waldelta.changes.decode.route import SENT, judgement, plan_routing
 from waldelta.errors import ConfigError

@@ -32,7 +32,7 @@ from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limite
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import INT8, read_types
 from waldelta.snapshot.exported_snapshot import wait_until_visible
-from waldelta.snapshot.key_columns import KeyColumn
+from waldelta.snapshot.key_columns import KeyAttribute
 from waldelta.snapshot.read_table import privilege_remedy
 from waldelta.types.base import printed
 
@@ -58,7 +58,7 @@ class _Lookup:
     """How rows of one table are found and read."""
 
     relation: sql.Composable
-    key: tuple[KeyColumn, ...]
+    key: tuple[KeyAttribute, ...]
     # The leaf partition's oid, where it is read through a table above it.
     leaf: int | None = None
     columns: dict[int, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def _lookup(
     columns = {i: names[i] for i, rows in flagged.items() if names[i] in usable and rows.any()}
     keys = [names[i] for i in plan.decode.shape.key]
     types = read_types(connection, [held[name] for name in keys])
-    key = tuple(KeyColumn(name, types[held[name]]) for name in keys)
+    key = tuple(KeyAttribute(name, types[held[name]]) for name in keys)
     return _Lookup(relation, key, None if through is None else relation_id, columns)
 
 

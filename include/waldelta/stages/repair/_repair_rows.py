@@ -33,7 +33,7 @@ from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.key_columns import KeyColumn, key_columns
+from waldelta.snapshot.key_columns import KeyAttribute, key_columns
 from waldelta.snapshot.read_selected import read_choices, read_keys, whole_table
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
@@ -66,7 +66,7 @@ class RepairRows:
     copy: TableCopy
     choices: tuple[Choice, ...]
     again: Choice
-    key: tuple[KeyColumn, ...]
+    key: tuple[KeyAttribute, ...]
     # Rows of the target leave it when this condition is true; None: no row leaves.
     leaves: str | None
     # The planner's estimate of the rows that a whole copy would read.

@@ -12,7 +12,7 @@ import pytest
 
 from waldelta.errors import NeedsSync
 from waldelta.postgres import PgType
-from waldelta.snapshot.key_columns import KeyColumn
+from waldelta.snapshot.key_columns import KeyAttribute
 from waldelta.stages.repair._by_driver import net_changes
 from waldelta.stages.repair._repair_rows import stage_named
 from waldelta.types.type_map import target_type
@@ -22,7 +22,7 @@ from waldelta.types.type_map import target_type
 def rows():
     types = {"a": PgType(25, -1, "text"), "id": PgType(23, -1, "integer")}
     kinds = tuple((name, target_type(kind)) for name, kind in types.items())
-    key = tuple(KeyColumn(name, types[name]) for name in ("id", "a"))
+    key = tuple(KeyAttribute(name, types[name]) for name in ("id", "a"))
     return SimpleNamespace(copy=SimpleNamespace(columns=kinds), key=key)
 
 

@@ -35,7 +35,7 @@ from waldelta.postgres.planner_estimate import rows_where
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
 from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.key_columns import KeyColumn
+from waldelta.snapshot.key_columns import KeyAttribute
 from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
@@ -88,7 +88,7 @@ class SourceSide:
     copy: TableCopy
     chunks: tuple[Chunk, ...]
     again: Choice
-    key: tuple[KeyColumn, ...]
+    key: tuple[KeyAttribute, ...]
     holder_pid: int
 
     def sums(self) -> Sums:

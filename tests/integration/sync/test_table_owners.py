@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from tests.support.pipelines import pipeline_file
-from tests.support.roles import connect_as, new_role
+from tests.support.servers.roles import connect_as, new_role
 from waldelta.cli.command_line import main
 from waldelta.errors import SnapshotLost
 from waldelta.jobs import Pipeline
