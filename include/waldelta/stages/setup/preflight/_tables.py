@@ -62,7 +62,6 @@ def judge_table(
             f"{where}: its inheritance children aren't published with it: list those you want"
         )
     yield from _partitions(where, state, table, found)
-    yield from _foreign_functions(where, found, facts.server)
     if not is_overruled(state, found, facts):
         yield from _identities(where, state, table, found, facts)
     elif not table.is_plain:
@@ -79,13 +78,18 @@ def judge_table(
         )
 
 
-def _foreign_functions(where: str, found: TableFacts, server: ServerFacts) -> Iterator[Finding]:
-    if found.foreign_functions:
+def judge_functions(
+    state: PublicationState, table: PublicationTable, facts: Facts
+) -> Iterator[Finding]:
+    """Yields a warning if objects of the table use functions of other roles."""
+    found = facts.tables.get(table.id)
+    if found is not None and found.foreign_functions:
+        named = first_of([str(each) for each in found.foreign_functions], between="; ")
         yield warning(
-            f"{where}: {first_of([str(each) for each in found.foreign_functions], between='; ')}:"
-            f" PostgreSQL calls such functions as role {server.role} when it plans a query of the"
-            " table, so their owners have the rights of that role: read tables of one owner by a"
-            " role of their own (docs/reference/privileges.md)"
+            f"publication {state.name!r}, table {table.id}: {named}: PostgreSQL calls such"
+            f" functions as role {facts.server.role} when it plans a query of the table, so their"
+            " owners have the rights of that role: read tables of one owner by a role of their own"
+            " (docs/reference/privileges.md)"
         )
 
 

@@ -22,7 +22,7 @@ from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import find_clashes, members
 from waldelta.stages.setup.facts.publications import Mark
 from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, ServerFacts
-from waldelta.stages.setup.preflight._tables import judge_binary, judge_table
+from waldelta.stages.setup.preflight._tables import judge_binary, judge_functions, judge_table
 from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
 
 MIN_VERSION = 150000
@@ -80,6 +80,7 @@ def judge_members(
     """Yields findings about each table that a publication names or covers."""
     for table in members(state, facts):
         yield from judge_table(state, table, facts)
+        yield from judge_functions(state, table, facts)
         yield from judge_columns(state, table, facts, pipeline.target)
         if pipeline.source.options.binary:
             yield from judge_binary(state, table, facts)
