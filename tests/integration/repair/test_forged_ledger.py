@@ -100,7 +100,8 @@ def forged_text(state, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["row_filter", pytest.param("target_filter", marks=pytest.mark.soak)]
+    "name",
+    ["row_filter", pytest.param("target_filter", marks=pytest.mark.soak("the other filter"))],
 )
 def test_a_stored_filter_is_no_sql(spark, database, job, name):
     """A filter that changed is compared with the stored one: rows that enter are read from the
