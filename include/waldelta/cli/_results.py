@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # How each kind of finding is shown; plain text has the words alone.
 STYLES = {"problem": "bold red", "warning": "yellow"}
-_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto")
+_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto", "examples")
 
 
 def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
@@ -52,9 +52,16 @@ def quarantine_table(found: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Returns quarantined rows, or decisions on them, with the columns that any of them has."""
     if not found:
         return "nothing is in quarantine"
-    columns = [name for name in _QUARANTINE if any(one.get(name) is not None for one in found)]
+    columns = [
+        name for name in _QUARANTINE if any(one.get(name) not in (None, []) for one in found)
+    ]
     return table(columns, [[_cell(one.get(name)) for name in columns] for one in found])
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, list):
+        return "\n".join(
+            json.dumps({**(one.get("key") or {}), **one["values"]}, ensure_ascii=False)
+            for one in value
+        )
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value

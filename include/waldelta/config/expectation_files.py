@@ -18,6 +18,7 @@ suite is built.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -149,6 +150,12 @@ class OwnSuites:
     by_table: Mapping[str, OwnSuiteFile] = field(default_factory=dict)
     refused: Mapping[str, ConfigError] = field(default_factory=dict)
     unused: Sequence[str] = ()
+
+    def digest_of(self, table: str) -> str:
+        """Returns a digest of a table's own expectations, or of the error that rejects them."""
+        file = self.by_table.get(table)
+        text = str(self.refused.get(table, "")) if file is None else file.suite.model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = _SYNCED) -> OwnSuites:

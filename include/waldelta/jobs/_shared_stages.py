@@ -10,6 +10,8 @@ from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import ReportedLag
+from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Check the targets that the run changed; raises QualityFailed when a critical expectation
-    failed.
+    """Check the targets that the run changed, and those whose failed expectations were edited;
+    raises QualityFailed when a critical expectation failed.
 
     After decisions on quarantined rows all their targets are checked, because a decision alone may
     change a result.
@@ -41,13 +43,14 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         quiet += result.tables.keys() - unchanged.keys()
     if quiet:
         record_current(job, quiet)
-    check_tables(
-        spark,
-        job,
-        result,
-        stage,
-        [name for name, table in result.tables.items() if table.changed or decided],
-    )
+    changed = [name for name, table in result.tables.items() if table.changed or decided]
+    edited = _edited(job, changed) if result.verb == "consume" else []
+    check_tables(spark, job, result, stage, [*changed, *edited])
+
+
+def _edited(job: Job, changed: Sequence[str]) -> list[str]:
+    """Returns the other targets whose failed expectations were edited since."""
+    return corrected(job, {state.table_name for state in synced_states(job)} - {*changed})
 
 
 def check_tables(
@@ -66,8 +69,8 @@ def check_tables(
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     fault_point("check.begun")
-    result.checked = replace(result.checked, passed=[])
-    fine = set(result.tables) - set(result.targets.not_applied)
+    result.checked = replace(result.checked, passed=[], corrected=[])
+    fine = {*result.tables, *tables} - set(result.targets.not_applied)
     if result.verb != "validate" and not job.pipeline.quality.enabled:
         result.checked = replace(result.checked, passed=sorted(fine))
         stage.detail = "switched off"
@@ -75,13 +78,14 @@ def check_tables(
     versions = {
         name: table.version for name, table in result.tables.items() if table.version is not None
     }
-    quick = quick_targets(job, result, tables)
+    quick = quick_targets(job, result, [name for name in tables if name in result.tables])
     # A copy's rows are all new, so nothing is known of them from an earlier run.
     touched = () if result.verb == "sync" else quick
     rules = read_rules(job, result, tables, touched)
     left = RunOutcome(versions, frozenset(quick), rules, is_concurrent=result.verb == "quarantine")
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
-    result.add_check(report, sorted(fine - set(report.failed_tables)))
+    passed = sorted(fine - set(report.failed_tables))
+    result.add_check(report, passed, [name for name in passed if name not in result.tables])
     stage.detail = report.summary
     fault_point("check.ended")
     report.raise_if_critical()

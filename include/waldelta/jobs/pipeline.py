@@ -186,12 +186,18 @@ class Pipeline:
         return read_status(self.job())
 
     def quarantined(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Returns the rows that all targets, or these, lack, as ``quarantine`` prints them; no
-        Spark.
+        """Returns the rows that all targets, or these, lack, and the tables that a gate stops, as
+        ``quarantine`` prints them; no Spark.
         """
+        from waldelta.monitoring.stopped_tables import read_stopped
         from waldelta.stages.check.gate import list_quarantined
 
-        return list_quarantined(self.job(), tables)
+        job = self.job()
+        rows = list_quarantined(job, tables)
+        for one in read_stopped(self.file, job.ledger):
+            if tables is None or one.table_name in tables:
+                rows += one.as_json()
+        return rows
 
     def retry_quarantined(
         self,

@@ -4,7 +4,8 @@ and how many changes wait.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -36,13 +37,25 @@ _MOST_MESSAGES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """A row that fails: its key (empty where unknown) and the values that the expectation reads."""
+
+    key: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Unmet:
-    """An expectation that stops a table; ``finding`` is the result, without values."""
+    """An expectation that stops a table; ``finding`` is the result, without values.
+
+    ``examples`` are some of the rows, with values.
+    """
 
     meaning: str
     since: datetime
     finding: str
     may_pass: bool
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,20 @@ class Stopped:
     def may_pass(self) -> bool:
         """Returns whether a release lets its changes pass; it doesn't for ``gate: quarantine``."""
         return self.released is None and all(one.may_pass for one in self.unmet)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Returns each expectation that stops the table, with examples, ready for JSON."""
+        return [
+            {
+                "table": self.table_name,
+                "status": "released" if self.released else "stopped",
+                "reason": f"{one.meaning}: {one.finding}",
+                "since": one.since.isoformat(),
+                "waiting": self.waiting,
+                "examples": [{"key": e.key, "values": e.values} for e in one.examples],
+            }
+            for one in self.unmet
+        ]
 
 
 def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
@@ -120,7 +147,7 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
         )
         end = "; released for the next run" if one.released else ""
         yield Attention(
-            "failed",
+            "warning" if one.released else "failed",
             "stopped",
             f"{one.table_name}: stopped by a gate ({what}), {waits}{end}",
             ("quarantine",),
@@ -146,7 +173,7 @@ def _unmet(
     ledger: Ledger, run_id: str, tables: Collection[str]
 ) -> Iterator[tuple[str, list[Unmet]]]:
     """Yields by table the gate expectations not met in this run, and since when without a break."""
-    columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count")
+    columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count", "examples")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in (
         ledger.table(ExpectationResult).scan(columns, None, judged_by_gates(tables)).to_pylist()
@@ -181,7 +208,13 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
         first["at"],
         told,
         meaning.startswith(STOP),
+        tuple(map(_example, last["examples"] or ())),
     )
+
+
+def _example(text: str) -> Example:
+    found = json.loads(text)
+    return Example(found.get("key") or {}, found["values"])
 
 
 def _count(log: ChangeLog, batches: BatchNumbers, state: TableState) -> int:

@@ -178,6 +178,9 @@ class CheckFindings:
     warned_expectations: list[str] = field(default_factory=list)
     # Targets in which the check found nothing critical.
     passed: list[str] = field(default_factory=list)
+    # Of these, the targets that the run didn't change: their expectations were edited since they
+    # failed.
+    corrected: list[str] = field(default_factory=list)
     # Files of expectations that fit no table.
     unused_suites: list[str] = field(default_factory=list)
 
@@ -258,13 +261,16 @@ class RunResult:
         """Add the warnings that the result doesn't contain yet."""
         self.warnings += [text for text in texts if text not in self.warnings]
 
-    def add_check(self, report: QualityReport, passed: Sequence[str] = ()) -> None:
+    def add_check(
+        self, report: QualityReport, passed: Sequence[str] = (), corrected: Sequence[str] = ()
+    ) -> None:
         """Add the findings of a check, the targets that passed, and the location of its report."""
         self.checked = CheckFindings(
             report.location,
             list(report.failures),
             list(report.warnings),
             list(passed),
+            list(corrected),
             list(report.notes),
         )
         self.warn(report.notes)

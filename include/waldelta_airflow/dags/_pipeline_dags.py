@@ -22,6 +22,7 @@ from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.operators.job_operator import (
     CopyAgainOperator,
+    DecisionOperator,
     ReportOperator,
     WaldeltaJobOperator,
     job_of,
@@ -232,8 +233,12 @@ def _quarantine(job: _Job) -> DAG:
         "by": "{{ dag_run.triggering_user_name or '' }}",
     }
     with job.dag("quarantine", None, params=params) as dag:
-        job.task(
-            "quarantine", "quarantine", options=options, execution_timeout=settings.SYNC_TIMEOUT
+        DecisionOperator(
+            task_id="quarantine",
+            pipeline_path=job.path,
+            pipeline=job.pipeline,
+            options=options,
+            execution_timeout=settings.SYNC_TIMEOUT,
         )
     return dag
 

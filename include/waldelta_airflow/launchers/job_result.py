@@ -50,6 +50,7 @@ _SUMMARY = (
     "needs_sync",
     "never_copied",
     "passed",
+    "corrected",
     "report",
     "failed_expectations",
 )

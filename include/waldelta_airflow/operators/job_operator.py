@@ -137,6 +137,23 @@ class WaldeltaJobOperator(BaseOperator):
                 " batch.apply_timeout_minutes"
             ) from None
 
+    def announce(self, context: Context, summary: Mapping[str, Any]) -> None:
+        """Emit an asset event for each target that the run changed and that is fine.
+
+        The task must have the pipeline's alias as its outlet.
+        """
+        events = context["outlet_events"][pipeline_alias(self.pipeline)]
+        for table, extra in changed_targets(summary).items():
+            self.log.info(
+                "%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items())
+            )
+            events.add(target_asset(self.pipeline, table), extra=extra)
+        for table in changed_without_event(summary):
+            self.log.warning(
+                "no asset event for %s: the table is behind, wasn't checked, or failed its check",
+                table,
+            )
+
     def on_kill(self) -> None:
         """End the job and everything it started: first with SIGTERM, then by killing it."""
         if self._running is not None:
@@ -288,17 +305,7 @@ class ReportOperator(WaldeltaJobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the stage; its result has what all stages of the run did."""
         summary = super().execute(context)
-        events = context["outlet_events"][pipeline_alias(self.pipeline)]
-        for table, extra in changed_targets(summary).items():
-            self.log.info(
-                "%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items())
-            )
-            events.add(target_asset(self.pipeline, table), extra=extra)
-        for table in changed_without_event(summary):
-            self.log.warning(
-                "no asset event for %s: the table is behind, wasn't checked, or failed its check",
-                table,
-            )
+        self.announce(context, summary)
         self.log.info("report: %s", summary.get("report") or "none")
         return summary
 
@@ -308,6 +315,24 @@ class ReportOperator(WaldeltaJobOperator):
         from waldelta_airflow.reporting.lineage import lineage
 
         return lineage(self.pipeline, self._done, source_database(self.pipeline.source.conn_id))
+
+
+class DecisionOperator(WaldeltaJobOperator):
+    """Carries out an operator's decision, and emits an asset event for each target it changed.
+
+    Only a retry and accepted rows change targets; what was released comes with the next CDC run.
+    """
+
+    def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
+        super().__init__(
+            pipeline=pipeline, verb="quarantine", outlets=[pipeline_alias(pipeline)], **kwargs
+        )
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the job and return its summary; its failure is raised as this task's."""
+        summary = super().execute(context)
+        self.announce(context, summary)
+        return summary
 
 
 class CopyAgainOperator(TriggerDagRunOperator):

@@ -39,9 +39,16 @@ def pipeline_alias(pipeline: PipelineFile) -> AssetAlias:
 
 
 def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns by table the event's ``extra`` of each target that a run changed and that is fine."""
+    """Returns by table the event's ``extra`` of each target that a run changed and that is fine.
+
+    A target whose expectations were corrected got no event for its changes when its check failed.
+    """
     bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
-    return {
+    late = {
+        table: {**dict.fromkeys(_COUNTS, 0), "truncated": False, **bounds}
+        for table in result.get("corrected") or ()
+    }
+    return late | {
         table: (
             {
                 **{name: int(counts.get(name) or 0) for name in _COUNTS},

@@ -15,9 +15,11 @@ from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
+from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
+from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED
 from waldelta.lake.ledger.records import Release, now
@@ -25,13 +27,16 @@ from waldelta.lsn import Lsn
 from waldelta.monitoring import read_glance
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.decisions import read_decided
-from waldelta.monitoring.stopped_tables import read_stopped
+from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
+from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined, release_tables
+from waldelta.stages.land import check_idle
 from waldelta.stages.repair import ReconcileRequest
 from waldelta.stages.repair.replay import read_span
 from waldelta.stages.sync.sync import sync
+from waldelta_airflow.reporting.assets import changed_targets
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -134,6 +139,10 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert [(one.meaning, one.finding) for one in first.unmet] == [
         ("expect_column_values_to_be_between on v", "1 row")
     ]
+    # Which rows fail is in the ledger, for those who may see it.
+    (of_t,) = first.as_json()
+    assert of_t["examples"] == [{"key": {"id": "2"}, "values": {"v": "-2"}}]
+    assert Pipeline(made.job.pipeline).quarantined(["public.t"]) == [of_t]
     # The slot was emptied all the same, and later changes are judged with what waits.
     assert result.stages["land"].status == "succeeded"
     database.execute("insert into t values (4, 4)")
@@ -505,6 +514,14 @@ WHOLE = [
 ]
 
 
+# The rows that fail, of expectations that identify them.
+EXAMPLES = {
+    "one with lists in a list": [({}, {"id": 2, "v": -2})],
+    "a share of rows": [({"id": "2"}, {"v": "-2"})],
+    "a condition in Spark SQL": [({"id": "2"}, {"v": "-2"})],
+}
+
+
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.soak("every kind of expectation as a gate")
 def test_any_expectation_can_stop(gated, database):
@@ -518,6 +535,9 @@ def test_any_expectation_can_stop(gated, database):
         assert message in told, name
         assert item.partition(",")[0].removeprefix("{type: ") in told, name
         assert made.rows() == [], name
+        (stopped,) = made.stopped()
+        found = [(dict(e.key), dict(e.values)) for one in stopped.unmet for e in one.examples]
+        assert found == EXAMPLES.get(name, []), name
 
 
 REFUSED = [
@@ -745,6 +765,8 @@ def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     database.execute("insert into t select g, -g from generate_series(1, 4) g")
     assert "at most 3 at once" in made.fails("second").error["message"]
     assert (made.rows(), made.told()) == ([], told)
+    (stopped,) = made.stopped()
+    assert len(stopped.unmet[0].examples) == 4
     discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
     assert made.failed() == 1
     database.execute("delete from t where id < 9")
@@ -853,3 +875,73 @@ def test_a_table_without_a_key(gated, database):
     made.own(RULE.format("warn"))
     made.run("third")
     assert made.rows("v") == [(-1,), (1,)]
+
+
+def checked(made, run_id, act=None):
+    """The result of a run that checks its targets, or of what an operator does, by its id."""
+    return (act or consume)(made.spark, replace(enabled(made), run_id=run_id))
+
+
+def enabled(made):
+    """The job of the same pipeline with checks after its runs."""
+    quality = made.job.pipeline.quality.model_copy(update={"enabled": True})
+    return replace(made.job, pipeline=made.job.pipeline.model_copy(update={"quality": quality}))
+
+
+def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
+    """Accepted and released rows are in the target because somebody decided so: no check of the
+    table turns a run red for them, and other programs hear of the table again.
+    """
+    made = gated()
+    made.own(RULE.format("quarantine"), STOP)
+    database.execute("insert into t values (1, 1)")
+    sync(made.spark, made.job)
+    database.execute("insert into t values (2, -2)")
+    checked(made, "first")
+    (row,) = list_quarantined(made.job)
+    done = checked(
+        made, "accept", lambda spark, job: run_accept(spark, job, [row["id"]], None, "ann", "known")
+    )
+    assert (done.status, list(changed_targets(done.document()))) == ("succeeded", ["public.t"])
+    assert (made.rows(), made.failed()) == ([(1, 1), (2, -2)], 0)
+    database.execute("insert into t values (3, 99)")
+    with pytest.raises(RunFailed):
+        checked(made, "stopped")
+    release_tables(made.job, ["public.t"], by="ann", reason="known")
+    (told,) = of_stopped(made.stopped())
+    assert (told.severity, "released for the next run" in told.text) == ("warning", True)
+    done = checked(made, "released")
+    assert list(changed_targets(done.document())) == ["public.t"]
+    assert (made.rows(), made.failed()) == ([(1, 1), (2, -2), (3, 99)], 0)
+    # Neither a later run, nor a check of all rows.
+    database.execute("insert into t values (4, 4)")
+    assert list(changed_targets(checked(made, "later").document())) == ["public.t"]
+    assert checked(made, "all", run_validate).status == "succeeded"
+    # A row that nobody decided on still fails, as one that another program wrote.
+    made.spark.sql(
+        f"insert into delta.`{made.job.lake.target('public.t').uri}` (id, v, _wd_lsn)"
+        " values (9, -9, 1)"
+    )
+    with pytest.raises(RunFailed, match="between on v"):
+        checked(made, "damaged", run_validate)
+
+
+def test_a_corrected_expectation_is_judged_again(gated, database):
+    """Of a target that nobody changes: the next run finds work in it, and other programs hear of
+    what was changed while it failed.
+    """
+    made = gated()
+    made.own(RULE.format("warn"))
+    sync(made.spark, made.job)
+    database.execute("insert into t values (1, -1)")
+    with pytest.raises(RunFailed) as failed:
+        checked(made, "first")
+    assert changed_targets(failed.value.result.document()) == {}
+    assert corrected(enabled(made), ["public.t", "public.u"]) == []
+    made.own(RULE.format("warn").replace("min_value: 0", "min_value: -5"))
+    assert corrected(enabled(made), ["public.t", "public.u"]) == ["public.t"]
+    seen = check_idle(enabled(made))
+    assert (seen.has_work, "public.t" in seen.reason) == (True, True)
+    done = checked(made, "second")
+    assert list(changed_targets(done.document())) == ["public.t"]
+    assert (made.failed(), corrected(enabled(made), ["public.t"])) == (0, [])

@@ -136,6 +136,7 @@ STORED = {
     "new_tables": ["public.h"],
     "foreign_commits": ["public.f"],
     "passed": ["public.g"],
+    "corrected": [],
     "warnings": ["look"],
     "unused_suites": ["x.yml"],
     "slot_critical": ["slot 's' is lost"],

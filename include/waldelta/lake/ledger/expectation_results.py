@@ -34,7 +34,9 @@ class ExpectationResult(LedgerRow):
 
     ``version`` is the target's Delta version. It is null for a gate, which judges changes before
     the merge, and for rows that an operator discarded or repaired. ``not_checked`` is in the first
-    row of a table's check: what couldn't be judged at all, and why.
+    row of a table's check: what couldn't be judged at all, and why. ``suite`` is in each row of a
+    check: the digest of the table's own expectations. ``examples`` are, of a gate that isn't met,
+    some failing rows as JSON, with ``key`` where it is known, and ``values``.
     """
 
     table_name: str
@@ -47,6 +49,8 @@ class ExpectationResult(LedgerRow):
     unexpected_count: int | None
     version: int | None
     not_checked: list[str] | None = None
+    suite: str | None = None
+    examples: list[str] | None = None
 
     table: ClassVar[str] = "expectations"
     rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP

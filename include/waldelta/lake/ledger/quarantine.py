@@ -77,8 +77,8 @@ class IncompleteRow(LedgerRow):
     arrived, and is None unless quarantined. For a row that was read from the source again and is
     still quarantined, ``sent`` has the source's values at ``lsn``. ``batch`` is the last of the
     batches that were applied with the row. ``messages`` are the messages of a quarantined row, in
-    commit order; None in rows of earlier versions. ``by`` is who decided to read it again, accepted
-    or discarded it.
+    commit order; None in rows of earlier versions. ``lsn`` of an accepted row is its position in
+    the target. ``by`` is who decided to read it again, accepted or discarded it.
     """
 
     # For rows: quarantined, reread, resolved, accepted, discarded; for messages: unreadable,
@@ -379,7 +379,8 @@ def _counts(rows: pa.Table) -> dict[str, int]:
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
     latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
-    kept = (QUARANTINED, DISCARDED, UNREADABLE, SKIPPED)
+    # An accepted row stays in its target, where checks don't judge it by its gate.
+    kept = (QUARANTINED, DISCARDED, ACCEPTED, UNREADABLE, SKIPPED)
     # A skipped message stays skipped as long as anything reads it.
     return [
         r.at >= oldest or r.status == SKIPPED or latest[r.table_name, r.generation, r.key] in kept

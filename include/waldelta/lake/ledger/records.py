@@ -400,7 +400,8 @@ class KeptWindow(LedgerRow):
 class Release(LedgerRow):
     """An operator's decision to let changes pass a table's stop gates.
 
-    It covers all changes whose commits are before ``upto_lsn``.
+    It covers all changes whose commits are before ``upto_lsn``. The target had those before
+    ``after_lsn`` already (None in rows of earlier versions).
     """
 
     table_name: str
@@ -410,6 +411,7 @@ class Release(LedgerRow):
     upto_lsn: int
     by: str
     reason: str | None = None
+    after_lsn: int | None = None
 
     table: ClassVar[str] = "releases"
 

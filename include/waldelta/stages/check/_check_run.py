@@ -13,9 +13,11 @@ from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import OwnSuites, TargetColumns
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState
+from waldelta.metadata_columns import LSN
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark import SessionPool
 from waldelta.stages.check._incremental import Known
+from waldelta.stages.check.gate.decided_rows import Positions
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
@@ -74,6 +76,8 @@ class CheckRun:
     known: Known
     rules: Mapping[str, SourceRules]
     before: Mapping[str, Before]
+    # By target: the positions of rows that operators let in although they fail its gates.
+    decided: Mapping[str, Sequence[Positions]] = field(default_factory=dict)
 
     def rules_of(self, target: CheckedTarget) -> SourceRules:
         """Returns the source rules of a target."""
@@ -91,8 +95,20 @@ class CheckRun:
             rules or self.rules_of(target),
             self.before.get(name),
         )
+        if name in self.decided and LSN not in columns:
+            plan = _without_positions(plan)
         refused = self.own.refused.get(name)
         return replace(plan, refused=refused) if refused else _without_refused(plan, self, target)
+
+
+def _without_positions(plan: SuitePlan) -> SuitePlan:
+    """Returns a plan whose gates are warnings, since nothing tells decided rows from the others."""
+    changed = tuple(replace(p, severity="warning") if p.is_gate else p for p in plan.expectations)
+    told = (
+        "gates: only warnings here, since without metadata columns rows that an operator accepted"
+        " or released can't be distinguished"
+    )
+    return replace(plan, expectations=changed, omitted=(*plan.omitted, told))
 
 
 def _without_refused(plan: SuitePlan, run: CheckRun, target: CheckedTarget) -> SuitePlan:

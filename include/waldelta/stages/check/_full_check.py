@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
+from waldelta.metadata_columns import LSN
 from waldelta.stages.check._background import Measurements
 from waldelta.stages.check._check_run import CheckRun, failed, refused
 from waldelta.stages.check._incremental import are_met, suite_of
+from waldelta.stages.check.gate.decided_rows import is_decided
 from waldelta.stages.check.great_expectations import SuiteCheck
 from waldelta.stages.check.great_expectations.build import build_known
 from waldelta.stages.check.great_expectations.run_suite import measured, outcomes
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
         ExpectationSuiteValidationResult,
     )
     from great_expectations.core.run_identifier import RunIdentifier
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def _evaluate(
     target, plan = item.target, item.plan
     try:
         result = item.suite.run(target.frame(session), *item.measurements)
+        if plan.table in run.decided:
+            plan = _judge_undecided(run, item, target.frame(session), result)
     except Exception as err:
         return failed(plan.table, target.version, err), None
     seconds = time.monotonic() - started
@@ -118,6 +122,30 @@ def _evaluate(
         suite=suite_of(plan) if are_met(found) else None,
         whole=True,
     ), result
+
+
+def _judge_undecided(
+    run: CheckRun,
+    item: _Prepared,
+    frame: DataFrame,
+    result: ExpectationSuiteValidationResult,
+) -> SuitePlan:
+    """Judge gates that aren't met again, without the rows that operators let in.
+
+    Returns the plan, which says which gates only these rows don't meet.
+    """
+    plan = item.plan
+    gates = {number for number, planned in enumerate(plan.expectations) if planned.is_gate}
+    if LSN not in frame.columns or not gates:
+        return plan
+    rest = frame.where(~is_decided(run.decided[plan.table]))
+    met = item.suite.judge_again(result, rest, gates)
+    told = tuple(
+        f"{plan.expectations[number].meaning}: not judged on rows that an operator accepted or"
+        " released"
+        for number in sorted(met)
+    )
+    return replace(plan, omitted=(*plan.omitted, *told))
 
 
 def _about(run: CheckRun, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:

@@ -31,6 +31,7 @@ from waldelta.stages.check._incremental import (
     rest_of,
     suite_of,
 )
+from waldelta.stages.check.gate.decided_rows import is_decided
 from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.measure.columns import listed
 from waldelta.stages.check.measure.profile import profile_in_driver
@@ -45,7 +46,7 @@ from waldelta.stages.check.suite.target_facts import CheckedTarget
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from waldelta.stages.check.measure import DuplicateKeys
 
@@ -105,6 +106,8 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
         if conditions is None:
             return False
         counts = measure_early(run.background, session, target, rules.references, met)
+        if LSN in columns and (positions := run.decided.get(plan.table)):
+            conditions = _without_decided(plan, conditions, is_decided(positions))
         since = changed_since(run.known, target, suite, columns)
         return is_met_by_spark(target.frame(session), plan, conditions, counts, since)
 
@@ -122,6 +125,18 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
             whole=met is None,
         )
     )
+
+
+def _without_decided(
+    plan: SuitePlan, conditions: Mapping[int, RowCondition], decided: Column
+) -> dict[int, RowCondition]:
+    """Returns the conditions, of which gates don't judge rows that an operator let in."""
+    return {
+        number: replace(condition, unexpected=condition.unexpected & ~decided)
+        if plan.expectations[number].is_gate
+        else condition
+        for number, condition in conditions.items()
+    }
 
 
 def _judge_rest(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:

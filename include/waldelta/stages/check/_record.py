@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 
+from waldelta.config.expectation_files import OwnSuites
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -22,6 +23,7 @@ from waldelta.stages.check._incremental import Known
 from waldelta.stages.check.gate.quarantined_rows import record_unknown
 from waldelta.stages.check.suite import QualityReport, TableVerdict
 
+NO_SUITES = OwnSuites()
 log = logging.getLogger(__name__)
 
 
@@ -31,15 +33,16 @@ def keep_report(
     known: Known,
     states: Mapping[str, TableState],
     since: datetime | None = None,
+    own: OwnSuites = NO_SUITES,
 ) -> None:
     """Record the whole report; ``known`` is what the check knew before, ``states`` the targets'
-    states.
+    states, ``own`` their own expectations.
 
     ``since``: results that other runs recorded since then for a later version are newer, so this
     check's results for these tables are not recorded.
     """
     at = now()
-    later = _record(ledger, report, at, since)
+    later = _record(ledger, report, at, own, since)
     _recount_unknown(ledger, report, later)
     _keep_profiles(ledger, report, at)
     _keep_suites(ledger, report, at, known, states)
@@ -48,7 +51,7 @@ def keep_report(
 
 @again_when_late
 def _record(
-    ledger: Ledger, report: QualityReport, at: datetime, since: datetime | None
+    ledger: Ledger, report: QualityReport, at: datetime, own: OwnSuites, since: datetime | None
 ) -> dict[str, int]:
     """Record the results, and return the versions that other runs have checked since ``since``."""
     later: dict[str, int] = {}
@@ -70,6 +73,7 @@ def _record(
             outcome.unexpected_count,
             verdict.version,
             list(verdict.omitted) if outcome is verdict.outcomes[0] else None,
+            own.digest_of(verdict.table),
         )
         for verdict in _last_words(report, later)
         for outcome in verdict.outcomes

@@ -31,6 +31,7 @@ from waldelta.stages.check._check_run import CheckRun, RunOutcome, failed
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check._quick_check import check_quickly
 from waldelta.stages.check._record import keep_report
+from waldelta.stages.check.gate.decided_rows import read_decided
 from waldelta.stages.check.great_expectations import import_great_expectations
 from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.reports import list_reports
@@ -80,14 +81,25 @@ def check(
         private_files(OWNER_ONLY),
     ):
         run = CheckRun(
-            pipeline, run_id, began, spark, pool, background, own, outcome, known, rules, before
+            pipeline,
+            run_id,
+            began,
+            spark,
+            pool,
+            background,
+            own,
+            outcome,
+            known,
+            rules,
+            before,
+            read_decided(ledger, names),
         )
         report = _judge(run, ledger, wanted)
     fault_point("check.reported")
     # A run checks its own versions while no other run is active. A separate check of all targets
     # takes long, and runs may record newer results during it.
     since = None if outcome.versions and not outcome.is_concurrent else began
-    keep_report(ledger, report, known, states, since)
+    keep_report(ledger, report, known, states, since, own)
     return report
 
 

@@ -29,6 +29,7 @@ from waldelta.pipeline.drift.partitions import read_own_tables, with_leaves
 from waldelta.pipeline.drift.record_drift import read_published_now
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
+from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import (
     copied_by_runs,
     never_copied,
@@ -262,6 +263,8 @@ def _remaining_work(
     ]
     if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
+    if edited := corrected(job, [state.table_name for state in replicated]):
+        return f"expectations were edited since they failed: {', '.join(edited)}"
     if waiting := [*requiring(standings, RequiredAction.COPY), *adopted]:
         return f"a new copy is needed: {', '.join(found.table_name for found in waiting)}"
     return _changed_on_source(connection, job, published, replicated, locked, oldest_xid)

@@ -395,6 +395,7 @@ def _decided(
             row.generation,
             row.batch,
             key,
+            lsn=as_of.value,
             reason=again.why,
             by=again.by,
         )

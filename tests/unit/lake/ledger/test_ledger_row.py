@@ -181,6 +181,7 @@ TABLES = {
             "upto_lsn": "int64",
             "by": "string",
             "reason": "string",
+            "after_lsn": "int64",
         },
     ),
     IncompleteRow: (
@@ -256,6 +257,8 @@ TABLES = {
             "unexpected_count": "int64",
             "version": "int64",
             "not_checked": "list<item: string>",
+            "suite": "string",
+            "examples": "list<item: string>",
         },
     ),
     Profile: (

@@ -39,7 +39,7 @@ from waldelta.lake.ledger.records import Release, Run, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.attention import Attention
-from waldelta.monitoring.stopped_tables import Stopped, Unmet
+from waldelta.monitoring.stopped_tables import Example, Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports.index import add_entry
@@ -1143,7 +1143,9 @@ def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
 
 
 def stopped(table, waiting=7, released=None, may_pass=True):
-    unmet = (Unmet("amount is positive", now() - timedelta(hours=3), "2 rows", may_pass),)
+    since = now() - timedelta(hours=3)
+    examples = (Example({"id": "7"}, {"amount": "v4lue"}), Example({}, {"amount": None}))
+    unmet = (Unmet("amount is positive", since, "2 rows", may_pass, examples),)
     return Stopped(table, unmet, waiting, released)
 
 
@@ -1361,11 +1363,14 @@ def test_a_button_says_what_keeps_it(
 
 @pytest.mark.parametrize("permission, sees", [("read", True), ("trigger", False), ("edit", False)])
 def test_values_of_rows_can_need_more_than_reading(
-    write_pipeline, schedules, open_pages, permission, sees
+    write_pipeline, schedules, open_pages, monkeypatch, permission, sees
 ):
     """Counts, tables and reasons stay; neither keys nor values, nor reports, nor messages are
-    served.
+    served. The same holds for examples of rows that stop a table.
     """
+    monkeypatch.setattr(
+        "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.b")]
+    )
     pipeline = fill(
         load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
     )
@@ -1379,6 +1384,7 @@ def test_values_of_rows_can_need_more_than_reading(
         for answer in (answers[0], *answers[2:]):
             assert ("&#34;id&#34;" in answer.text) is shown
             assert ("row_values" in answer.text) is not shown
+        assert ("v4lue" in answers[0].text) is shown
         assert row.id in answers[0].text
         assert client.get("/docs/shop/validations/a%20b.html").status_code == (
             200 if shown else 403

@@ -47,6 +47,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
+from waldelta.stages.check.gate.examples import JudgedColumns, failing_examples
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
@@ -61,7 +62,6 @@ from waldelta.stages.check.suite.kinds import with_raw
 from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
-from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,18 +100,6 @@ class TableGate:
     released: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns of the judged rows; a change may lack the values of ``toastable`` ones (by
-    index).
-    """
-
-    names: Sequence[str]
-    types: Sequence[TargetType]
-    has_key: bool
-    toastable: Sequence[int] = ()
-
-
 @dataclass(slots=True)
 class _Verdict:
     gated: Gated
@@ -120,7 +108,8 @@ class _Verdict:
     judged: int | None = None
     success: bool | None = None
     why: str | None = None
-    observed: str | None = field(default=None)
+    observed: str | None = None
+    examples: list[str] = field(default_factory=list)
 
 
 def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
@@ -172,6 +161,7 @@ def judge(
             " target of mode mirror supports: set gate: warn"
         )
     columns = _columns_of(plan)
+    _ = spark.version  # Conditions can be made only once the session has started.
     verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
@@ -191,7 +181,7 @@ def judge(
 
 
 def _check_passes(
-    gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: list[_Verdict]
+    gate: TableGate, columns: JudgedColumns, frame: DataFrame, verdicts: list[_Verdict]
 ) -> None:
     """Raise QualityFailed when changes fail expectations with ``gate: stop``."""
     if failed := _stopped(columns, gate, frame, verdicts):
@@ -201,7 +191,8 @@ def _check_passes(
             " and the target stays unchanged. Correct the expectation or the data: the"
             " next run checks them again (as many as one apply batch takes:"
             " docs/how-to/release-a-gate.md). Or release the landed changes: quarantine"
-            f" --release --tables {gate.table} --reason WHY"
+            f" --release --tables {gate.table} --reason WHY. The command quarantine, and the page"
+            " quarantine, show some of the rows"
         )
 
 
@@ -237,10 +228,10 @@ def judge_complete_rows(
             f"{gate.table}: its rows weren't read again, since its gate can't be read:"
             f" {gate.problem}"
         )
-    columns = _Columns(
+    columns = JudgedColumns(
         [name for name, _ in copy.columns],
         [kind for _, kind in copy.columns],
-        bool(copy.key_columns),
+        copy.key_columns,
     )
     verdicts = [
         verdict
@@ -265,7 +256,7 @@ def judge_complete_rows(
 
 
 def _check_enters(
-    gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: list[_Verdict]
+    gate: TableGate, columns: JudgedColumns, frame: DataFrame, verdicts: list[_Verdict]
 ) -> None:
     """Raise QualityFailed when rows that were read again fail expectations with a gate."""
     if failed := _stopped(columns, gate, frame, verdicts):
@@ -302,7 +293,7 @@ class _ByRow:
     """Expectations of a gate that judge single rows, by the values that were sent."""
 
     gate: TableGate
-    columns: _Columns
+    columns: JudgedColumns
     verdicts: Sequence[_Verdict]
 
     @cached_property
@@ -369,6 +360,16 @@ class _ByRow:
             verdict.success = is_met(verdict.unexpected, verdict.judged, condition.mostly)
         return int(row["any"])
 
+    def take_examples(self, frame: DataFrame) -> None:
+        """Give each expectation that isn't met some rows that fail it."""
+        for verdict, fails, condition in zip(
+            self.verdicts, self.failing, self._conditions, strict=True
+        ):
+            if not verdict.success:
+                verdict.examples = failing_examples(
+                    frame, _NET, fails, self.columns, condition.columns
+                )
+
     def _find_unevaluable(self, frame: DataFrame) -> None:
         for verdict, fails in zip(self.verdicts, self.failing, strict=True):
             try:
@@ -377,12 +378,13 @@ class _ByRow:
                 verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
 
 
-def _columns_of(plan: TargetPlan) -> _Columns:
+def _columns_of(plan: TargetPlan) -> JudgedColumns:
     decode = plan.decode
-    return _Columns(decode.names, decode.types, bool(decode.shape.key), decode.shape.toastable)
+    key = [decode.names[i] for i in decode.shape.key]
+    return JudgedColumns(decode.names, decode.types, key, decode.shape.toastable)
 
 
-def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
+def _verdicts(job: Job, gate: TableGate, columns: JudgedColumns) -> list[_Verdict]:
     """Returns a verdict without a result for each expectation; raises ConfigError for a refused
     gate.
     """
@@ -400,7 +402,7 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
     return verdicts
 
 
-def _target_columns(job: Job, columns: _Columns) -> TargetColumns:
+def _target_columns(job: Job, columns: JudgedColumns) -> TargetColumns:
     types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
     own = METADATA_TYPES if job.pipeline.target.metadata_columns else {}
     return TargetColumns(types | own, columns.has_key)
@@ -435,7 +437,7 @@ def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged
     return rows.select(net, *_values(job, _columns_of(plan)))
 
 
-def _values(job: Job, columns: _Columns) -> list[Column]:
+def _values(job: Job, columns: JudgedColumns) -> list[Column]:
     """Returns staged columns as the target stores them."""
     values = [
         F.expr(kind.stored_sql(f"c{i}")).alias(name)
@@ -458,6 +460,7 @@ def _set_aside(
         return JudgedChanges(staged)
     table = asides.gate.table
     if count > MOST_SET_ASIDE:
+        asides.take_examples(frame)
         raise QualityFailed(
             f"{table}: not merged: {count:,} of its changed rows fail expectations with gate:"
             f" quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
@@ -477,11 +480,12 @@ def _set_aside(
 
 
 def _stopped(
-    columns: _Columns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]
+    columns: JudgedColumns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]
 ) -> list[_Verdict]:
     """Returns the expectations that the rows don't meet."""
-    by_row = [verdict for verdict in verdicts if verdict.condition is not None]
-    _ByRow(gate, columns, by_row).count(frame, together=False)
+    by_row = _ByRow(gate, columns, [v for v in verdicts if v.condition is not None])
+    by_row.count(frame, together=False)
+    by_row.take_examples(frame)
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
         for number, verdict in enumerate(others):
             used = _used_columns(columns.names, verdict.gated.item.kwargs)
@@ -490,7 +494,7 @@ def _stopped(
     return [verdict for verdict in verdicts if not verdict.success]
 
 
-def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
+def _is_sent(columns: JudgedColumns, names: Sequence[str] | None) -> Column:
     """Returns whether a change sent all columns of these names (None: every column)."""
     # Spark matches column names case-insensitively.
     asked = None if names is None else {name.lower() for name in names}
@@ -522,7 +526,7 @@ def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Ve
         verdict.why = f"can't be evaluated ({type(err).__name__})"
         return
     verdict.success, verdict.observed = found.success, found.observed
-    verdict.unexpected = found.unexpected_count
+    verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)
     if found.success is None:
         verdict.why = "can't be evaluated"
 
@@ -592,6 +596,7 @@ def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
             v.why or v.observed,
             v.unexpected,
             None,
+            examples=v.examples or None,
         )
         for v in verdicts
         if v.success is not None or v.why

@@ -11,9 +11,11 @@ from collections.abc import Collection
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline.targets import Watermarks
 from waldelta.stages.check.gate.quarantined_rows import chosen_states, current_user
 
 
@@ -32,7 +34,7 @@ def release_tables(
     upto, by = landed_upto(job, identity), by or current_user()
     if not upto:
         raise StateError("no changes have landed, so there is nothing to release")
-    at = now()
+    at, watermarks = now(), Watermarks(job, identity)
     rows = [
         Release(
             at,
@@ -44,6 +46,7 @@ def release_tables(
             upto,
             by,
             reason,
+            _applied_upto(watermarks, states[name]),
         )
         for name in sorted(set(tables))
     ]
@@ -58,6 +61,17 @@ def release_tables(
         }
         for row in rows
     ]
+
+
+def _applied_upto(watermarks: Watermarks, state: TableState) -> int:
+    """Returns the position up to which a target has all changes, and its copy's rows."""
+    copied = state.snapshot_lsn + 1
+    try:
+        applied = watermarks.of(state)
+    except StateError:  # The target is gone: its next copy has all rows.
+        return copied
+    ends = watermarks.change_log.reach(watermarks.identity.floor).ends
+    return max([copied, *(end for batch, end in ends.items() if batch <= applied)])
 
 
 def landed_upto(job: Job, identity: SlotIdentity) -> int:

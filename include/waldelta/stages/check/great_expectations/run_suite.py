@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import TYPE_CHECKING, Any
 
 import great_expectations as gx
@@ -17,7 +18,7 @@ from waldelta.stages.check.suite import Outcome, kind_of
 from waldelta.stages.check.suite.target_kinds import PROFILE, WITHOUT_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from concurrent.futures import Future
 
     from great_expectations.core.batch_definition import BatchDefinition
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # for failed ones.
 COUNTS_ONLY = {"result_format": "SUMMARY", "partial_unexpected_count": 0}
 # Examples of failed values appear only in the reports, never in logs.
-WITH_EXAMPLES = {"result_format": "SUMMARY", "partial_unexpected_count": 5}
+WITH_EXAMPLES: dict[str, Any] = {"result_format": "SUMMARY", "partial_unexpected_count": 5}
 
 
 class SuiteCheck:
@@ -94,10 +95,45 @@ class SuiteCheck:
             result.results = [better.get(_number(item), item) for item in result.results]
         return result
 
+    def judge_again(
+        self, result: ExpectationSuiteValidationResult, rows: DataFrame, among: Collection[int]
+    ) -> set[int]:
+        """Validate expectations that aren't met again, on these rows; those met count as met.
+
+        ``among`` are the numbers of the expectations to take. Returns the numbers of those met.
+        """
+        again = {_number(item) for item in result.results if not item.success} & {*among}
+        if not again:
+            return set()
+        if rows.isEmpty():  # No aggregate can be computed of no rows.
+            met = {_number(item): item for item in result.results if _number(item) in again}
+            for item in met.values():
+                item.success, item.result, item.exception_info = True, {}, {}
+        else:
+            found = self._batch.get_batch({"dataframe": rows}).validate(
+                self._part(again), result_format=COUNTS_ONLY
+            )
+            met = {_number(item): item for item in found.results if item.success}
+        result.results = [met.get(_number(item), item) for item in result.results]
+        _count_again(result)
+        return set(met)
+
     def _part(self, numbers: set[int]) -> gx.ExpectationSuite:
         # An expectation can belong to only one suite, so the new suite gets copies.
         chosen = [copy.copy(e) for e in self._suite.expectations if (e.meta or {})[META] in numbers]
         return gx.ExpectationSuite(name=f"{self.name} examples", expectations=chosen)
+
+
+def _count_again(result: ExpectationSuiteValidationResult) -> None:
+    """Make a result's totals those of its expectations."""
+    count, met = len(result.results), sum(bool(item.success) for item in result.results)
+    result.success = met == count
+    result.statistics = {
+        **(result.statistics or {}),
+        "successful_expectations": met,
+        "unsuccessful_expectations": count - met,
+        "success_percent": 100 * met / count if count else None,
+    }
 
 
 def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
@@ -125,6 +161,18 @@ def _outcome(item: ExpectationValidationResult, plan: SuitePlan) -> Outcome:
         None if raised else bool(item.success),
         None if observed is None else str(observed)[:200],
         None if unexpected is None else int(unexpected),
+        examples=_examples(item),
+    )
+
+
+def _examples(item: ExpectationValidationResult) -> tuple[str, ...]:
+    """Returns some failing values of a column, or of several, as JSON; their rows are unknown."""
+    values = item.result.get("partial_unexpected_list") or ()
+    named = item.expectation_config.kwargs if item.expectation_config is not None else {}
+    column = str(named.get("column", "values"))
+    return tuple(
+        json.dumps({"values": value if isinstance(value, dict) else {column: value}}, default=str)
+        for value in values[: WITH_EXAMPLES["partial_unexpected_count"]]
     )
 
 

@@ -26,6 +26,7 @@ class PlannedExpectation:
     origin: Origin
     meaning: str
     place: str | None = None  # Of an own expectation: file and number.
+    is_gate: bool = False  # Of an own expectation: whether it judges changes before the merge.
     suffices: str | None = None
 
 
@@ -38,6 +39,8 @@ class Outcome:
     observed: str | None
     unexpected_count: int | None
     error: WaldeltaError | None = None
+    # Some values that fail, as JSON, for the ledger alone.
+    examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.error is not None:

@@ -66,4 +66,12 @@ def _own(facts: TargetFacts, own: OwnSuiteFile | None) -> Iterator[PlannedExpect
                 f"values of {column} that only {RAW} has count as null: use no argument but mostly"
             )
             facts.omitted.append(f"{meaning}: {told}")
-        yield PlannedExpectation(kind, kwargs, item.severity, "own", meaning, own.place(number))
+        yield PlannedExpectation(
+            kind,
+            kwargs,
+            item.severity,
+            "own",
+            meaning,
+            own.place(number),
+            is_gate=item.gate != "warn",
+        )
