@@ -50,6 +50,8 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
 def _edited(job: Job, changed: Sequence[str]) -> list[str]:
     """Returns the other targets whose failed expectations were edited since."""
+    if job.pipeline.quality.suites is None:
+        return []
     return corrected(job, {state.table_name for state in synced_states(job)} - {*changed})
 
 
