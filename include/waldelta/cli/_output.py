@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from waldelta.error_catalog import REMEDIES
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 # Where there is no terminal, such as in a task's log: eighty columns would cut table names.
 _WIDTH = 120
 _NARROWEST = 100
+# C0 and C1 without line breaks and tabs, and characters that change the direction of text.
+_CONTROL = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
+
+
+def visible(text: str) -> str:
+    """Returns a text with its control characters as escapes; line breaks and tabs stay.
+
+    A table's owner chooses its name, which could move the cursor, hide lines, or set the
+    clipboard.
+
+    >>> print(visible("a\\x1b[2Jb\\u202ec"))
+    a\\x1b[2Jb\\u202ec
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Output:
@@ -34,7 +51,7 @@ class Output:
         if self.as_json:
             self._document = document
         else:
-            sys.stdout.write(f"{text}\n" if isinstance(text, str) else rendered(text))
+            sys.stdout.write(f"{visible(text)}\n" if isinstance(text, str) else rendered(text))
 
     def show_run(self, result: RunResult, stage: str | None) -> None:
         """Print a run's summary, of its one ``stage`` if it ran only that."""
@@ -62,10 +79,19 @@ class Output:
 def terminal(width: int | None = None) -> Console:
     """Returns a console on stdout; plain text where that is no terminal, or with NO_COLOR."""
     from rich.console import Console
+    from rich.segment import Segment
+
+    class VisibleConsole(Console):
+        """Prints no control character of a text; rich's own styles are no part of the texts."""
+
+        def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+            return super()._render_buffer(
+                part if part.control else Segment(visible(part.text), part.style) for part in buffer
+            )
 
     # Narrower columns would split every name.
     width = width or (max(Console().width, _NARROWEST) if sys.stdout.isatty() else _WIDTH)
-    return Console(
+    return VisibleConsole(
         width=width,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from types import SimpleNamespace
 
 import pytest
+from rich.text import Text
 
 from waldelta.cli._output import Output, rendered, table
 from waldelta.cli._results import plan_text
-from waldelta.cli.command_line import main
+from waldelta.cli.command_line import _Formatter, main
 from waldelta.config import load_pipeline_file
 from waldelta.pipeline import RunResult
 
@@ -119,3 +121,36 @@ def test_quarantine_is_json_in_a_pipe_and_a_table_on_a_terminal(
     assert not shown.startswith("[")
     assert main(["quarantine", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == rows
+
+
+HOSTILE = "public.\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\u202etxt\r"
+SHOWN = r"public.\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\u202etxt"
+
+
+def _shown_by_output(text, capsys):
+    Output(as_json=False).show({}, text)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [HOSTILE, Text(HOSTILE), table(["table"], [[HOSTILE]]), table([HOSTILE], [[1]], HOSTILE)],
+    ids=["text", "rich text", "cell", "heading and title"],
+)
+def test_a_name_with_control_characters_is_shown_as_escapes(text, capsys):
+    """A table's owner chooses its name, which a terminal would obey."""
+    found = _shown_by_output(text, capsys)
+    assert SHOWN[:24] in found  # rich itself drops some control characters.
+    assert not set("\x1b\x07\x9b\u202e\r") & set(found)
+
+
+def test_styles_of_our_own_stay(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;31m" in rendered(Text(HOSTILE, style="bold red"))
+    assert "\x1b]52" not in rendered(Text(HOSTILE, style="bold red"))
+
+
+def test_the_log_shows_them_as_escapes():
+    record = logging.LogRecord("x", logging.INFO, "", 1, "table=%s", (HOSTILE,), None)
+    assert _Formatter("%(message)s").format(record).startswith(f"table={SHOWN}")
