@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -28,6 +29,8 @@ WANTED = (
     "org.locationtech.jts_jts-core-*",
     "org.roaringbitmap_*",
 )
+# As sha256sum writes them, by Ivy's file names.
+SUMS = Path(__file__).with_name("jars.sha256")
 # The end of an incomplete jar's name.
 _PART = ".part"
 
@@ -46,6 +49,8 @@ def fetch_delta_jars(folder: Path) -> None:
     with resolved(artifact) as downloaded:
         main = _main_jar(artifact)
         found = {jar for pattern in WANTED for jar in downloaded.glob(f"{pattern}.jar")}
+        for jar in found:
+            check_jar(jar)
         # Without the main jar the folder is incomplete, so a killed download is repeated.
         remove_jars(folder, (main.removesuffix(".jar"), *WANTED))
         for jar in sorted(found, key=lambda jar: (jar.name == main, jar.name)):
@@ -95,6 +100,22 @@ def remove_jars(folder: Path, patterns: Iterable[str]) -> None:
         for suffix in (".jar", f".jar{_PART}"):
             for old in folder.glob(pattern + suffix):
                 old.unlink()
+
+
+def check_jar(jar: Path) -> None:
+    """Raise ConfigError for a downloaded jar that isn't the one of the table of SHA-256 sums.
+
+    Only a warning is logged for a jar that the table lacks, of another version of PySpark.
+    """
+    lines = (line.split() for line in SUMS.read_text(encoding="ascii").splitlines())
+    expected = {name: digest for digest, name in lines}.get(jar.name)
+    if expected is None:
+        log.warning("%s isn't in %s: Maven's own checksum alone was compared", jar.name, SUMS.name)
+    elif hashlib.sha256(jar.read_bytes()).hexdigest() != expected:
+        raise ConfigError(
+            f"{jar.name} isn't the jar that waldelta was tested with (its SHA-256 differs from"
+            f" {SUMS.name}), and wasn't copied: find out where this machine gets its jars from"
+        )
 
 
 def copy_jar(jar: Path, folder: Path) -> None:

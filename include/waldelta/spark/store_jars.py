@@ -17,6 +17,7 @@ from pathlib import Path
 from waldelta.errors import ConfigError
 from waldelta.quantities import counted
 from waldelta.spark.delta_jars import (
+    check_jar,
     copy_jar,
     delta_artifact,
     fetch_delta_jars,
@@ -112,8 +113,10 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
             if not (found := sorted(downloaded.glob(f"{pattern}.jar"))):
                 raise ConfigError(f"Maven has no {pattern}.jar, which {folder.name} needs")
             for jar in found:
+                check_jar(jar)
                 copy_jar(jar, folder)
         for compiler in downloaded.glob("org.eclipse.jdt_ecj-*.jar"):
+            check_jar(compiler)
             compile_log_store(folder / LOG_STORE_JAR, compiler, delta_jars)
     stamp.write_text(wanted)
 

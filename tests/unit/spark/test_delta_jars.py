@@ -12,6 +12,7 @@ from waldelta.errors import ConfigError
 from waldelta.spark import delta_jars, settings
 from waldelta.spark.delta_jars import fetch_delta_jars
 
+SUMS = delta_jars.SUMS
 DELTA = delta_jars.DELTA_OF_SPARK["4.2"]
 WANTED = {
     f"io.delta_delta-spark_4.2_2.13-{DELTA}.jar",
@@ -35,6 +36,8 @@ def maven(tmp_path, monkeypatch):
         yield folder
 
     monkeypatch.setattr(delta_jars, "resolved", resolved)
+    (sums := tmp_path / "sums").write_text("")
+    monkeypatch.setattr(delta_jars, "SUMS", sums)
     return asked, jars
 
 
@@ -148,3 +151,22 @@ def test_the_folder_of_an_installation_belongs_to_its_python(monkeypatch, tmp_pa
     assert settings.jars_folder() == Path("/venv/share/waldelta/jars")
     monkeypatch.setenv("WALDELTA_JARS", "/mine")
     assert settings.jars_folder() == Path("/mine")
+
+
+def test_a_jar_with_another_sum_is_refused_before_any_is_replaced(tmp_path, maven):
+    """Whatever a mirror gives: its code would run with the source's password."""
+    name = "org.roaringbitmap_RoaringBitmap-0.9.25.jar"
+    delta_jars.SUMS.write_text(f"{'0' * 64}  {name}\n")
+    (folder := tmp_path / "jars").mkdir()
+    (folder / "io.delta_delta-spark_4.2_2.13-4.0.0.jar").write_text("earlier")
+    with pytest.raises(ConfigError, match=rf"{name} isn't the jar"):
+        fetch_delta_jars(folder)
+    assert [path.read_text() for path in folder.iterdir()] == ["earlier"]
+
+
+def test_the_installed_jars_are_those_of_the_table():
+    for jar in settings.jars_folder().glob("*.jar"):
+        if jar.name in SUMS.read_text():
+            delta_jars.check_jar(jar)
+    wanted = [f"io.delta_delta-spark_{one}_2.13-{DELTA}.jar" for one in delta_jars.DELTA_OF_SPARK]
+    assert [name for name in wanted if name not in SUMS.read_text()] == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.spark import store_jars
+from waldelta.spark import delta_jars, store_jars
 from waldelta.spark.store_jars import fetch_jars
 
 
@@ -35,6 +35,8 @@ def s3_jars(tmp_path, monkeypatch):
         yield folder
 
     monkeypatch.setattr(store_jars, "resolved", resolved)
+    (sums := tmp_path / "sums").write_text("")
+    monkeypatch.setattr(delta_jars, "SUMS", sums)
     monkeypatch.setattr(store_jars, "fetch_delta_jars", lambda folder: folder.mkdir(exist_ok=True))
     monkeypatch.setattr(store_jars, "compile_log_store", lambda jar, *_: compiled.append(jar.name))
     return tmp_path / "jars/s3", compiled
