@@ -21,6 +21,7 @@ from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
     LOCAL_WORKERS,
     TASK_ATTEMPTS,
+    authentication,
     driver_memory,
     driver_settings,
     jars,
@@ -88,9 +89,10 @@ class ConnectServer:
         """Return the server's Spark configuration: the sessions' common settings and the server's
         own.
         """
-        cores = os.cpu_count() or 2
+        master = f"local[{os.cpu_count() or 2},{TASK_ATTEMPTS}]"
         own = {
-            "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
+            "spark.master": master,
+            **authentication(master),
             "spark.app.name": "waldelta",
             "spark.jars": ",".join(str(jar) for jar in jars()),
             "spark.driver.memory": self.memory,

@@ -28,6 +28,7 @@ from waldelta.spark.session_settings import session_settings, set_settings
 from waldelta.spark.settings import (
     LOCAL_MASTER,
     SESSION_SETTINGS,
+    authentication,
     check_pyspark,
     driver_memory,
     driver_settings,
@@ -385,13 +386,16 @@ def _classic_session(master: str, name: str) -> SparkSession:
 
     if _is_submitted():
         with _named_start("spark-submit's master"):
-            return SparkSession.builder.appName(name).getOrCreate()
+            submitted = SparkConf().setAppName(name)
+            for key, value in authentication(submitted.get("spark.master") or "").items():
+                submitted.setIfMissing(key, value)
+            return SparkSession.builder.config(conf=submitted).getOrCreate()
     check_java()
     own = {
         "spark.jars": ",".join(str(jar) for jar in jars()),
         "spark.driver.memory": driver_memory(),
     }
-    settings = driver_settings() | local_settings() | log_settings() | own
+    settings = driver_settings() | local_settings(master) | log_settings() | own
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
     if master.startswith("local"):  # Otherwise Spark warns about the host's name at each start.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -40,6 +40,7 @@ _NO_PYSPARK = (
 # instead, which may be a table's whole copy.
 TASK_ATTEMPTS = 4
 LOCAL_MASTER = f"local[*,{TASK_ATTEMPTS}]"
+_LOCAL = re.compile(r"local(\[[0-9*]+ *(, *[0-9]+ *)?\])?")
 
 # What every session needs, whoever created it: the values that Spark reads and writes depend on
 # these settings.
@@ -118,7 +119,16 @@ def log_store_settings() -> dict[str, str]:
     return {f"spark.delta.logStore.{scheme}.impl": S3_LOG_STORE for scheme in ("s3", "s3a")}
 
 
-def local_settings() -> dict[str, str]:
+def authentication(master: str) -> dict[str, str]:
+    """Return the settings by which Spark's ports on this machine refuse strangers.
+
+    With a local master, Spark makes up a secret that no argument, file or page has. Any other
+    master needs one that its operator distributes.
+    """
+    return {"spark.authenticate": "true"} if _LOCAL.fullmatch(master) else {}
+
+
+def local_settings(master: str = LOCAL_MASTER) -> dict[str, str]:
     """Return further settings of a driver with its executors in its own process, for one job."""
     archive = class_archive()
     archived = (
@@ -132,6 +142,7 @@ def local_settings() -> dict[str, str]:
         # Spark sets this for SQL tasks. Workers with another environment, such as those started
         # ahead, couldn't be reused.
         "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
+        **authentication(master),
     } | LOCAL_WORKERS
 
 

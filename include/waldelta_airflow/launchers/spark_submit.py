@@ -95,11 +95,14 @@ def spark_submit(
             " source's password would have to travel as an argument: set deploy-mode to client"
             " (executors still run on the cluster)"
         )
-    local = (connection.host or "").startswith("local")
+    master = connection.host or ""
+    local = master.startswith("local")
     return SparkSubmit(
         conn_id=connection.conn_id,
         # A connection's own spark-defaults.conf can't switch Delta off; its other settings apply.
-        conf=driver_settings(environment) | log_settings() | (local_settings() if local else {}),
+        conf=driver_settings(environment)
+        | log_settings()
+        | (local_settings(master) if local else {}),
         jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages(folder)),
         driver_memory=driver_memory(),

@@ -7,10 +7,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from waldelta.spark.session import borrowed_session
 
 pytestmark = pytest.mark.spark
+
+
+def test_the_drivers_port_refuses_a_stranger(spark):
+    """Another user of the machine could send it messages, and run code."""
+    jvm, conf = spark.sparkContext._jvm, spark.sparkContext.getConf()
+    manager, plain = jvm.org.apache.spark.SecurityManager, jvm.org.apache.spark.SparkConf(False)
+    defaults = [getattr(manager, f"$lessinit$greater$default${n}")() for n in (2, 3)]
+    rpc = jvm.org.apache.spark.rpc
+    address = rpc.RpcAddress(conf.get("spark.driver.host"), int(conf.get("spark.driver.port")))
+    stranger = rpc.RpcEnv.create(
+        "stranger", "127.0.0.1", "127.0.0.1", 0, plain, manager(plain, *defaults), 0, True
+    )
+    try:
+        with pytest.raises(Py4JJavaError, match="Expected SaslMessage"):
+            stranger.setupEndpointRef(address, "HeartbeatReceiver")
+    finally:
+        stranger.shutdown()
 
 
 def test_workers_that_are_started_ahead_are_those_of_every_task(spark):

@@ -8,7 +8,7 @@ import pytest
 
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.errors import ConfigError
-from waldelta.spark.settings import S3_LOG_STORE, driver_settings, jars
+from waldelta.spark.settings import S3_LOG_STORE, driver_settings, jars, local_settings
 
 DELTA, SDK, LOG_STORE = "delta.jar", "s3/aws.jar", "s3/waldelta-log-store.jar"
 IMPL = "spark.delta.logStore.s3a.impl"
@@ -67,6 +67,33 @@ def test_the_connect_server_does_so_too(have, tmp_path):
     settings = server.settings()
     assert settings[IMPL] == S3_LOG_STORE
     assert settings["spark.jars"].endswith(LOG_STORE)
+
+
+MASTERS = {
+    "local": True,
+    "local[4]": True,
+    "local[*]": True,
+    "local[*,4]": True,
+    # Each of these needs a secret that its operator distributes.
+    "local-cluster[2,1,1024]": False,
+    "spark://master:7077": False,
+    "yarn": False,
+    "k8s://https://host": False,
+}
+
+
+@pytest.mark.parametrize(("master", "authenticates"), MASTERS.items())
+def test_the_ports_of_a_local_driver_refuse_strangers(master, authenticates):
+    """Without a secret among the settings, which arguments and files show."""
+    settings = local_settings(master)
+    assert settings.get("spark.authenticate") == ("true" if authenticates else None)
+    assert not [name for name in settings if "secret" in name]
+
+
+def test_those_of_the_connect_server_too(have, tmp_path):
+    have(DELTA)
+    server = SparkConnectServer(tmp_path / "spark", 15002, "token", tmp_path / "log")
+    assert server.settings()["spark.authenticate"] == "true"
 
 
 def test_the_log_store_is_where_its_class_is_named():
