@@ -11,6 +11,7 @@ import pytest
 from waldelta.errors import SessionAltered
 from waldelta.postgres import connect
 from waldelta.postgres.connection import check_settings, connect_arrow, connect_walsender
+from waldelta.snapshot.read_table import run_statement, snapshot_reader
 
 pytestmark = pytest.mark.pg
 
@@ -142,6 +143,16 @@ def test_a_setting_that_was_changed_later(postgres, opened):
             with pytest.raises(SessionAltered, match=f"{setting} was set to .* find what changes"):
                 check_settings(postgres.conninfo(), connection)
             run(connection, f"select set_config('{setting}', '{ours}', false)")
+
+
+def test_no_value_of_such_a_session_is_used(database):
+    """What reads rows verifies the settings behind the last row."""
+    copy = type("Copy", (), {"table": "public.t"})()
+    with (
+        pytest.raises(SessionAltered, match="bytea_output"),
+        snapshot_reader(database.conninfo, copy, "test") as connection,
+    ):
+        run_statement(connection, "select set_config('bytea_output', 'escape', false)")
 
 
 def test_a_role_without_the_right_keeps_its_language(database):

@@ -27,7 +27,7 @@ from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pipeline import Job
 from waldelta.postgres import describe
 from waldelta.postgres.catalog import READ_THROUGH, Through
-from waldelta.postgres.connection import lacks_room
+from waldelta.postgres.connection import check_settings, lacks_room
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import INT8, read_types
@@ -100,6 +100,7 @@ def read_values(
             )
             wait_until_visible(connection, xids, VISIBLE_TIMEOUT_S)
             absent = _read(connection, lookup, keys, values, absent)
+        check_settings(job.source.conninfo, connection)
         _give_up(values, absent, "the source has no row with this key any more")
     return values
 

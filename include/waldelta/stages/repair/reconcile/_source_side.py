@@ -30,7 +30,7 @@ from waldelta.errors import (
 )
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, connect, describe
-from waldelta.postgres.connection import lacks_room
+from waldelta.postgres.connection import check_settings, lacks_room
 from waldelta.postgres.planner_estimate import rows_where
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
@@ -263,6 +263,7 @@ class SourceSide:
             )
             self._check_hash(connection)
             yield connection
+            check_settings(self.conninfo, connection)
 
     def _check_hash(self, connection: Connection) -> None:
         query = sql.SQL(_PROBE).format(hashed=self._hash_of(sql.SQL("text"), self.plan.seed))
