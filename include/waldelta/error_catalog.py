@@ -360,6 +360,15 @@ ERROR_CATALOG: Final = MappingProxyType(
             "public.orders: its target file:///data/lake/public/orders is gone: run the initial"
             " sync for it again",
         ),
+        "TargetAltered": ErrorEntry(
+            "An external writer dropped, renamed or added a column of a target, added a constraint"
+            " that changes violate, set `delta.appendOnly`, or enabled a Delta feature that"
+            " waldelta doesn't know.",
+            "The table's changes wait.",
+            "follow the message: undo the commit that it names, or sync the table again",
+            "public.orders: an external writer altered its target: column `note` is missing by"
+            " version 12 (DROP COLUMNS by …): …",
+        ),
         "ModeRefused": ErrorEntry(
             "The operation would delete rows that a target's mode keeps, or the mode needs a key.",
             "",

@@ -53,6 +53,7 @@
      +-- QualityFailed               an expectation failed, or a gate stopped a table
      +-- TargetDiffers               a reconciliation found rows that differ from the source's
      +-- StateError                  verbs called out of order
+          +-- TargetAltered              an external writer changed its columns or constraints
           +-- ModeRefused                a target's mode forbids it: history would be lost
 
 Messages are lower case without a final dot, name the object and say what to do next.
@@ -420,6 +421,12 @@ class TargetDiffers(WaldeltaError):
 
 class StateError(WaldeltaError):
     """A verb was called before the one it needs."""
+
+
+class TargetAltered(StateError):
+    """An external writer changed a target's columns, constraints, properties or protocol, so that
+    changes can't be merged.
+    """
 
 
 class ModeRefused(StateError):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from deltalake.exceptions import DeltaError
@@ -28,6 +28,47 @@ from waldelta.lake.storage import (
 
 if TYPE_CHECKING:
     from waldelta.lake.delta_target import DeltaTarget
+
+# The property of a table to which rows are only added.
+APPEND_ONLY = "delta.appendOnly"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a table is by its log: its columns by name, as Delta's JSON has them, and properties."""
+
+    columns: Mapping[str, Mapping[str, Any]]
+    properties: Mapping[str, str]
+
+    @property
+    def constraints(self) -> list[str]:
+        """The names of CHECK constraints."""
+        prefix = "delta.constraints."
+        return [name.removeprefix(prefix) for name in self.properties if name.startswith(prefix)]
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether no commit may update or delete rows."""
+        return self.properties.get(APPEND_ONLY, "false").lower() == "true"
+
+    @property
+    def generated(self) -> list[str]:
+        """The columns whose values Delta computes."""
+        return [
+            name
+            for name, field in self.columns.items()
+            if "delta.generationExpression" in field.get("metadata", {})
+        ]
+
+    @property
+    def required(self) -> list[str]:
+        """The NOT NULL columns."""
+        return [name for name, field in self.columns.items() if not field.get("nullable", True)]
+
+    @classmethod
+    def of(cls, schema: str, properties: Mapping[str, str]) -> Self:
+        """Returns the definition with this schema, as Delta's JSON."""
+        return cls({field["name"]: field for field in parse_json(schema)["fields"]}, properties)
 
 
 @dataclass(frozen=True)
@@ -59,6 +100,20 @@ class Commit:
             action.get("dataChange", True)
             for action in [*self._actions("add"), *self._actions("remove")]
         )
+
+    @property
+    def definition(self) -> Definition | None:
+        """The table's definition from this commit on; None when the commit doesn't change it."""
+        actions = self._actions("metaData")
+        return next(
+            (Definition.of(one["schemaString"], one.get("configuration", {})) for one in actions),
+            None,
+        )
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What readers and writers must implement from this commit on; else empty."""
+        return next(iter(self._actions("protocol")), {})
 
     @property
     def added(self) -> set[str]:
@@ -123,6 +178,11 @@ class DeltaLog:
     def behind(self, version: int) -> Iterator[Commit]:
         """Yield the commits after a version, in order."""
         while (commit := self.read(version := version + 1)) is not None:
+            yield commit
+
+    def before(self, version: int) -> Iterator[Commit]:
+        """Yield the commits before a version, newest first, as far back as the log has them."""
+        while version > 0 and (commit := self.read(version := version - 1)) is not None:
             yield commit
 
     def same_rows_as(self, version: int) -> int:

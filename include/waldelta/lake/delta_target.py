@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from deltalake.transaction import AddAction, RemoveAction
 
-from waldelta.lake.delta_log import Commit, DeltaLog, read_metadata
+from waldelta.lake.delta_log import Commit, Definition, DeltaLog, read_metadata
 from waldelta.lake.delta_statements import COLUMN_MAPPING, DELETION_VECTORS
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
 from waldelta.lake.storage import (
@@ -322,6 +322,11 @@ class TargetVersion:
         return {field.name: _spark_type(field.type) for field in self._delta_schema.fields}
 
     @property
+    def definition(self) -> Definition:
+        """The columns and properties, as the commits of Delta's log have them."""
+        return Definition.of(self._delta_schema.to_json(), self.properties)
+
+    @property
     def properties(self) -> dict[str, str]:
         """The table's properties."""
         return self.table.metadata().configuration
@@ -366,11 +371,10 @@ class TargetVersion:
         version_is_known = (
             protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
         )
-        is_append_only = self.properties.get("delta.appendOnly", "false").lower() == "true"
         return (
             version_is_known
             and required <= _KNOWN
-            and not is_append_only
+            and not self.definition.is_append_only
             and not any("delta.invariants" in field.metadata for field in self._delta_schema.fields)
             and not self.table.metadata().partition_columns
         )

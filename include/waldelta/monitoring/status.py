@@ -15,8 +15,8 @@ from waldelta.monitoring.table_list import read_content
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TableLifecycle
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
-from waldelta.pipeline.targets.external_commits import describe
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, target_generations
+from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition

@@ -106,6 +106,11 @@ def database(postgres):
 
 
 @pytest.fixture(scope="module")
+def spark(spark_jvm):
+    return spark_jvm()
+
+
+@pytest.fixture(scope="module")
 def pipeline(spark, database, tmp_path_factory):
     """Of tables with a key, each with two rows; small ones, and without our columns, so that
     anybody can write to them.

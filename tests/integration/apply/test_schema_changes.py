@@ -553,13 +553,14 @@ def test_an_added_column_costs_no_rewrite(spark, database, job):
     assert [h["operation"] for h in history][:2] == ["WRITE", "ADD COLUMNS"]
 
 
-def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatch):
-    """The old columns are gone when the next run comes; it finds the commit and only records the
-    state.
+@pytest.mark.parametrize("change", ["rename column v to w", "add column x int"])
+def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatch, change):
+    """The next run finds the commit and only records the state: neither are its old columns missing
+    then, nor is a new one another writer's.
     """
     write(database, 1)
     sync(spark, job)
-    database.execute("alter table t rename column v to w")
+    database.execute(f"alter table t {change}")
     write(database, 11)
 
     def killed(ledger, row, after):

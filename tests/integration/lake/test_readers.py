@@ -83,7 +83,7 @@ FEATURES = {
 
 
 @pytest.fixture(scope="module")
-def pipeline(spark, postgres, tmp_path_factory):
+def pipeline(spark_jvm, postgres, tmp_path_factory):
     """Copied, merged by Spark and compacted by a session with other settings."""
     with pytest.MonkeyPatch.context() as patch, new_database(postgres, patch) as database:
         for name, (further, _) in TABLES.items():
@@ -98,7 +98,7 @@ def pipeline(spark, postgres, tmp_path_factory):
                 "tables": {f"public.{name}": options for name, (_, options) in TABLES.items()},
             },
         )
-        made, session = Pipeline(file), spark.newSession()
+        made, session = Pipeline(file), spark_jvm().newSession()
         for name, value in OTHER_SETTINGS.items():
             session.conf.set(name, value)
         made.setup()

@@ -13,6 +13,7 @@ from waldelta.errors import (
     SlotInUse,
     TargetNotWritable,
 )
+from waldelta.lake import Lake
 from waldelta.lake.write_errors import target_not_writable
 from waldelta.pipeline.task_errors import (
     is_conflict,
@@ -65,7 +66,7 @@ READERS = {
         URI, RuntimeError(f"java.io.IOException: {said}")
     ),
     "of a target": lambda said: target.target_write_error(
-        URI, RuntimeError(f"java.io.IOException: {said}")
+        Lake("file:///lake").target("public.t"), RuntimeError(f"java.io.IOException: {said}")
     ),
     "of a merge": lambda said: writing_error("public.t", RuntimeError(f"IOException: {said}")),
 }

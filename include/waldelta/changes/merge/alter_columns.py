@@ -21,6 +21,7 @@ from waldelta.changes.merge.target_table import (
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Tag, write_parquet
+from waldelta.lake.delta_statements import USER_METADATA
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
@@ -29,6 +30,8 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
+from waldelta.pipeline.targets.target_definition import check_columns, check_new_column
+from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote
 from waldelta.target_modes import mode_column_names
 from waldelta.types import TargetType
@@ -60,10 +63,24 @@ def reshape(
         column.state.name: kind
         for column, kind in zip(evolution.columns, column_types, strict=True)
     }
-    if evolution.only_adds:
-        _add_columns(spark, job.lake.target(state.table_name), evolution, types)
-    else:
-        _rewrite(spark, job, state, evolution, types, tag)
+    target = job.lake.target(state.table_name)
+    entries = {
+        "verb": "reshape",
+        "since": state.at.isoformat(),
+        "columns": [c.state.name for c in evolution.columns],
+        "change": evolution.describe(),
+        "run_id": job.run_id,
+    }
+    if not _is_done(target, state, entries):
+        check_columns(job, state)
+        for column in evolution.columns:
+            if column.source is None:
+                check_new_column(job, state, column.state.name)
+        commit = Tag.of(f"{tag.app_id}:reshape", tag.batch, entries)
+        if evolution.only_adds:
+            _add_columns(spark, target, evolution, types, commit)
+        else:
+            _rewrite(spark, job, state, evolution, types, commit)
     fault_point("reshape.committed")
     log.info("table=%s columns changed: %s", state.table_name, evolution.describe())
     evolved = replace(
@@ -80,26 +97,16 @@ def _rewrite(
     state: TableState,
     evolution: Evolution,
     types: dict[str, TargetType],
-    tag: CommitTag,
+    tag: Tag,
 ) -> None:
-    """Replace the target's rows by those with the new columns, unless a killed run has done so."""
+    """Replace the target's rows by those with the new columns."""
     name, target = state.table_name, job.lake.target(state.table_name)
-    metadata = {
-        "verb": "reshape",
-        "since": state.at.isoformat(),
-        "columns": [c.state.name for c in evolution.columns],
-        "change": evolution.describe(),
-        "run_id": job.run_id,
-    }
-    if _is_done(target, state, metadata):
-        return
     kept = job.pipeline.target.metadata_columns
-    fills = staging_folder(job.lake, name, state.generation, tag.batch, job.run_id) + "-fills"
+    fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
     prepare_target(spark, target, _target_columns(evolution, types))
     try:
         frame = _reshaped(spark, target, evolution, types, fills, metadata_columns=kept)
-        reshape = Tag.of(f"{tag.app_id}:reshape", tag.batch, metadata)
-        replace_target(spark, target, frame, reshape)
+        replace_target(spark, target, frame, tag)
     finally:
         remove_folder(fills)
 
@@ -129,14 +136,13 @@ def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -
 
 
 def _add_columns(
-    spark: SparkSession, target: DeltaTarget, evolution: Evolution, types: dict[str, TargetType]
+    spark: SparkSession,
+    target: DeltaTarget,
+    evolution: Evolution,
+    types: dict[str, TargetType],
+    tag: Tag,
 ) -> None:
-    present = {name.lower() for name in target.frame(spark).columns}
-    added = [
-        c for c in evolution.columns if c.source is None and c.state.name.lower() not in present
-    ]
-    if not added:
-        return
+    added = [column for column in evolution.columns if column.source is None]
     prepare_target(spark, target, _target_columns(evolution, types))
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
     listed = []
@@ -145,7 +151,8 @@ def _add_columns(
             f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}"
         )
         last = column.state.name
-    spark.sql(f"alter table {target.relation} add columns ({', '.join(listed)})")
+    with session_settings(spark, {USER_METADATA: tag.metadata}):
+        spark.sql(f"alter table {target.relation} add columns ({', '.join(listed)})")
 
 
 def _reshaped(

@@ -112,7 +112,7 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
             target.log.check_entry(table.version + 1)
             set_generation(spark, target, generation)
 
-    with writing_target(target.uri):
+    with writing_target(target):
         if not take_over(job.lake, name, shut_out):
             shut_out()
 

@@ -34,6 +34,7 @@ from waldelta.lake.delta_statements import (
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import METADATA_TYPES
+from waldelta.pipeline.targets.target_definition import refusal
 from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
@@ -150,7 +151,7 @@ def replace_target(
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
     if (option := schema_option(_read_schema(spark, target), frame.schema)) is not None:
         frame, options[option] = plainly_typed(frame), "true"
-    with writing_target(target.uri):
+    with writing_target(target):
         target.write(frame, "overwrite", tag, options)
     if (commit := find_commit(spark, target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.
@@ -178,16 +179,17 @@ def plainly_typed(frame: DataFrame) -> DataFrame:
     )
 
 
-def writing_target(uri: str) -> AbstractContextManager[None]:
-    """Raise a failure to write the target at ``uri`` as a named error."""
-    return raised_as(partial(target_write_error, uri))
+def writing_target(target: DeltaTarget) -> AbstractContextManager[None]:
+    """Raise a failure to write a target as a named error."""
+    return raised_as(partial(target_write_error, target))
 
 
-def target_write_error(uri: str, err: Exception) -> WaldeltaError:
-    """Return a failure to write a target as a named error: a task's, another writer's, or the
-    lake's.
+def target_write_error(target: DeltaTarget, err: Exception) -> WaldeltaError:
+    """Return a failure to write a target as a named error: a task's, another writer's, the lake's,
+    or one of the target's definition.
     """
-    if (named := named_error(err)) is not None:
+    uri = target.uri
+    if (named := named_error(err) or refusal(target, uri, err)) is not None:
         return named
     if is_conflict(err):
         return LateWriter(

@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from waldelta.config import dag_id_of
@@ -27,6 +27,11 @@ from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.records import ExternalCommit, now
 from waldelta.lake.storage import is_within, local_path
 from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.target_definition import (
+    describe,
+    describe_commit,
+    external_commit,
+)
 from waldelta.pipeline.targets.watermarks import record_state
 from waldelta.quantities import first_of
 
@@ -227,8 +232,8 @@ def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
         others.append(version)
         if commit.info.get("operation") == "VACUUM START":
             vacuums.append(_vacuumed_upto(commit))
-        elif commit.changes_data:
-            found.append(_external(commit))
+        elif commit.changes_data or commit.info.get("operation") == "RESTORE":
+            found.append(external_commit(commit))
     return Seen(found[::-1], max(vacuums, default=None), lacks, others[::-1])
 
 
@@ -241,7 +246,7 @@ def _check_files(table: DeltaLog, commit: Commit) -> None:
     for path in commit.named:
         if (wrong := _wrong_file(folder, path)) is not None:
             raise StateError(
-                f"{table.uri}: {describe(_external(commit))} adds a file {wrong}: find out which"
+                f"{table.uri}: {describe_commit(commit)} adds a file {wrong}: find out which"
                 " program wrote it, and run the initial sync for this table again (in a mode that"
                 " keeps rows, move the table's folder away first)"
             )
@@ -260,35 +265,8 @@ def _wrong_file(folder: Path | None, path: str) -> str | None:
     return None if file.is_file() or not os.path.lexists(file) else "that is not a regular file"
 
 
-def describe(commit: ExternalCommit) -> str:
-    """Describe an external commit in a few words.
-
-    >>> at = datetime(2026, 5, 1, tzinfo=UTC)
-    >>> describe(ExternalCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", at))
-    'version 6 (RESTORE by alice, Apache-Spark/4.2.0, 2026-05-01 00:00:00+0000)'
-    """
-    at = f", {commit.at:%Y-%m-%d %H:%M:%S%z}" if commit.at is not None else ""
-    return f"version {commit.version} ({commit.operation} by {commit.by}{at})"
-
-
 def _listed(commits: Sequence[ExternalCommit]) -> str:
     return first_of([describe(commit) for commit in commits], _MOST_LISTED, "; ")
-
-
-def _external(commit: Commit) -> ExternalCommit:
-    info = commit.info
-    by = (
-        ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))
-        or "an unnamed writer"
-    )
-    return ExternalCommit(
-        commit.version, str(info.get("operation") or "an unnamed operation"), by, _at(commit)
-    )
-
-
-def _at(commit: Commit) -> datetime | None:
-    milliseconds = commit.info.get("timestamp")
-    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def _vacuumed_upto(commit: Commit) -> datetime:
@@ -296,7 +274,7 @@ def _vacuumed_upto(commit: Commit) -> datetime:
 
     A VACUUM that doesn't say what it kept counts as having kept nothing.
     """
-    told, at = commit.info.get("operationParameters") or {}, _at(commit) or now()
+    told, at = commit.info.get("operationParameters") or {}, external_commit(commit).at or now()
     kept = [
         told[name]
         for name in ("specifiedRetentionMillis", "defaultRetentionMillis")

@@ -15,6 +15,7 @@ from waldelta.lake.storage import MESSAGES
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline.targets.target_definition import upgrade
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:
@@ -80,7 +81,8 @@ class Watermarks:
     def of(self, state: TableState) -> int:
         """Return one target's last batch, from its own Delta log as it is now.
 
-        Raises StateError when the target is gone or can't be read.
+        Raises StateError when the target is gone or can't be read, and TargetAltered when an
+        external writer made it unreadable.
         """
         place = self._job.lake.target(state.table_name)
         try:
@@ -91,6 +93,9 @@ class Watermarks:
                 )
             committed = table.committed(apply_app_id(self.identity, state))
         except TableError as err:
+            altered = upgrade(place, state.table_name, self._last_version(state), err)
+            if altered is not None:
+                raise altered from err
             raise StateError(
                 f"{state.table_name}: its target {place.uri} can't be read"
                 f" ({str(err).splitlines()[0]}): restore the missing files of its _delta_log, or"
@@ -103,6 +108,11 @@ class Watermarks:
         if applied > floor or not state.snapshot:
             return applied
         return self.change_log.visible_upto(Snapshot.parse(state.snapshot), floor)
+
+    def _last_version(self, state: TableState) -> int:
+        """Return the newest version of a target that the ledger knows."""
+        target = self.cut.of(state) if self.cut is not None else None
+        return target.version if target is not None else state.version or 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,14 @@ from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import record_removed
 from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.target_definition import check_columns, merge_error
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import (
     TargetFence,
     apply_app_id,
     check_same_copy,
 )
-from waldelta.pipeline.task_errors import of_table, writing_error
+from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
@@ -361,7 +362,7 @@ def _apply_plan(run: _Run, plan: TargetPlan, fence: TargetFence) -> TargetCut:
     except Exception as err:
         # If another run took the target over, LateWriter explains more than this error.
         fence.verify()
-        raise writing_error(state.table_name, err) from err
+        raise merge_error(job, state, err) from err
     return read_commit(job, state, tag)
 
 
@@ -380,6 +381,7 @@ def _bring(
             plan,
             state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)),
         )
+    check_columns(job, plan.state)
     changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
     judged = judge_of(run.spark, job, plan, run.gates)
     if state.kept_as.completes_rows:

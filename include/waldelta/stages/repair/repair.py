@@ -64,9 +64,10 @@ from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
+from waldelta.pipeline.targets.target_definition import check_columns, merge_error
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import unexpected_error, writing_error
+from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
@@ -214,12 +215,13 @@ def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None =
     name = state.table_name
     with (
         target_lock(job, name) as lock,
-        raised_as(partial(writing_error, name)),
+        raised_as(partial(merge_error, job, state)),
         # A full disk of the source's server isn't the target's.
         raised_as(partial(unexpected_error, name), psycopg.Error),
     ):
         check_same_copy(job, state if again is not None else replace(state, status=NEEDS_SYNC))
         check_target(job, state)
+        check_columns(job, state)
         done = _repair(spark, job, drifted, lock, again)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",

@@ -97,7 +97,7 @@ def write_copy(
         return WrittenCopy(copy_states(spark, job, begun, given, rows))
     whole: str | None = None
     if former is not None:
-        with writing_target(place.uri):
+        with writing_target(place):
             diff = mend_target(spark, job, begun, former, given, rows.tag.number)
         if isinstance(diff, RowDiff):
             return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)

@@ -134,7 +134,7 @@ def copy_files(
         raise
     except Exception as err:
         discard(place, prefix)
-        raise target_write_error(place.uri, err) from None
+        raise target_write_error(place, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with named_write_errors(place.uri), private_files():

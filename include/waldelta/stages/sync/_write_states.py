@@ -108,7 +108,7 @@ def copy_states(
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
         frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
         return replace_target(spark, target, frame, rows.tag)
-    with writing_target(target.uri):
+    with writing_target(target):
         return _add(spark, job, begun, copied, rows)
 
 

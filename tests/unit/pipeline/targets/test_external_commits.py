@@ -8,6 +8,8 @@ import json
 import os
 import threading
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -48,6 +50,13 @@ def vacuum(uri):
     DeltaTable(uri).vacuum(0, dry_run=False, enforce_retention_duration=False)
 
 
+def write_entry(uri, info):
+    """Commits without changing a row."""
+    entry = f"{DeltaTable(uri).version() + 1:020d}.json"
+    lines = {"commitInfo": info | {"timestamp": int(now().timestamp() * 1000)}}
+    (Path(urlsplit(uri).path) / "_delta_log" / entry).write_text(f"{json.dumps(lines)}\n")
+
+
 CASES = {
     "append": (lambda uri: write_deltalake(uri, ROWS, mode="append"), ["WRITE"]),
     "overwrite": (lambda uri: write_deltalake(uri, ROWS, mode="overwrite"), ["WRITE"]),
@@ -55,6 +64,10 @@ CASES = {
     "delete": (lambda uri: DeltaTable(uri).delete("id = 1"), ["DELETE"]),
     "merge": (merge, ["MERGE"]),
     "restore": (lambda uri: DeltaTable(uri).restore(0), ["RESTORE"]),
+    "restore of the definition": (
+        lambda uri: write_entry(uri, {"operation": "RESTORE", "engineInfo": "delta-rs"}),
+        ["RESTORE"],
+    ),
     "other metadata": (
         lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours('["x"]')),
         ["WRITE"],

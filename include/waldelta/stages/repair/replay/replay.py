@@ -52,8 +52,9 @@ from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.targets import RequiredAction, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, states
+from waldelta.pipeline.targets.target_definition import check_columns, merge_error
 from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
-from waldelta.pipeline.task_errors import of_table, writing_error
+from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
@@ -264,11 +265,12 @@ def _replay_target(
     folder = staging_folder(job.lake, name, state.generation, watermark, job.run_id)
     mend = _mend_by_key if state.key_columns else _mend_whole
     with (
-        raised_as(partial(writing_error, name)),
+        raised_as(partial(merge_error, job, state)),
         staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))),
     ):
         fence.verify()
         check_target(job, state)
+        check_columns(job, state)
         take_over_target(run.spark, job, state, run.quarantine, fence)
         # The version grows with every commit, so a late writer of this run is skipped after a
         # newer commit.

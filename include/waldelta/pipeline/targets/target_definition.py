@@ -1,0 +1,227 @@
+"""Names what external writers changed in a target's definition: columns, constraints, properties.
+
+A target is compared with its state in the ledger before changes are merged. A constraint or a
+property is named only when Delta refuses a commit because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from waldelta.config import dag_id_of
+from waldelta.errors import TargetAltered, WaldeltaError, without_values
+from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake.delta_log import APPEND_ONLY, Commit, Definition
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import ExternalCommit
+from waldelta.metadata_columns import METADATA_TYPES
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.task_errors import writing_error
+from waldelta.quantities import first_of
+from waldelta.server_errors import texts
+from waldelta.spark_sql import quote
+
+_MOST_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Alteration:
+    """A difference in a definition; ``value`` is that part of the definition.
+
+    ``remedy`` is what an operator does about it besides copying the table again.
+    """
+
+    what: str
+    remedy: str
+    value: Callable[[Definition], Any]
+
+
+def check_columns(job: Job, state: TableState) -> None:
+    """Raise TargetAltered when a target lacks a column that it was given, or has it with another
+    type.
+    """
+    target = job.lake.target(state.table_name)
+    for open_table in (target.open_known, target.open):
+        table = open_table()
+        types = table.spark_types
+        wanted = {column.name: column.spark_type for column in state.columns}
+        if job.pipeline.target.metadata_columns:
+            wanted |= METADATA_TYPES
+        altered = [name for name, kind in wanted.items() if types.get(name) != kind]
+        if not altered:
+            return
+    alterations = [_of_column(name, types.get(name), wanted[name]) for name in altered]
+    raise TargetAltered(
+        f"{_described(state.table_name, table, alterations)}, or copy the table again"
+        f" ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables and a reason)"
+    )
+
+
+def check_new_column(job: Job, state: TableState, name: str) -> None:
+    """Raise TargetAltered when a target has a column already that its source has just got."""
+    table = job.lake.target(state.table_name).open()
+    same = [column for column in table.spark_types if column.lower() == name.lower()]
+    if not same:
+        return
+    alteration = _Alteration(
+        f"column {quote(same[0])} was added, and the source has a new column of that name",
+        f"rename or drop it (ALTER TABLE {table.place.relation})",
+        _column(same[0]),
+    )
+    raise TargetAltered(
+        f"{_described(state.table_name, table, [alteration])}, or copy the table again, without it"
+        f" ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables and a reason)"
+    )
+
+
+def refusal(
+    target: DeltaTarget, label: str, err: BaseException, key: Collection[str] = ()
+) -> TargetAltered | None:
+    """Return a commit that a target's definition doesn't allow as a named error; else None.
+
+    The error names all constraints that the changes may have violated, because Spark's own error
+    has values of the row. Columns of the ``key`` are NOT NULL in each target.
+    """
+    if (code := texts.REFUSED.search(str(err))) is None:
+        return None
+    table = target.open()
+    alterations = [*_restrictions(table, key)]
+    if not alterations:
+        return TargetAltered(
+            f"{label}: its target {target.uri} refuses the changes ({code[0]}): see its properties"
+            f" (SHOW TBLPROPERTIES {target.relation})"
+        )
+    described = _described(label, table, alterations)
+    return TargetAltered(f"{described}; the changes, which violate this ({code[0]}), wait")
+
+
+def upgrade(
+    target: DeltaTarget, label: str, after: int, err: BaseException
+) -> TargetAltered | None:
+    """Return why a target can't be opened as a named error, when a commit after a version changed
+    its protocol; else None.
+    """
+    upgrades = [commit for commit in target.log.behind(after) if commit.protocol]
+    if not upgrades:
+        return None
+    protocol = upgrades[-1].protocol
+    features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
+    required = ", ".join(sorted(features)) or f"reader version {protocol['minReaderVersion']}"
+    return TargetAltered(
+        f"{label}: an external writer altered its target: {describe_commit(upgrades[-1])} requires"
+        f" {required}, and waldelta can't read it ({without_values(err)}): drop the feature (ALTER"
+        f" TABLE {target.relation} DROP FEATURE), or move the target's folder away and run the"
+        " initial sync for it again"
+    )
+
+
+def merge_error(job: Job, state: TableState, err: BaseException) -> WaldeltaError:
+    """Return a failure to merge into a target as refusal() does, or else as writing_error()."""
+    target = job.lake.target(state.table_name)
+    return refusal(target, state.table_name, err, state.key_columns) or writing_error(
+        state.table_name, err
+    )
+
+
+def external_commit(commit: Commit) -> ExternalCommit:
+    """Return what the log says of an external commit."""
+    info = commit.info
+    by = (
+        ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))
+        or "an unnamed writer"
+    )
+    return ExternalCommit(
+        commit.version, str(info.get("operation") or "an unnamed operation"), by, _at(commit)
+    )
+
+
+def describe(commit: ExternalCommit) -> str:
+    """Describe an external commit in a few words.
+
+    >>> at = datetime(2026, 5, 1, tzinfo=UTC)
+    >>> describe(ExternalCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", at))
+    'version 6 (RESTORE by alice, Apache-Spark/4.2.0, 2026-05-01 00:00:00+0000)'
+    """
+    at = f", {commit.at:%Y-%m-%d %H:%M:%S%z}" if commit.at is not None else ""
+    return f"version {commit.version} ({commit.operation} by {commit.by}{at})"
+
+
+def describe_commit(commit: Commit) -> str:
+    """Describe a commit of the log as describe() does."""
+    return describe(external_commit(commit))
+
+
+def _at(commit: Commit) -> datetime | None:
+    milliseconds = commit.info.get("timestamp")
+    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _of_column(name: str, kind: str | None, wanted: str) -> _Alteration:
+    what = "is missing" if kind is None else f"has the type {kind} instead of {wanted}"
+    return _Alteration(
+        f"column {quote(name)} {what}",
+        "undo that commit (ALTER TABLE, or RESTORE to the version before it)",
+        _column(name),
+    )
+
+
+def _restrictions(table: TargetVersion, key: Collection[str]) -> Iterator[_Alteration]:
+    alter = f"ALTER TABLE {table.place.relation}"
+    definition = table.definition
+    for name in definition.constraints:
+        yield _Alteration(
+            f"CHECK constraint {quote(name)} was added",
+            f"drop it ({alter} DROP CONSTRAINT {quote(name)})",
+            _constraint(name),
+        )
+    if definition.is_append_only:
+        yield _Alteration(
+            f"{APPEND_ONLY} was set",
+            f"unset it ({alter} SET TBLPROPERTIES ('{APPEND_ONLY}' = 'false'))",
+            lambda definition: definition.is_append_only,
+        )
+    limited = dict.fromkeys(definition.required, "NOT NULL")
+    limited |= dict.fromkeys(definition.generated, "generated")
+    for name in limited.keys() - {*key}:
+        yield _Alteration(
+            f"column {quote(name)} is {limited[name]}",
+            f"change that column ({alter}), or copy the table again",
+            _column(name),
+        )
+
+
+def _constraint(name: str) -> Callable[[Definition], Any]:
+    return lambda definition: name in definition.constraints
+
+
+def _column(name: str) -> Callable[[Definition], Any]:
+    return lambda definition: definition.columns.get(name)
+
+
+def _described(label: str, table: TargetVersion, alterations: list[_Alteration]) -> str:
+    by_commit: dict[str, list[str]] = {}
+    for alteration in alterations:
+        commit = _since(table, alteration.value)
+        since = "" if commit is None else f" by {describe_commit(commit)}"
+        by_commit.setdefault(since, []).append(alteration.what)
+    listed = "; ".join(
+        f"{first_of(whats, _MOST_LISTED, ', ')}{since}" for since, whats in by_commit.items()
+    )
+    remedies = dict.fromkeys(alteration.remedy for alteration in alterations)
+    return f"{label}: an external writer altered its target: {listed}: {', '.join(remedies)}"
+
+
+def _since(table: TargetVersion, value: Callable[[Definition], Any]) -> Commit | None:
+    """Return the commit that made a part of the definition what it is; None when the log lacks
+    it.
+    """
+    now, found = value(table.definition), None
+    for commit in table.place.log.before(table.version + 1):
+        if commit.definition is not None:
+            if value(commit.definition) != now:
+                return found
+            found = commit
+    return None
