@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
@@ -19,6 +19,9 @@ from tests.soak.results import MATRIX, MATRIX_ON_S3, RESULTS, all_kills, code, m
 from tests.soak.steps import FOLDER_FAULTS, STEPS, STORE_FAULTS, cells
 
 _CONSUME = ("run.", "land.", "consume.", "apply.")
+# What pages call parts and groups of steps, where the fault points' names are hard to understand.
+_PARTS = {"reread": "complete rows", "foreign": "external commits", "recopy": "resync mark"}
+_GROUPS = {"recopy": "resync"}
 _DRAFT = Path(__file__).with_name("guarantees_page.md")
 
 
@@ -29,7 +32,8 @@ def matrix_table(results: dict[str, Any], *, in_store: bool = False) -> str:
     parts: dict[str, list[str]] = {}
     tried = {name for name, _ in possible}
     for step in (step for step in STEPS if step.name in tried):
-        part = step.point.partition(".")[0] + (f" ({step.group})" if step.group else "")
+        part = _named(step.point.partition(".")[0], _PARTS)
+        part += f" ({_named(step.group, _GROUPS)})" if step.group else ""
         parts.setdefault(part, []).append(step.name)
     lines = [f"| part |{'|'.join(faults)}|", f"| --- |{' --- |' * len(faults)}"]
     for part, names in parts.items():
@@ -43,6 +47,10 @@ def matrix_table(results: dict[str, Any], *, in_store: bool = False) -> str:
             marks.append(next((mark for mark in "✗–·✓" if mark in found), ""))
         lines.append(f"| `{part}` | {' | '.join(marks)} |")
     return "\n".join(lines)
+
+
+def _named(name: str, names: Mapping[str, str]) -> str:
+    return names.get(name, name)
 
 
 def _mark(cell: dict[str, Any] | None) -> str:

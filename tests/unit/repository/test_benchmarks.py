@@ -150,6 +150,7 @@ def test_targets(target, value, verdict):
     assert target.verdict(value) == verdict
 
 
+ESTIMATE = "estimate/fresh: rows, estimated ÷ copied"
 DRAINED, GROWTH = (
     "backlog-1m-random/warm ÷ pg_recvlogical",
     "growth: 5,000,000 ÷ 500,000, per change",
@@ -213,10 +214,11 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
             check.KNOWN,
         ),  # no more than its own rounds
         (score(3, 4.2, 6, name=DRAINED), score(6.1, name=DRAINED), check.WORSE),
-        (score(1, name=GROWTH), score(0.8, name=GROWTH), check.MISSED),  # too little is as wrong
-        (score(0.7, 0.7, name=GROWTH), score(0.69, name=GROWTH), check.KNOWN),
-        (score(0.7, 0.7, name=GROWTH), score(0.5, name=GROWTH), check.WORSE),
-        (score(0.7, 0.7, name=GROWTH), score(1.2, name=GROWTH), check.WORSE),
+        (score(1, name=GROWTH), score(0.5, name=GROWTH), check.BETTER),  # less is no miss
+        (score(1, name=ESTIMATE), score(0.6, name=ESTIMATE), check.MISSED),  # too little is wrong
+        (score(0.6, 0.6, name=ESTIMATE), score(0.59, name=ESTIMATE), check.KNOWN),
+        (score(0.6, 0.6, name=ESTIMATE), score(0.4, name=ESTIMATE), check.WORSE),
+        (score(0.6, 0.6, name=ESTIMATE), score(1.7, name=ESTIMATE), check.WORSE),
         (
             score(300, name="reader's memory", unit="MB"),
             score(490, name="reader's memory", unit="MB"),
