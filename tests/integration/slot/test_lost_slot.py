@@ -321,7 +321,7 @@ def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
     subprocess.run(
         psql, input=plan.as_sql(), capture_output=True, text=True, check=True, timeout=60
     )
-    assert apply_setup(conn, job).findings == ()
+    assert ["is a superuser" in found.text for found in apply_setup(conn, job).findings] == [True]
     assert [move.event for move in job.ledger.slot_lives()] == ["created"]
     lose(database)
     gap = renew_slot(job)
