@@ -1,0 +1,58 @@
+"""An external writer alters targets: the run names the commit, and other tables go on."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.support.pipelines import pipeline_file
+from waldelta.jobs import Pipeline
+from waldelta.pipeline.run_result import RunFailed
+
+pytestmark = pytest.mark.pg
+
+
+def without_note(uri):
+    rows = DeltaTable(uri).to_pyarrow_table().drop_columns(["note"])
+    write_deltalake(uri, rows, mode="overwrite", schema_mode="overwrite")
+
+
+def add_extra(uri):
+    rows = pa.table({"id": pa.array([], pa.int32()), "extra": pa.array([], pa.string())})
+    write_deltalake(uri, rows, mode="append", schema_mode="merge")
+
+
+ALTERATIONS = {
+    "overwritten": (without_note, r"column `note` is missing by version \d+ \(WRITE by "),
+    "extended": (add_extra, r"column `extra` was added, and the source has .* \(WRITE by "),
+}
+TABLES = [*ALTERATIONS, "fine"]
+
+
+def test_an_altered_target_is_named_and_the_others_go_on(spark, database, lake):
+    for name in TABLES:
+        database.execute(f"create table {name}(id int primary key, note text)")
+        database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
+    target = {"root": lake, "metadata_columns": False}
+    tables = [f"public.{name}" for name in TABLES]
+    pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}", tables, target=target))
+    pipeline.setup()
+    pipeline.sync(spark)
+    for name, (act, _) in ALTERATIONS.items():
+        act(pipeline.target_path(f"public.{name}"))
+    for name in TABLES:
+        database.execute(f"update {name} set note = 'd' where id = 2")
+        database.execute(f"insert into {name} values (4711, 'e')")
+    database.execute("alter table extended add extra int; update extended set extra = 5")
+    with pytest.raises(RunFailed) as failed:
+        pipeline.consume(spark)
+    told = str(failed.value)
+    for name, (_, what) in ALTERATIONS.items():
+        assert re.search(rf"public\.{name}: an external writer altered its target: {what}", told)
+    assert "public.fine: " not in told
+    assert "4711" not in told
+    rows = DeltaTable(pipeline.target_path("public.fine")).to_pyarrow_table().sort_by("id")
+    assert rows["note"].to_pylist() == ["a", "d", "e"]
