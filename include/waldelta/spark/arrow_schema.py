@@ -1,9 +1,10 @@
-"""Arrow schemas as Spark's DDL strings."""
+"""Arrow schemas and Spark's types as SQL names them."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from waldelta.spark_sql import quote
 
@@ -11,4 +12,21 @@ from waldelta.spark_sql import quote
 def ddl(schema: pa.Schema) -> str:
     """Return an Arrow schema as DDL text."""
     fields = from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
-    return ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in fields)
+    return ", ".join(f"{quote(field.name)} {sql_type(field.dataType)}" for field in fields)
+
+
+def sql_type(kind: DataType) -> str:
+    """Return a type as SQL names it, with quoted fields and without the collation of a string.
+
+    >>> from pyspark.sql.types import IntegerType
+    >>> sql_type(ArrayType(StructType().add("order no", IntegerType())))
+    'array<struct<`order no`: int>>'
+    """
+    if isinstance(kind, StructType):
+        fields = ", ".join(f"{quote(f.name)}: {sql_type(f.dataType)}" for f in kind.fields)
+        return f"struct<{fields}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
+    return kind.simpleString()

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 OP, SEQ, XID, BEFORE, UNCHANGED = "_wd_op", "_wd_seq", "_wd_xid", "_wd_before", "_wd_unchanged"
 _MEANING = "each change has a known operation and its own position in the stream"
 _COMPLETE = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
+_MOVED = f"each key in {BEFORE} is the key of a row that an earlier change left"
+# The operation of the row that a change of the key ends; it is no row of the target.
+_GONE = "gone"
 
 
 class Changelog(TargetMode):
@@ -47,13 +50,34 @@ class Changelog(TargetMode):
             (UNCHANGED, f"nullif({lacking}, cast(array() as array<string>))"),
         ]  # fmt: skip
         if kept.key:
-            fields = ", ".join(f"{string(name)}, s.o{k}" for k, name in enumerate(kept.key_names))
+            old = {name: f"s.o{k}" for k, name in enumerate(kept.key_names)}
+            # In the target's order: an INSERT assigns a struct's fields by position.
+            fields = ", ".join(f"{string(name)}, {old[name]}" for name in kept.stored_key)
             columns.append((BEFORE, f"case when s.{MOVED} then named_struct({fields}) end"))
         names, values = zip(*columns, strict=True)
         return (
             f"insert into {target} ({', '.join(names)})\nselect {', '.join(values)}\nfrom"
             f" {source} as s"
         )
+
+    def stored_key(self, frame: DataFrame) -> tuple[str, ...]:
+        """Returns the fields of the key before a change."""
+        if BEFORE not in frame.columns:
+            return ()
+        return tuple(frame.schema[BEFORE].dataType.fieldNames())  # type: ignore[attr-defined]
+
+    def evolved_columns(self, key: Mapping[str, tuple[str, str]]) -> list[str]:
+        """Returns the same columns, with the names and types that the key has afterwards."""
+        columns = list(self.own_columns)
+        if key:
+            fields = ", ".join(
+                f"{string(name)}, cast({BEFORE}.{quote(old)} as {kind})"
+                for name, (old, kind) in key.items()
+            )
+            columns.append(
+                f"case when {BEFORE} is not null then named_struct({fields}) end as {BEFORE}"
+            )
+        return columns
 
     def current_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
         """Returns the last change of each key, where that left a row.
@@ -63,28 +87,30 @@ class Changelog(TargetMode):
         """
         if not key:
             return frame
-        keys = [f"_wd_key{k}" for k in range(len(key))]
-        named = [f"{quote(of)} as {name}" for name, of in zip(keys, key, strict=True)]
-        changes = frame.where(f"{OP} <> 'truncate'").selectExpr("*", *named)
-        # Fields are read by position, since a key's column may have been renamed since.
-        fields = frame.schema[BEFORE].dataType.fieldNames()  # type: ignore[attr-defined]
-        before = [f"{BEFORE}.{quote(of)} as {name}" for name, of in zip(keys, fields, strict=True)]
-        ended = changes.where(f"{BEFORE} is not null").drop(*keys, OP)
         truncated = f"max(struct({LSN}, {SEQ})) as _wd_emptied"
         emptied = frame.where(f"{OP} = 'truncate'").selectExpr(truncated)
         # Of one change, the row that it left comes after the one that it ended.
         rank = (
-            f"row_number() over (partition by {', '.join(keys)} order by {LSN} desc, {SEQ} desc,"
-            f" {OP} = 'gone') as _wd_rank"
+            f"row_number() over (partition by {', '.join(map(quote, key))} order by {LSN} desc,"
+            f" {SEQ} desc, {OP} = '{_GONE}') as _wd_rank"
         )
         return (
-            changes.unionByName(ended.selectExpr("*", *before, f"'gone' as {OP}"))
+            self.judged_rows(frame, key)
+            .where(f"{OP} <> 'truncate'")
             .crossJoin(emptied.hint("broadcast"))
             .where(f"_wd_emptied is null or struct({LSN}, {SEQ}) > _wd_emptied")
             .selectExpr("*", rank)
-            .where(f"_wd_rank = 1 and {OP} not in ('delete', 'gone')")
-            .drop(*keys, "_wd_rank", "_wd_emptied")
+            .where(f"_wd_rank = 1 and {OP} not in ('delete', '{_GONE}')")
+            .drop("_wd_rank", "_wd_emptied")
         )
+
+    def judged_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
+        """Returns all changes, and for each one that moved a row the end of its old key."""
+        if not key:
+            return frame
+        ended = {name: f"{BEFORE}.{quote(name)}" for name in key} | {OP: f"'{_GONE}'"}
+        columns = [f"{ended.get(name, quote(name))} as {quote(name)}" for name in frame.columns]
+        return frame.unionByName(frame.where(f"{BEFORE} is not null").selectExpr(*columns))
 
 
 CHANGELOG = Changelog(
@@ -99,10 +125,25 @@ CHANGELOG = Changelog(
             "changelog",
             _MEANING,
             f"changelog: {_MEANING}",
-            f"coalesce({OP} not in ('insert', 'update', 'delete', 'truncate', 'snapshot'), true) or"
-            f" ({OP} <> 'snapshot' and ({SEQ} is null"
-            f" or count(*) over (partition by {LSN}, {SEQ}) > 1))",
+            f"coalesce({OP} not in ('insert', 'update', 'delete', 'truncate', 'snapshot',"
+            f" '{_GONE}'), true) or ({OP} not in ('snapshot', '{_GONE}') and ({SEQ} is null"
+            f" or count_if({OP} <> '{_GONE}') over (partition by {LSN}, {SEQ}) > 1))",
         ),
-        Invariant(UNCHANGED, _COMPLETE, _COMPLETE, f"{UNCHANGED} is not null", "warning"),
+        Invariant(
+            UNCHANGED,
+            _COMPLETE,
+            _COMPLETE,
+            f"{UNCHANGED} is not null and {OP} <> '{_GONE}'",
+            "warning",
+        ),
+        # A warning, because a publication may leave out the INSERT of a row.
+        Invariant(
+            BEFORE,
+            _MOVED,
+            _MOVED,
+            f"{OP} = '{_GONE}' and coalesce(lag({OP}) over (partition by {{key}} order by {LSN},"
+            f" {SEQ}, {OP} <> '{_GONE}') in ('delete', '{_GONE}'), true)",
+            "warning",
+        ),
     ),
 )

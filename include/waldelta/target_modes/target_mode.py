@@ -143,6 +143,13 @@ class TargetMode:
         """
         return dict(self.own_columns)
 
+    def evolved_columns(self, key: Mapping[str, tuple[str, str]]) -> list[str]:  # noqa: ARG002
+        """Returns the mode's columns after an evolution of the target, as Spark SQL.
+
+        ``key`` are the key columns by new name, with the name before and the new Spark type.
+        """
+        return list(self.own_columns)
+
     def statement(
         self, target: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
     ) -> str:
@@ -159,6 +166,18 @@ class TargetMode:
         ``key`` has the names of the key's columns.
         """
         return frame.where(self.live)
+
+    def stored_key(self, frame: DataFrame) -> tuple[str, ...]:  # noqa: ARG002
+        """Returns the key columns that a column of the mode has as a struct, in its order."""
+        return ()
+
+    def rules(self, key: Sequence[str]) -> list[Invariant]:
+        """Returns the invariants of a target with this key, which may be empty."""
+        return [rule for rule in self.invariants if key or "{key}" not in rule.broken]
+
+    def judged_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:  # noqa: ARG002
+        """Returns the rows that the mode's invariants judge, from all rows of a target."""
+        return frame
 
     def live_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
         """Returns the rows of a target that the source has now, without the mode's columns."""

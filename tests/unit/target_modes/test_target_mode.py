@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
+from waldelta.changes.merge.states import Kept
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.errors import ModeRefused, StateError
 from waldelta.pipeline.targets import TargetSource
@@ -142,3 +143,19 @@ def test_a_changelog_tells_the_key_before_by_its_columns():
         == "struct<`a b`: int, `c`: string>"
     )
     assert "_wd_before" not in MODES["changelog"].columns({})
+
+
+def test_a_changelog_writes_the_key_before_a_change_in_the_order_of_its_target():
+    """An INSERT assigns a struct's fields by position, whatever their names are."""
+    mode = MODES["changelog"]
+    kept = Kept(mode, ("b", "v", "order no"), (2, 0), stored_key=("b", "order no"))
+    assert "named_struct('b', s.o1, 'order no', s.o0)" in mode.statement("t", kept, "s")
+
+
+def test_a_changelog_renames_and_widens_the_key_before_a_change():
+    key = {"No.": ("order no", "decimal(12,2)"), "b": ("b", "int")}
+    assert MODES["changelog"].evolved_columns(key)[-1] == (
+        "case when _wd_before is not null then named_struct('No.', cast(_wd_before.`order no` as"
+        " decimal(12,2)), 'b', cast(_wd_before.`b` as int)) end as _wd_before"
+    )
+    assert "_wd_before" not in "".join(MODES["changelog"].evolved_columns({}))

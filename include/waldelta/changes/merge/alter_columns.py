@@ -33,7 +33,7 @@ from waldelta.pipeline.drift.schema_evolution import NewColumn
 from waldelta.pipeline.targets.target_definition import check_columns, check_new_column
 from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote
-from waldelta.target_modes import mode_column_names
+from waldelta.target_modes import TargetMode
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def _rewrite(
     fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
     prepare_target(spark, target, _target_columns(evolution, types))
     try:
-        frame = _reshaped(spark, target, evolution, types, fills, metadata_columns=kept)
+        mode = state.kept_as if kept else None
+        frame = _reshaped(spark, target, evolution, types, fills, mode)
         replace_target(spark, target, frame, tag)
     finally:
         remove_folder(fills)
@@ -161,12 +162,12 @@ def _reshaped(
     evolution: Evolution,
     types: dict[str, TargetType],
     staged: str,
-    *,
-    metadata_columns: bool,
+    mode: TargetMode | None,
 ) -> DataFrame:
     """Return the target's rows with the new columns.
 
-    Columns with a value for existing rows get that value.
+    Columns with a value for existing rows get that value. ``mode`` is None for a target without
+    metadata columns.
     """
     frame = target.frame(spark)
     fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
@@ -182,13 +183,15 @@ def _reshaped(
         )
         frame = frame.crossJoin(F.broadcast(spark.read.parquet(staged)))
     columns = [
-        _expression(c, numbers, types, metadata_columns=metadata_columns).alias(c.state.name)
+        _expression(c, numbers, types, metadata_columns=mode is not None).alias(c.state.name)
         for c in evolution.columns
     ]
-    if metadata_columns:
+    if mode is not None:
         raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
         columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, types, raws).alias(RAW)]
-        columns += [F.col(name) for name in mode_column_names() if name in frame.columns]
+        sources = {c.state.name: c.source or c.state.name for c in evolution.columns}
+        key = {name: (sources[name], types[name].spark) for name in evolution.key_columns}
+        columns += map(F.expr, mode.evolved_columns(key))
     return frame.select(*columns)
 
 

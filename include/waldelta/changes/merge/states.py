@@ -63,6 +63,8 @@ class Kept:
     names: tuple[str, ...]
     key: tuple[int, ...]
     toastable: tuple[int, ...] = ()
+    # TargetMode.stored_key() of the target.
+    stored_key: tuple[str, ...] = ()
 
     @property
     def key_names(self) -> list[str]:
@@ -216,6 +218,7 @@ def merge_states(
         folder = f"{staged.folder}-truncates"
         write_parquet(folder, _truncate_rows(truncates))
         source = f"({_with_truncates(kept, source, folder)})"
+    kept = replace(kept, stored_key=kept.mode.stored_key(target.frame(spark)))
     statement = kept.mode.statement(target.relation, kept, source, truncates)
     return commit_statement(spark, tag, statement)
 

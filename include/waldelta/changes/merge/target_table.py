@@ -38,7 +38,7 @@ from waldelta.pipeline.targets.target_definition import refusal
 from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
-from waldelta.spark.arrow_schema import ddl
+from waldelta.spark.arrow_schema import ddl, sql_type
 from waldelta.spark_sql import quote
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
@@ -173,7 +173,7 @@ def plainly_typed(frame: DataFrame) -> DataFrame:
     """
     return frame.select(
         *(
-            F.expr(f"cast({quote(f.name)} as {f.dataType.simpleString()})").alias(f.name)
+            F.expr(f"cast({quote(f.name)} as {sql_type(f.dataType)})").alias(f.name)
             for f in frame.schema.fields
         )
     )

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
-from waldelta.target_modes.target_mode import Invariant
+from waldelta.target_modes import TargetMode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,12 +23,12 @@ KEPT_ROWS = "_wd_kept_rows"
 
 
 def find_broken_rows(
-    frame: DataFrame, rules: Sequence[Invariant], key: Sequence[str]
+    frame: DataFrame, mode: TargetMode, key: Sequence[str]
 ) -> dict[str, DuplicateKeys]:
     """Returns how many rows of a target break each invariant of its mode, by its label."""
     # Windows must be computed before their results can be counted.
-    names = ", ".join(map(quote, key))
+    names, rules = ", ".join(map(quote, key)), mode.rules(key)
     columns = [f"{rule.broken.format(key=names)} as broken{n}" for n, rule in enumerate(rules)]
     counts = [F.count_if(f"broken{n}") for n in range(len(rules))]
-    (row,) = frame.selectExpr(*columns).agg(*counts).collect()
+    (row,) = mode.judged_rows(frame, key).selectExpr(*columns).agg(*counts).collect()
     return {rule.label: DuplicateKeys(count) for rule, count in zip(rules, row, strict=True)}

@@ -231,11 +231,11 @@ class KeptRowsHold(CountedKind):
         **_: Any,
     ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
         """Have rows counted that break an invariant of the target's mode."""
-        rules, key = target.state.kept_as.invariants, target.state.key_columns
-        if not rules:
+        mode, key = target.state.kept_as, target.state.key_columns
+        if not (rules := mode.rules(key)):
             return {}
         # The tasks that wait for this one are behind it in the queue.
-        found = background.submit(lambda: find_broken_rows(target.kept(spark), rules, key))
+        found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, key))
         return {
             (KEPT_ROWS, rule.label): background.submit(
                 lambda label: found.result()[label], rule.label
@@ -249,7 +249,7 @@ class KeptRowsHold(CountedKind):
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields what the rows of a target must meet that keeps more than live rows."""
-        for rule in facts.state.kept_as.invariants:
+        for rule in facts.state.kept_as.rules(facts.state.key_columns):
             kwargs = {"columns": [KEPT_ROWS, rule.label], "meaning": rule.meaning}
             yield PlannedExpectation(self.type, kwargs, rule.severity, "pipeline", rule.title)
 

@@ -289,7 +289,12 @@ UNKNOWN = [
     ("that isn't asked", "mirror", None, []),
     ("none", "mirror", 0, [("expect_target_to_know_all_values", True)]),
     ("of a state", "history", 2, [("expect_target_to_know_all_values", False)]),
-    ("which a changelog says of each row", "changelog", 2, [("expect_kept_rows_to_hold", None)]),
+    (
+        "which a changelog says of each row",
+        "changelog",
+        2,
+        [("expect_kept_rows_to_hold", None)] * 2,
+    ),
 ]
 
 

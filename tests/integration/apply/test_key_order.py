@@ -1,0 +1,129 @@
+"""Keys whose columns have another order than the table's: every mode, and every way in which rows
+reach a target.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.compare import compare_target
+from waldelta.config import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.spark_sql import quote
+from waldelta.stages.check.check import check
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak]
+
+KEY = '"order no", b'
+PLAIN = f'create table {{0}} (b int, v text, "order no" int, primary key ({KEY}))'
+TABLES = {
+    "mirror": PLAIN,
+    "by_index": 'create table {0} (b int not null, v text, "order no" int not null);'
+    f" create unique index by_index_key on {{0}} ({KEY});"
+    " alter table {0} replica identity using index by_index_key",
+    "identity_full": f"{PLAIN}; alter table {{0}} replica identity full",
+    "no_key": 'create table {0} (b int, v text, "order no" int);'
+    " alter table {0} replica identity full",
+    "soft": PLAIN,
+    "versions": PLAIN,
+    "changes": PLAIN,
+    "parts": f"{PLAIN} partition by range (b); create table parts_1 partition of {{0}} for values"
+    ' from (0) to (50); create table parts_2 ("order no" int not null, b int not null, v text);'
+    " alter table {0} attach partition parts_2 for values from (50) to (1000)",
+}
+MODES = {"soft": "soft_delete", "versions": "history", "changes": "changelog"}
+MIRRORS = [name for name in TABLES if name not in MODES]
+ROWS = "insert into {} values (100, 'x', 1), (1, 'y', 100), (7, 'z', 8)"
+CHANGES = (
+    'update {} set "order no" = 200 where b = 1',
+    "delete from {} where b = 7",
+    "insert into {} values (8, 'n', 7)",
+    "update {} set v = 'w' where b = 100",
+)
+
+
+def pipeline(database, lake, tables) -> Pipeline:
+    """A pipeline with a target of each of these tables, which have rows."""
+    for name in tables:
+        database.execute(TABLES[name].format(name))
+    write(database, tables, ROWS)
+    slot = f"s_{database.name}"
+    entries = [{"name": f"public.{name}"} for name in tables]
+    publication = {"name": f"{slot}_pub", "tables": entries, "publish_via_partition_root": False}
+    targets = {f"public.{name}": {"mode": MODES[name]} for name in tables if name in MODES}
+    if "parts" in tables:
+        targets["public.parts"] = {"partition_root": True}
+    document = {
+        "pipeline": slot,
+        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication]},
+        "target": {"root": lake, "tables": targets},
+    }
+    made = Pipeline(PipelineFile.model_validate(document))
+    made.setup()
+    return made
+
+
+def write(database, tables, *statements: str) -> None:
+    for name in tables:
+        for statement in statements:
+            database.execute(statement.format(name))
+
+
+def check_targets(spark, made) -> None:
+    """Compare each target with its source by values, and check its expectations."""
+    job = made.job("compare")
+    for name, state in job.read_states().items():
+        found = compare_target(spark, job.source.conninfo, job.pipeline, state)
+        assert (name, found.rows) == (name, 0)
+    assert check(spark, job.pipeline, job.ledger, "check").warnings == []
+
+
+def moves(made) -> list[dict]:
+    """The keys before the changes of the changelog that moved a row, in their order."""
+    rows = DeltaTable(made.target_path("public.changes")).to_pyarrow_table().to_pylist()
+    ordered = sorted(rows, key=lambda row: (row["_wd_lsn"], row["_wd_seq"]))
+    return [row["_wd_before"] for row in ordered if row["_wd_before"] is not None]
+
+
+def test_modes_that_keep_rows(spark, database, lake):
+    """The values of the key's columns could stand for each other: swapped ones are another key."""
+    made = pipeline(database, lake, MODES)
+    made.sync(spark, run_id="sync")
+    write(database, MODES, *CHANGES)
+    assert made.consume(spark, run_id="consume").warnings == []
+    check_targets(spark, made)
+    assert moves(made) == [{"order no": 100, "b": 1}]
+    # A renamed column of the key, and then a key in the other order.
+    write(database, MODES, 'alter table {} rename "order no" to "No."')
+    write(database, MODES, 'update {} set "No." = 9 where b = 8')
+    made.consume(spark, run_id="renamed")
+    check_targets(spark, made)
+    assert moves(made) == [{"No.": 100, "b": 1}, {"No.": 7, "b": 8}]
+    database.execute('alter table changes drop constraint changes_pkey, add primary key (b, "No.")')
+    made.sync(spark, ["public.changes"], run_id="other order")
+    database.execute('update changes set "No." = 10 where b = 8')
+    made.consume(spark, run_id="in the other order")
+    check_targets(spark, made)
+    assert moves(made)[-1] == {"No.": 9, "b": 8}
+
+
+def test_mirrors(spark, database, lake):
+    """By a primary key, an index, complete old rows, without a key, and merged from partitions."""
+    made = pipeline(database, lake, MIRRORS)
+    made.sync(spark, run_id="sync")
+    begun = datetime.now(UTC)
+    write(database, MIRRORS, *CHANGES)
+    assert made.consume(spark, run_id="consume").warnings == []
+    check_targets(spark, made)
+    span = (begun, datetime.now(UTC) + timedelta(minutes=1))
+    assert made.replay(spark, *span, run_id="replay").warnings == []
+    bad = made.target_path("public.mirror")
+    spark.sql(f"update delta.{quote(bad)} set v = 'bad' where b = 100")
+    made.reconcile(spark, repair=True, run_id="reconcile")
+    write(database, MIRRORS, 'update {} set "order no" = 3 where b = 8')
+    made.sync(spark, ["public.mirror", "public.parts"], run_id="again")
+    made.consume(spark, run_id="caught up")
+    check_targets(spark, made)
