@@ -238,7 +238,7 @@ def test_a_locked_table_stops_nothing(source, lake, tmp_path):
         (["--tables", "public.orderss"], "did you mean public.orders?"),
         (["--tables", "public.events_2025"], "is a partition: name its root, public.events"),
         (["--tables", "public.scratch"], "public.scratch can't be replicated: unlogged"),
-        (["--tables", "public.orders", "--where", "id >"], "where"),
+        (["--tables", "public.orders", "--where", "id >"], "filter 'id >' can't be read"),
         (["--yes", "--where", "id > 1"], "--where is the filter of one table"),
         (["--schema", "nothing"], "schema 'nothing' has no table"),
         (["--yes", "--pipeline", "Shop!"], "a pipeline's name has lower-case letters"),
