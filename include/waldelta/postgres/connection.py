@@ -26,7 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.server_errors.refused_connection import POOLED, Refusal, connection_error
+from waldelta.server_errors.refused_connection import POOLED, ConnectionRefusal, connection_error
 from waldelta.server_errors.sqlstate import INVALID_PARAMETER_VALUE, ServerError
 
 if TYPE_CHECKING:
@@ -433,7 +433,7 @@ def _opened(
             return open_(pinned)
         except refused as err:
             given = conninfo_to_dict(pinned)
-            refusal = Refusal.of(err, pinned, float(given["connect_timeout"] or 0))
+            refusal = ConnectionRefusal.of(err, pinned, float(given["connect_timeout"] or 0))
         if refusal.sqlstate != INVALID_PARAMETER_VALUE:
             break
     # The traceback doesn't show the driver's error, whose text may have values or credentials.

@@ -139,7 +139,7 @@ _OTHER_ANSWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ConnectionRefusal:
     """A connection that wasn't made: the driver's text, and the server's SQLSTATE, if it answered.
 
     ``is_of_query`` is True when the server refused a query that every connection begins with.
@@ -150,7 +150,7 @@ class Refusal:
     is_of_query: bool = False
 
     @classmethod
-    def of(cls, err: Exception, conninfo: str, timeout_s: float) -> Refusal:
+    def of(cls, err: Exception, conninfo: str, timeout_s: float) -> ConnectionRefusal:
         """Create it from a driver's error; ``conninfo`` is what it tried to connect with."""
         text, raised = str(err), ServerError.of(err)
         if raised.sqlstate is not None:
@@ -194,7 +194,9 @@ def login_sqlstate(conninfo: str, timeout_s: float) -> str | None:
     return answers[-1] if answers else None
 
 
-def connection_error(where: str, given: Mapping[str, Any], refusal: Refusal) -> ConnectError:
+def connection_error(
+    where: str, given: Mapping[str, Any], refusal: ConnectionRefusal
+) -> ConnectError:
     """Return the named error; ``given`` are the fields of the connection to ``where``."""
     state, reason = refusal.sqlstate, refusal.reason
     if refusal.is_of_query:

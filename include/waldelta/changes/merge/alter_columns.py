@@ -72,10 +72,7 @@ def reshape(
         "run_id": job.run_id,
     }
     if not _is_done(target, state, entries):
-        check_columns(job, state)
-        for column in evolution.columns:
-            if column.source is None:
-                check_new_column(job, state, column.state.name)
+        _check_target(job, state, evolution)
         commit = Tag.of(f"{tag.app_id}:reshape", tag.batch, entries)
         if evolution.only_adds:
             _add_columns(spark, target, evolution, types, commit)
@@ -89,6 +86,13 @@ def reshape(
     )  # fmt: skip
     job.ledger.append_state(evolved, state)
     fault_point("reshape.recorded")
+
+
+def _check_target(job: Job, state: TableState, evolution: Evolution) -> None:
+    check_columns(job, state)
+    for column in evolution.columns:
+        if column.source is None:
+            check_new_column(job, state, column.state.name)
 
 
 def _rewrite(

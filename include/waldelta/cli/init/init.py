@@ -21,8 +21,9 @@ from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter
 from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.draft.draft import pipeline_name
-from waldelta.stages.setup.draft.owners_sql import WRITTEN, owners_sql
-from waldelta.stages.setup.facts.publications import PublicationState, read_publications
+from waldelta.stages.setup.draft.owners_sql import HEADER, owners_sql
+from waldelta.stages.setup.facts import PublicationState
+from waldelta.stages.setup.facts.publications import read_publications
 
 if TYPE_CHECKING:
     from waldelta.cli._output import Output
@@ -134,7 +135,7 @@ def _write_sql_again(
             for entry in publications
         )
     ]
-    if sql_path.exists() and not sql_path.read_text(encoding="utf-8").startswith(WRITTEN):
+    if sql_path.exists() and not sql_path.read_text(encoding="utf-8").startswith(HEADER):
         raise ConfigError(
             f"{sql_path} exists, and init didn't write it: move it, so that none of it is lost"
         )

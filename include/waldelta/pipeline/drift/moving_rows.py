@@ -79,12 +79,12 @@ def moving_rows(
     return MovingRows(before, after, enter, leave)
 
 
-def _as_source_sql(stored: str | None, present: str | None, table: PublishedTable) -> str | None:
+def _as_source_sql(stored: str | None, current: str | None, table: PublishedTable) -> str | None:
     """Return a filter that the ledger stores as SQL for the source.
 
     A text that the server has just printed itself is used as it is.
     """
-    if stored is None or stored == present:
+    if stored is None or stored == current:
         return stored
     return source_sql(stored, {column.name: column.type for column in table.columns})
 

@@ -17,7 +17,7 @@ from waldelta.metadata_columns import LSN
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark import SessionPool
 from waldelta.stages.check._incremental import Known
-from waldelta.stages.check.gate.decided_rows import Positions
+from waldelta.stages.check.gate.decided_rows import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
@@ -77,7 +77,7 @@ class CheckRun:
     rules: Mapping[str, SourceRules]
     before: Mapping[str, Before]
     # By target: the positions of rows that operators let in although they fail its gates.
-    decided: Mapping[str, Sequence[Positions]] = field(default_factory=dict)
+    decided: Mapping[str, Sequence[PositionRange]] = field(default_factory=dict)
 
     def rules_of(self, target: CheckedTarget) -> SourceRules:
         """Returns the source rules of a target."""

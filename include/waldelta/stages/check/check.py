@@ -80,20 +80,8 @@ def check(
         SessionPool(spark, len(wanted)) as pool,
         private_files(OWNER_ONLY),
     ):
-        run = CheckRun(
-            pipeline,
-            run_id,
-            began,
-            spark,
-            pool,
-            background,
-            own,
-            outcome,
-            known,
-            rules,
-            before,
-            read_decided(ledger, names),
-        )
+        given = (pipeline, run_id, began, spark, pool, background, own, outcome)
+        run = CheckRun(*given, known, rules, before, read_decided(ledger, names))
         report = _judge(run, ledger, wanted)
     fault_point("check.reported")
     # A run checks its own versions while no other run is active. A separate check of all targets

@@ -23,15 +23,15 @@ from waldelta.metadata_columns import LSN
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# Positions from the first one, up to and without the second.
-Positions = tuple[int, int]
+# PositionRange from the first one, up to and without the second.
+PositionRange = tuple[int, int]
 
 
-def read_decided(ledger: Ledger, tables: Collection[str]) -> dict[str, list[Positions]]:
+def read_decided(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PositionRange]]:
     """Returns by table the positions of rows that operators let in; tables without any are left
     out.
     """
-    found: dict[str, set[Positions]] = {}
+    found: dict[str, set[PositionRange]] = {}
     releases = ledger.table(Release).scan(
         ("table_name", "after_lsn", "upto_lsn"), None, of_tables(tables)
     )
@@ -45,7 +45,7 @@ def read_decided(ledger: Ledger, tables: Collection[str]) -> dict[str, list[Posi
     return {name: sorted(positions) for name, positions in found.items()}
 
 
-def is_decided(positions: Collection[Positions]) -> Column:
+def is_decided(positions: Collection[PositionRange]) -> Column:
     """Returns the condition that an operator let a row of the target in."""
     from pyspark.sql import functions as F
 

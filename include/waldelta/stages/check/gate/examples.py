@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_EXAMPLES = 5
+EXAMPLE_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def failing_examples(
     then all are included. Without examples the result is the same, so an error is only logged.
     """
     try:
-        rows = frame.where(fails).limit(MOST_EXAMPLES).select(f"{net}.*").toArrow()
+        rows = frame.where(fails).limit(EXAMPLE_ROWS).select(f"{net}.*").toArrow()
         return [_example(text, columns, read) for text in _texts(rows, columns)]
     except Exception as err:
         log.warning("rows that fail a gate can't be shown: %s", type(err).__name__)

@@ -19,7 +19,7 @@ from waldelta.grants import on_one_line
 from waldelta.postgres.connection import NAME_BYTES
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
 from waldelta.stages.setup.draft.notes import facts_of, notes_of
-from waldelta.stages.setup.draft.owners_sql import Reader, owners_sql, reader_of
+from waldelta.stages.setup.draft.owners_sql import ReaderRole, owners_sql, reader_of
 
 DEFAULT_SCHEDULE = "*/5 * * * *"
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_.]*\Z")
@@ -56,7 +56,7 @@ class Draft:
         return f"{self.pipeline}_cdc"
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> ReaderRole:
         """Returns the role that the SQL grants to."""
         return reader_of(self.inventory, self.tables, self.pipeline)
 

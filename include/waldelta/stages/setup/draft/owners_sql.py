@@ -20,23 +20,23 @@ from waldelta.stages.setup.facts.publications import (
 from waldelta.stages.setup.setup import STOP_ON_ERROR
 
 # The first words of the file, by which it is known as init's own.
-WRITTEN = "-- Written by `waldelta init`"
+HEADER = "-- Written by `waldelta init`"
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReaderRole:
     """The role that a pipeline reads with; ``is_new``: the SQL creates it."""
 
     name: str
     is_new: bool
 
 
-def reader_of(inventory: Inventory, tables: Sequence[FoundTable], pipeline: str) -> Reader:
+def reader_of(inventory: Inventory, tables: Sequence[FoundTable], pipeline: str) -> ReaderRole:
     """Returns the connection's own role, or one for the pipeline where the own may do too much."""
     if inventory.is_superuser or any(table.relation.owned for table in tables):
         name = f"{pipeline}_reader"
-        return Reader(name, name not in inventory.roles)
-    return Reader(inventory.role, is_new=False)
+        return ReaderRole(name, name not in inventory.roles)
+    return ReaderRole(inventory.role, is_new=False)
 
 
 def owners_sql(
@@ -55,7 +55,7 @@ def owners_sql(
     database = on_one_line(inventory.database)
     again = on_one_line(f"waldelta init {file.source.conn_id} --sql FILE")
     lines = [
-        f"{WRITTEN}; after a change of the pipeline file, `{again}` writes it again.",
+        f"{HEADER}; after a change of the pipeline file, `{again}` writes it again.",
         f"-- Run it by psql -f in database {database}.",
         # The publications' script begins with it; grants must stop at the first error too.
         STOP_ON_ERROR,

@@ -69,7 +69,11 @@ def judge_table(
             f"{where}: its filter and column list have no effect, since it is published via its"
             " root"
         )
-    if relation.replica_identity == "f" and state.publishes_old_rows:
+    yield from _whole_old_rows(where, state, found)
+
+
+def _whole_old_rows(where: str, state: PublicationState, found: TableFacts) -> Iterator[Finding]:
+    if found.relation.replica_identity == "f" and state.publishes_old_rows:
         total = sum(leaf.size_bytes for leaf in found.leaves)
         yield warning(
             f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
@@ -205,8 +209,7 @@ def _reading(
     partitions = [
         leaf for leaf in leaves if found.has_usage and (leaf.oid != relation.oid or leaf.through)
     ]
-    lost = [leaf for leaf in partitions if not leaf.readable]
-    if relation.relkind == "p" and lost and not hidden:
+    if relation.relkind == "p" and not hidden and not all(leaf.readable for leaf in partitions):
         yield lacking(
             f"{where}: role {server.role!r} may read columns of it, but not tableoid, which copies"
             " need to tell its partitions apart",
