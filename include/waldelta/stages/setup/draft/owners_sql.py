@@ -12,11 +12,8 @@ from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, state
 from waldelta.postgres.partition_access import needs_of
 from waldelta.stages.setup import SetupPlan
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
-from waldelta.stages.setup.facts.publications import (
-    PublicationState,
-    plan_publications,
-    wanted_publication,
-)
+from waldelta.stages.setup.facts import PublicationState
+from waldelta.stages.setup.facts.publications import plan_publications, wanted_publication
 from waldelta.stages.setup.setup import STOP_ON_ERROR
 
 # The first words of the file, by which it is known as init's own.
