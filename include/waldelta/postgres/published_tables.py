@@ -62,6 +62,8 @@ def read_published_tables(
     for root in roots:
         if different := members[root.oid].different:
             raise SourceError(different)
+    # A table that publishes no column has no target: a Delta table needs one.
+    roots = [root for root in roots if members[root.oid].column_names]
     leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, locked=locked)
     return sorted(
         (_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id
@@ -91,8 +93,6 @@ def _read_memberships(
         conn, _MEMBERSHIPS, {"publications": list(publication_names), "locked": list(locked)}
     ):
         names = frozenset(row.column_names)
-        if not names:
-            continue
         member = members.setdefault(row.oid, _Taken(names))
         if member.column_names != names:
             member.different = (
@@ -166,8 +166,6 @@ def _key_columns(relation: CatalogRelation, published: frozenset[str]) -> tuple[
 # list sends whatever it names. A list or filter of a table is ignored when its schema, or FOR ALL
 # TABLES, publishes the table, too. See waldelta.postgres.publication_membership for how versions of
 # an entry or a publication are distinguished.
-#
-# A table that publishes no column has no target: a Delta table needs one.
 #
 # A table may also leave an entry that itself stays unchanged: a partition that is detached leaves
 # the entry of a table above it, and a table that is moved to another schema leaves its schema's

@@ -203,6 +203,20 @@ def test_generated_columns_are_published_only_where_the_server_sends_them(any_da
             assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id", "g"]
 
 
+def test_no_column_and_some_are_different_column_lists(any_database):
+    """pgoutput refuses to decode them, although one publication alone would send no column."""
+    any_database.execute(
+        "create table t (g int generated always as (1) stored); create publication p for table t;"
+        " create publication q for table t"
+    )
+    with connect(any_database.conninfo, "test") as conn:
+        assert published(conn, "p", "q") == {}
+        if conn.info.server_version >= 180000:
+            any_database.execute("alter publication q set (publish_generated_columns = stored)")
+            with pytest.raises(SourceError, match="different column lists"):
+                published(conn, "p", "q")
+
+
 def test_column_lists_that_do_not_count_do_not_clash(database, conn):
     """A leaf published as part of its root by one publication is decoded by that one alone."""
     database.execute(
