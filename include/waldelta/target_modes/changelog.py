@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from waldelta.errors import ModeRefused
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote, string
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, Fold, Invariant, TargetMode
@@ -60,11 +61,20 @@ class Changelog(TargetMode):
             f" {source} as s"
         )
 
-    def stored_key(self, frame: DataFrame) -> tuple[str, ...]:
-        """Returns the fields of the key before a change."""
-        if BEFORE not in frame.columns:
-            return ()
-        return tuple(frame.schema[BEFORE].dataType.fieldNames())  # type: ignore[attr-defined]
+    def stored_key(self, table: str, frame: DataFrame, key: Sequence[str]) -> tuple[str, ...]:
+        """Returns the fields of the key before a change.
+
+        Raises ModeRefused where they aren't the columns of the key.
+        """
+        kinds = {field.name: field.dataType for field in frame.schema.fields}
+        fields = kinds[BEFORE].fieldNames() if BEFORE in kinds else []  # type: ignore[attr-defined]
+        if {*fields} != {*key}:
+            raise ModeRefused(
+                f"the key of {table} has changed from {', '.join(fields) or 'none'} to"
+                f" {', '.join(key) or 'none'}, and its target (mode {self}) keeps rows by their"
+                " key: move its folder away and sync it again"
+            )
+        return tuple(fields)
 
     def evolved_columns(self, key: Mapping[str, tuple[str, str]]) -> list[str]:
         """Returns the same columns, with the names and types that the key has afterwards."""

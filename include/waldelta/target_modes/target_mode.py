@@ -167,8 +167,16 @@ class TargetMode:
         """
         return frame.where(self.live)
 
-    def stored_key(self, frame: DataFrame) -> tuple[str, ...]:  # noqa: ARG002
-        """Returns the key columns that a column of the mode has as a struct, in its order."""
+    def stored_key(
+        self,
+        table: str,  # noqa: ARG002
+        frame: DataFrame,  # noqa: ARG002
+        key: Sequence[str],  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        """Returns the key columns that a column of the mode has as a struct, in its order.
+
+        Raises ModeRefused for a target of other key columns.
+        """
         return ()
 
     def rules(self, key: Sequence[str]) -> list[Invariant]:

@@ -439,6 +439,9 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
     consume(spark, replace(job, run_id="goes on"))
     assert (3, True) in [(row["id"], row["_wd_valid_to_lsn"] is None) for row in held(job, "w1")]
     assert [row["v"] for row in held(job, "k")] == ["z"]
+    database.execute("alter table k add primary key (v), replica identity default")
+    with pytest.raises(SyncFailed, match="has changed from none to v"):
+        sync(spark, replace(job, run_id="again with a key"), ["public.k"])
 
 
 def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(spark, database, lake):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from waldelta.changes.merge.states import Kept
 from waldelta.config.pipeline_file import Target, TargetTable
@@ -45,7 +47,7 @@ def test_a_mode_of_another_version_is_named():
 REFUSED = {
     "no such mode": (
         {"tables": {"public.t": {"mode": "scd2"}}},
-        "'mirror', 'soft_delete', 'history' or 'changelog'",
+        "one of mirror, soft_delete, history, changelog is needed",
     ),
     "gathered leaves": (
         {"tables": {"public.t": {"mode": "history", "partition_root": True}}},
@@ -77,7 +79,7 @@ def test_the_file_takes_what_a_later_mode_supports(monkeypatch):
     assert TargetTable.model_validate(table).mode == "archive"
     with pytest.raises(ValidationError, match="mode archive and copy: false exclude each other"):
         TargetTable.model_validate(table | {"copy": False})
-    with pytest.raises(ValidationError, match="'history', 'changelog' or 'archive'"):
+    with pytest.raises(ValidationError, match="history, changelog, archive is needed"):
         TargetTable.model_validate({"mode": "scd2"})
 
 
@@ -150,6 +152,31 @@ def test_a_changelog_writes_the_key_before_a_change_in_the_order_of_its_target()
     mode = MODES["changelog"]
     kept = Kept(mode, ("b", "v", "order no"), (2, 0), stored_key=("b", "order no"))
     assert "named_struct('b', s.o1, 'order no', s.o0)" in mode.statement("t", kept, "s")
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "problem"),
+    [
+        (["b", "order no"], ["order no", "b"], None),
+        ([], [], None),
+        ([], ["id"], "changed from none to id"),
+        (["id"], [], "changed from id to none"),
+        (["a", "b"], ["a", "c"], "changed from a, b to a, c"),
+    ],
+)
+def test_a_changelog_has_the_key_of_its_table(before, key, problem):
+    """Its column for the key before a change has the fields that the first copy gave it."""
+    schema = StructType().add("id", IntegerType())
+    if before:
+        fields = [StructField(name, IntegerType()) for name in before]
+        schema = schema.add("_wd_before", StructType(fields))
+    frame = SimpleNamespace(schema=schema)
+    if problem is None:
+        assert MODES["changelog"].stored_key("public.t", frame, key) == tuple(before)
+    else:
+        with pytest.raises(ModeRefused, match=problem):
+            MODES["changelog"].stored_key("public.t", frame, key)
+    assert MODES["history"].stored_key("public.t", frame, key) == ()
 
 
 def test_a_changelog_renames_and_widens_the_key_before_a_change():

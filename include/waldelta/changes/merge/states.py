@@ -218,7 +218,8 @@ def merge_states(
         folder = f"{staged.folder}-truncates"
         write_parquet(folder, _truncate_rows(truncates))
         source = f"({_with_truncates(kept, source, folder)})"
-    kept = replace(kept, stored_key=kept.mode.stored_key(target.frame(spark)))
+    stored_key = kept.mode.stored_key(plan.state.table_name, target.frame(spark), kept.key_names)
+    kept = replace(kept, stored_key=stored_key)
     statement = kept.mode.statement(target.relation, kept, source, truncates)
     return commit_statement(spark, tag, statement)
 

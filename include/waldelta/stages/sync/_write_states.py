@@ -134,18 +134,14 @@ def _add(
         check_target(job, complete[-1], compared)
     held = target.frame(spark)
     shared = held.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
-    if (old_key := mode.stored_key(held)) and {*old_key} != {*copy.key_columns}:
-        raise ModeRefused(
-            f"the key of {table} has changed from {', '.join(old_key)}, by which its target (mode"
-            f" {mode}) keeps rows: move its folder away and sync it again"
-        )
+    stored_key = mode.stored_key(table, held, copy.key_columns)
     _check_comparable(table, copy, dict(shared.dtypes), dict(copied.stored.dtypes))
     _check_position(table, held, mode, rows.moment.lsn)
     take_over_for_copy(spark, job, table, begun.generation)
 
     def merge(folder: str, tag: CommitTag) -> CommitTag:
         names, key = tuple(name for name, _ in copy.columns), staged_shape(copy, copy.key_columns)
-        kept = Kept(mode, names, key.key, stored_key=mode.stored_key(held))
+        kept = Kept(mode, names, key.key, stored_key=stored_key)
         source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
         log.info("table=%s compared with what it keeps: %s", table, tag.counts)
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
