@@ -49,7 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark unit tests as such, and give long tests more time until they count as hanging."""
-    tiers.check_reasons(items)
     for item in items:
         if _UNIT in item.path.parents:
             item.add_marker("unit")
