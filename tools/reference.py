@@ -17,10 +17,12 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel, WithJsonSchema
 from pydantic.fields import FieldInfo
 
+from tools import alerts
 from waldelta.cli._options import RUN_OPTIONS, build_parser
 from waldelta.config import PipelineFile
 from waldelta.config.type_options import TableTypeOptions
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
+from waldelta.monitoring.attention import AttentionTopic
 from waldelta_airflow.reporting.metrics import METRICS
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -56,12 +58,12 @@ def _marked(text: str) -> str:
     return _CODE.sub(lambda found: f"`{found[0]}`", text)
 
 
-def _linked(text: str) -> str:
-    """Paths of pages, as error messages name them, become links of a reference page."""
+def _linked(text: str, of_page: str = "reference") -> str:
+    """Paths of pages, as error messages name them, become links of a page in this folder."""
 
     def link(found: re.Match[str]) -> str:
         folder, _, name = found[1].rpartition("/")
-        place = name if folder == "reference" else f"../{found[1]}"
+        place = name if folder == of_page else f"../{found[1]}"
         words = name.removesuffix(".md").replace("-", "&nbsp;")
         return f"[{words}]({place}{found[2] or ''})".replace("&nbsp;", "-")
 
@@ -234,6 +236,17 @@ def _metrics() -> str:
     )
 
 
+def _alerts(topic: AttentionTopic) -> str:
+    """A line for what needs the same done about it."""
+    lines = []
+    for texts, remedy in alerts.lines(topic):
+        # Each text stays in one line, where a reader's search finds it.
+        quoted = ", ".join(f"`{text}`".replace(" ", "\0") for text in texts)
+        line = wrap(f"{quoted}: {_linked(_marked(remedy), 'how-to')}", "  ", "- ")
+        lines.append(line.replace("\0", " "))
+    return "\n".join(lines)
+
+
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     **{
         f"keys/{model.__name__}": lambda model=model: _keys(model)  # type: ignore[misc]
@@ -244,6 +257,10 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "options/shared": lambda: "\n".join(_shared_options()),
     "options/of-a-run": _options_of_a_run,
     "metrics": _metrics,
+    **{
+        f"alerts/{topic}": lambda topic=topic: _alerts(topic)  # type: ignore[misc]
+        for topic in get_args(AttentionTopic)
+    },
 }
 
 
@@ -260,7 +277,7 @@ def pages() -> dict[Path, str]:
     """Each page with generated parts, as it should be."""
     found = {
         page: _filled(page)
-        for page in sorted(_PAGES.glob("*.md"))
+        for page in sorted(DOCS.rglob("*.md"))
         if _BLOCK.search(page.read_text())
     }
     return {**found, _PAGES / "errors.md": errors_page()}
@@ -270,7 +287,7 @@ def blocks_on_pages() -> list[str]:
     """The names of all blocks that some page shows."""
     return [
         found[2]
-        for page in sorted(_PAGES.glob("*.md"))
+        for page in sorted(DOCS.rglob("*.md"))
         for found in _BLOCK.finditer(page.read_text())
     ]
 

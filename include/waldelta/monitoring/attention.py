@@ -28,46 +28,136 @@ _MOST_NAMED = 3
 _MOST_SHOWN = 600
 
 
-# Each kind of attention, and what to do about it; texts of the others contain that.
-KINDS: Final[Mapping[str, str]] = MappingProxyType(
+AttentionTopic = Literal[
+    "Runs and tasks",
+    "Slot and WAL",
+    "Tables that don't receive changes",
+    "Targets that may differ",
+    "Data quality",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What the texts of one kind are about, and what to do about them.
+
+    Alerts and docs/how-to/respond-to-alerts.md show ``remedy``; a path in it leads to a page.
+    """
+
+    topic: AttentionTopic
+    remedy: str
+
+
+# Each kind of attention; how its texts begin stands where they are made.
+KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
     {
-        "behind": "follow the error of the task apply",
-        "copied_since": "trigger the DAG _reconcile",
-        "copying": "",
-        "data_gap": "",
-        "different": "revoke the other writer's permission, then run _reconcile with repair",
-        "drift": "run _cdc, or copy the table again",
-        "external_commits": "revoke the other writer's permission, then run _reconcile",
-        "failed_attempt": "",
-        "failed_comparison": "the page shows the reason",
-        "failed_copy": "correct the cause, which the page shows; runs try again",
-        "failed_dag_run": "read its log in Airflow",
-        "failed_expectations": "open the report; correct the data or the expectation",
-        "failed_maintenance": "",
-        "failed_reconciliation": "",
-        "failed_run": "",
-        "lacks": "",
-        "lake": "",
-        "needs_copy": "keep the DAG _initial_sync unpaused",
-        "never_copied": "",
-        "new_tables": "",
-        "overdue": "look for an active run, and at the scheduler and the slot's pool",
-        "paused": "unpause it, or run teardown",
-        "paused_maintenance": "unpause it",
-        "paused_reconcile": "unpause it",
-        "pipeline_file": "",
-        "quarantine": "decide on the rows, on the page",
-        "silent_run": "if the task's log doesn't grow, mark the task as failed",
-        "skipped_messages": "reconcile the tables",
-        "slot": "run the pipeline, or see docs/how-to/emergency.md",
-        "source": "",
-        "stopped": "release the table, or correct the data or the expectation",
-        "unchecked": "clear the run's task check, or run _maintenance",
-        "unevaluated_expectations": "correct the expectation file, or sync the target",
-        "unpublished": "run _setup, then _initial_sync for these tables",
-        "unreadable_messages": "skip them on the page",
-        "unused_expectations": "rename the file to schema.table.yml, or remove it",
-        "warned_expectations": "read the table's page",
+        "failed_run": AttentionKind(
+            "Runs and tasks", "follow the error on the run's page; the next run continues"
+        ),
+        "failed_attempt": AttentionKind("Runs and tasks", "wait for the retry, which continues"),
+        "failed_dag_run": AttentionKind("Runs and tasks", "read its log in Airflow"),
+        "failed_maintenance": AttentionKind(
+            "Runs and tasks", "follow the error; after QualityFailed maintenance is complete"
+        ),
+        "failed_reconciliation": AttentionKind("Runs and tasks", "follow the error"),
+        "silent_run": AttentionKind(
+            "Runs and tasks", "if the task's log doesn't grow, mark the task as failed"
+        ),
+        "overdue": AttentionKind(
+            "Runs and tasks", "look for an active run, and at the scheduler and the slot's pool"
+        ),
+        "paused": AttentionKind("Runs and tasks", "unpause it, or run teardown"),
+        "paused_maintenance": AttentionKind("Runs and tasks", "unpause it"),
+        "paused_reconcile": AttentionKind("Runs and tasks", "unpause it"),
+        "lacks": AttentionKind(
+            "Runs and tasks",
+            "create the pool or connection: docs/how-to/run-in-airflow.md#connections-and-pools",
+        ),
+        "pipeline_file": AttentionKind("Runs and tasks", "correct the problems listed"),
+        "lake": AttentionKind(
+            "Runs and tasks",
+            "set target.conn_id, or give Airflow's API server the tasks' object store variables",
+        ),
+        "source": AttentionKind("Runs and tasks", "follow the error"),
+        "data_gap": AttentionKind(
+            "Slot and WAL", "recover the slot: docs/how-to/recover-a-slot.md"
+        ),
+        "slot": AttentionKind(
+            "Slot and WAL",
+            "run what the text names, else _cdc, and more often; end open transactions, or free"
+            " the disk: docs/how-to/emergency.md",
+        ),
+        "stopped": AttentionKind(
+            "Tables that don't receive changes",
+            "release the table, or correct the data or the expectation:"
+            " docs/how-to/release-a-gate.md",
+        ),
+        "behind": AttentionKind(
+            "Tables that don't receive changes", "follow the error of the task apply"
+        ),
+        "failed_copy": AttentionKind(
+            "Tables that don't receive changes",
+            "correct the cause, which the page shows; runs try again",
+        ),
+        "needs_copy": AttentionKind(
+            "Tables that don't receive changes",
+            "keep the DAG _initial_sync unpaused: the copy is automatic",
+        ),
+        "copying": AttentionKind(
+            "Tables that don't receive changes",
+            "keep the DAG _cdc unpaused: it restarts a killed copy",
+        ),
+        "never_copied": AttentionKind(
+            "Tables that don't receive changes", "run _initial_sync for these tables"
+        ),
+        "unpublished": AttentionKind(
+            "Tables that don't receive changes",
+            "run _setup, then _initial_sync for these tables",
+        ),
+        "new_tables": AttentionKind(
+            "Tables that don't receive changes",
+            "run _setup, then _initial_sync for these tables; the run's warning says why",
+        ),
+        "unreadable_messages": AttentionKind(
+            "Tables that don't receive changes",
+            "skip them on the page: docs/how-to/release-a-gate.md#a-message-that-cant-be-read",
+        ),
+        "different": AttentionKind(
+            "Targets that may differ",
+            "revoke the other writer's permission, then run _reconcile with repair:"
+            " docs/how-to/reconcile.md#repair",
+        ),
+        "external_commits": AttentionKind(
+            "Targets that may differ",
+            "revoke the other writer's permission, then run _reconcile",
+        ),
+        "copied_since": AttentionKind("Targets that may differ", "run _reconcile"),
+        "failed_comparison": AttentionKind(
+            "Targets that may differ", "correct the cause, which the page shows"
+        ),
+        "drift": AttentionKind(
+            "Targets that may differ",
+            "run _cdc, or copy the table again: docs/how-to/change-a-filter.md",
+        ),
+        "skipped_messages": AttentionKind("Targets that may differ", "reconcile the tables"),
+        "failed_expectations": AttentionKind(
+            "Data quality",
+            "open the report; correct the data, which is applied, or the expectation",
+        ),
+        "warned_expectations": AttentionKind("Data quality", "read the table's page"),
+        "unevaluated_expectations": AttentionKind(
+            "Data quality", "correct the expectation file, or sync the target"
+        ),
+        "unchecked": AttentionKind(
+            "Data quality", "clear the run's task check, or run _maintenance"
+        ),
+        "unused_expectations": AttentionKind(
+            "Data quality", "rename the file to schema.table.yml, or remove it"
+        ),
+        "quarantine": AttentionKind(
+            "Data quality",
+            "decide on the rows, on the page: docs/how-to/release-a-gate.md#rows-in-quarantine",
+        ),
     }
 )
 

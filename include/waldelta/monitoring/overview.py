@@ -69,14 +69,14 @@ _FAILED: AttentionLevel = "failed"
 _WARNING: AttentionLevel = "warning"
 _RETRIED = ("failed_attempt", "the latest run goes on; an attempt at it failed")
 _OF_STATUS: tuple[tuple[str, AttentionLevel, str, str], ...] = (
-    (FAILED, "failed", "failed_copy", "the copy failed"),
-    (NEEDS_SYNC, "warning", "needs_copy", "waiting for a new copy"),
-    (COPYING, "warning", "copying", "copy in progress, or killed"),
+    (FAILED, "failed", "failed_copy", "{}: the copy failed"),
+    (NEEDS_SYNC, "warning", "needs_copy", "{}: waiting for a new copy"),
+    (COPYING, "warning", "copying", "{}: copy in progress, or killed"),
 )
 _OF_VERDICT: tuple[tuple[Verdict, AttentionLevel, str, str], ...] = (
-    ("failed", "failed", "failed_expectations", "critical expectations failed"),
-    ("warning", "warning", "warned_expectations", "expectations failed (warning only)"),
-    ("unknown", "warning", "unevaluated_expectations", "expectations not evaluated"),
+    ("failed", "failed", "failed_expectations", "{}: critical expectations failed"),
+    ("warning", "warning", "warned_expectations", "{}: expectations failed (warning only)"),
+    ("unknown", "warning", "unevaluated_expectations", "{}: expectations not evaluated"),
 )
 
 
@@ -244,13 +244,13 @@ def _attention(
 def _of_gaps(gaps: Sequence[Gap]) -> Iterator[Attention]:
     for gap in gaps:
         is_lost = gap.cause != SlotUnreadable.__name__
-        lost = "lost changes" if is_lost else "can't be decoded past a transaction"
-        page = ("run", "any", gap.run_id)
         yield Attention(
             "failed",
             "data_gap",
-            f"the slot {lost}: {gap.cause}: {gap.remedy}",
-            page,
+            f"the slot lost changes: {gap.cause}: {gap.remedy}"
+            if is_lost
+            else f"the slot can't be decoded past a transaction: {gap.cause}: {gap.remedy}",
+            ("run", "any", gap.run_id),
             cause=gap.cause,
         )
 
@@ -264,10 +264,10 @@ def _of_tables(
     )
     for status, severity, kind, what in _OF_STATUS:
         found = [line.table_name for line in tables if line.status == status]
-        yield from on_names(severity, kind, found, f"{{}}: {what}", anchor="tables")
+        yield from on_names(severity, kind, found, what, anchor="tables")
     for verdict, severity, kind, what in _OF_VERDICT:
         found = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
-        yield from on_names(severity, kind, found, f"{{}}: {what}", "expectations")
+        yield from on_names(severity, kind, found, what, "expectations")
 
 
 def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:

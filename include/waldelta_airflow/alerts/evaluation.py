@@ -59,8 +59,13 @@ def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation
     folder = PipelineFolder.read(pipelines_folder())
     refused = []
     for path, error in folder.refused.items():
-        text = f"{path.name}: {shortened(str(error))}"
-        refused.append(Attention("failed", "pipeline_file", text, objects=(path.name,)))
+        item = Attention(
+            "failed",
+            "pipeline_file",
+            f"{path.name} can't be read: {shortened(str(error))}",
+            objects=(path.name,),
+        )
+        refused.append(item)
     files = Evaluation(FILES, tuple(refused), frozenset({"pipeline_file"}))
     pipelines = folder.pipelines.values()
     with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:

@@ -122,7 +122,7 @@ def _line(pipeline: str, alert: Alert, base_url: str) -> Line:
         item.severity,
         _safe(item),
         alert.since,
-        "" if is_over else KINDS.get(item.kind, ""),
+        "" if is_over else KINDS[item.kind].remedy,
         "" if is_over else _page(base_url, pipeline, item),
         item.kind,
         item.objects,

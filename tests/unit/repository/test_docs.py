@@ -4,7 +4,6 @@ file.
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -255,56 +254,6 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
 def test_every_ledger_column_is_explained(row):
     text = (ROOT / "docs/reference/ledger.md").read_text()
     assert [field.name for field in fields(row) if f"`{field.name}`" not in text] == []
-
-
-# Where each function's call has the text, and the tables whose last elements are texts.
-ATTENTION = {"Attention": 2, "on_names": 3, "_of_failed": 3}
-ATTENTION_TABLES = {"_OF_STATUS", "_OF_VERDICT"}
-
-
-def attention_texts() -> list[str]:
-    """What the pages' words for what needs attention begin with, behind the names of tables."""
-    found = []
-    for path in [
-        *(ROOT / "include/waldelta/monitoring").glob("*.py"),
-        *(ROOT / "include/waldelta_airflow/alerts").glob("*.py"),
-        ROOT / "include/waldelta_airflow/_dag_attention.py",
-    ]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ATTENTION:
-                words = [node.args[ATTENTION[node.func.id]]]
-            elif (
-                isinstance(node, ast.AnnAssign)
-                and getattr(node.target, "id", "") in ATTENTION_TABLES
-            ):
-                words = [row.elts[-1] for row in node.value.elts]
-            else:
-                continue
-            for word in words:
-                parts = word.values if isinstance(word, ast.JoinedStr) else [word]
-                texts = [
-                    part.value.replace("{}", "").strip(" :;(,")
-                    for part in parts
-                    if isinstance(part, ast.Constant)
-                ]
-                names = {getattr(part, "id", "") for part in ast.walk(word)}
-                if not any(" " in text for text in texts) and names & {"text", "what"}:
-                    continue  # The text of a caller or a table, which is found there.
-                assert any(" " in text for text in texts), (
-                    f"{path.name}:{node.lineno} words that can be looked for"
-                )
-                found.append(next(text for text in texts if " " in text).partition(":")[0])
-    return found
-
-
-def test_what_needs_attention_is_explained():
-    """Word for word, as somebody searches for what the pages tell."""
-    page = ALERTS.read_text()
-    texts = attention_texts()
-    assert len(texts) > 20
-    assert [
-        text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", page)
-    ] == []
 
 
 def test_screenshots_are_small():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import reference
+from tools import alerts, reference
 from waldelta.config.pipeline_file import json_schema
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 
@@ -36,6 +36,14 @@ def test_the_reference_pages_are_as_the_code_has_them():
 def test_every_block_of_the_reference_is_on_one_page():
     """So every key, every verb and every metric is."""
     assert sorted(reference.blocks_on_pages()) == sorted(reference.BLOCKS)
+
+
+def test_the_code_has_texts_of_every_kind_of_attention():
+    """So whatever a page or an alert says stands on the page of alerts, with what to do."""
+    texts = alerts.texts()
+    assert [kind for kind, of_kind in texts.items() if not of_kind] == []
+    assert "…: the copy failed" in texts["failed_copy"]
+    assert "slot … lost required WAL" in texts["slot"]
 
 
 def test_the_schema_for_editors_is_as_the_code_has_it():

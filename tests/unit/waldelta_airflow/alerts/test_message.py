@@ -30,10 +30,10 @@ def test_as_text(message):
     assert message.text.splitlines() == [
         "waldelta shop: 2 alerts",
         "PROBLEM: a&b: the copy <failed>",
-        f"  since 2026-01-01 12:00 UTC; to do: {KINDS['failed_copy']}",
+        f"  since 2026-01-01 12:00 UTC; to do: {KINDS['failed_copy'].remedy}",
         "  https://airflow.example/af/waldelta/p/shop#tables",
         "WARNING CONTINUES: 5 rows in quarantine",
-        f"  since 2026-01-01 12:00 UTC; to do: {KINDS['quarantine']}",
+        f"  since 2026-01-01 12:00 UTC; to do: {KINDS['quarantine'].remedy}",
         "  https://airflow.example/af/waldelta/p/shop/quarantine",
         "RECOVERED: a&b: the copy <failed>",
         "  since 2026-01-01 12:00 UTC",
@@ -69,7 +69,7 @@ def test_as_json(message):
         "tables": ["c"],
         "text": "5 rows in quarantine",
         "since": NOON.isoformat(),
-        "remedy": KINDS["quarantine"],
+        "remedy": KINDS["quarantine"].remedy,
         "url": "https://airflow.example/af/waldelta/p/shop/quarantine",
     }
 
