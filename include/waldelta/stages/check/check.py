@@ -81,7 +81,7 @@ def check(
         private_files(OWNER_ONLY),
     ):
         given = (pipeline, run_id, began, spark, pool, background, own, outcome)
-        run = CheckRun(*given, known, rules, before, read_decided(ledger, names))
+        run = CheckRun(*given, known, rules, before, read_decided(ledger, wanted))
         report = _judge(run, ledger, wanted)
     fault_point("check.reported")
     # A run checks its own versions while no other run is active. A separate check of all targets

@@ -1,20 +1,22 @@
 """Decided rows: rows in a target that fail its gates and that an operator let in all the same.
 
-They are told from the others by their position. A release covers the changes that waited for it.
+Their position distinguishes them from the others. A release covers the changes that waited for it.
 Accepted rows were written with the position of the snapshot they were read from, together with rows
-that passed. A later change of such a row has a later position, and the gate has judged it.
+that passed. A later change of such a row has a later position, and the gate has judged it. A new
+copy of the table reads all rows again, maybe from another server: decisions on an earlier copy say
+nothing about its positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import IncompleteRow, Ledger
+from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
 from waldelta.lake.ledger.quarantine import ACCEPTED
 from waldelta.lake.ledger.records import Release
 from waldelta.lake.ledger.table import of_tables
@@ -23,26 +25,32 @@ from waldelta.metadata_columns import LSN
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# PositionRange from the first one, up to and without the second.
+# From the first position, up to and without the second.
 PositionRange = tuple[int, int]
 
 
-def read_decided(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PositionRange]]:
-    """Returns by table the positions of rows that operators let in; tables without any are left
-    out.
+def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list[PositionRange]]:
+    """Returns by table the positions of rows that operators let into its current copy; tables
+    without any are left out.
     """
-    found: dict[str, set[PositionRange]] = {}
-    releases = ledger.table(Release).scan(
-        ("table_name", "after_lsn", "upto_lsn"), None, of_tables(tables)
+    copies = {(state.table_name, state.generation) for state in states}
+    of_copies = of_tables({name for name, _ in copies})
+    columns = ("table_name", "generation")
+    released = ledger.table(Release).scan(
+        (*columns, "after_lsn", "upto_lsn"), None, of_copies & pc.field("after_lsn").is_valid()
     )
-    for row in releases.to_pylist():
-        if row["after_lsn"] is not None:
-            found.setdefault(row["table_name"], set()).add((row["after_lsn"], row["upto_lsn"]))
-    chosen = of_tables(tables) & (pc.field("status") == ACCEPTED) & pc.field("lsn").is_valid()
-    accepted = ledger.table(IncompleteRow).scan(("table_name", "lsn"), None, chosen)
-    for row in accepted.to_pylist():
-        found.setdefault(row["table_name"], set()).add((row["lsn"], row["lsn"] + 1))
-    return {name: sorted(positions) for name, positions in found.items()}
+    accepted = ledger.table(IncompleteRow).scan(
+        (*columns, "lsn"),
+        None,
+        of_copies & (pc.field("status") == ACCEPTED) & pc.field("lsn").is_valid(),
+    )
+    rows = [(row, (row["after_lsn"], row["upto_lsn"])) for row in released.to_pylist()]
+    rows += [(row, (row["lsn"], row["lsn"] + 1)) for row in accepted.to_pylist()]
+    decided: dict[str, set[PositionRange]] = {}
+    for row, positions in rows:
+        if (row["table_name"], row["generation"]) in copies:
+            decided.setdefault(row["table_name"], set()).add(positions)
+    return {name: sorted(positions) for name, positions in decided.items()}
 
 
 def is_decided(positions: Collection[PositionRange]) -> Column:
