@@ -17,30 +17,37 @@ from waldelta.config.expectation_files import assign_suites, read_each
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ExpectationResult
 from waldelta.lake.ledger.table import of_tables
 from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import synced_states
 
 _COLUMNS = ("at", "table_name", "success", "origin", "expectation", "suite")
+# Results of checks, of which those of gates and of earlier versions are no part.
+_OF_CHECKS = pc.field("version").is_valid() & pc.field("suite").is_valid()
+_OWN_UNMET = ((pc.field("origin") == "own") | (pc.field("expectation") == CAN_BE_JUDGED)) & (
+    ~pc.field("success") | pc.field("success").is_null()
+)
 
 
 def corrected(job: Job, tables: Iterable[str]) -> list[str]:
     """Returns which of these targets failed their last check by expectations edited since.
 
-    The results of all targets are read only when one of them has failed.
+    Each idle check asks, so the results of a target are read only if an own expectation of it has
+    ever failed.
     """
     names, quality = set(tables), job.pipeline.quality
-    if quality.suites is None or not quality.enabled:
+    if quality.suites is None or not quality.enabled or not names:
         return []
     results = job.ledger.table(ExpectationResult)
-    checks = pc.field("version").is_valid() & pc.field("suite").is_valid()
-    unmet = ~pc.field("success") | pc.field("success").is_null()
-    failed = results.scan(_COLUMNS, None, of_tables(names) & checks & unmet)
-    failed_names = set(failed["table_name"].to_pylist())
-    if not failed_names:
+    unmet = results.scan(["table_name"], None, of_tables(names) & _OF_CHECKS & _OWN_UNMET)
+    failed = set(unmet["table_name"].to_pylist())
+    if not failed:
         return []
-    suites = assign_suites(read_each(Path(quality.suites)), names)
-    rows = results.scan(_COLUMNS, None, of_tables(failed_names) & checks)
+    # As checks assign files: which table a file is for depends on all synced tables.
+    synced = [state.table_name for state in synced_states(job)]
+    suites = assign_suites(read_each(Path(quality.suites)), synced)
+    rows = results.scan(_COLUMNS, None, of_tables(failed) & _OF_CHECKS)
     return sorted(
         name
-        for name in failed_names
+        for name in failed
         if (suite := _suite_that_failed(rows.filter(pc.field("table_name") == name))) is not None
         and suite != suites.digest_of(name)
     )
@@ -48,8 +55,5 @@ def corrected(job: Job, tables: Iterable[str]) -> list[str]:
 
 def _suite_that_failed(rows: pa.Table) -> str | None:
     """Returns the digest of own expectations that a target's last check didn't meet, or None."""
-    last = rows.filter(pc.field("at") == pc.max(rows["at"]))
-    by_own = (pc.field("origin") == "own") | (pc.field("expectation") == CAN_BE_JUDGED)
-    unmet = ~pc.field("success") | pc.field("success").is_null()
-    found = last.filter(by_own & unmet)
-    return str(found["suite"][0].as_py()) if found.num_rows else None
+    last = rows.filter((pc.field("at") == pc.max(rows["at"])) & _OWN_UNMET)
+    return str(last["suite"][0].as_py()) if last.num_rows else None
