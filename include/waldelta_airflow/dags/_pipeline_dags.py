@@ -22,7 +22,7 @@ from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.operators.job_operator import (
     CopyAgainOperator,
-    DecisionOperator,
+    DecisionReportOperator,
     ReportOperator,
     WaldeltaJobOperator,
     job_of,
@@ -233,13 +233,17 @@ def _quarantine(job: _Job) -> DAG:
         "by": "{{ dag_run.triggering_user_name or '' }}",
     }
     with job.dag("quarantine", None, params=params) as dag:
-        DecisionOperator(
-            task_id="quarantine",
+        decide = job.task(
+            "quarantine", "quarantine", options=options, execution_timeout=settings.SYNC_TIMEOUT
+        )
+        # One table's failed check doesn't prevent the events of the others.
+        report = DecisionReportOperator(
+            task_id="report",
             pipeline_path=job.path,
             pipeline=job.pipeline,
-            options=options,
-            execution_timeout=settings.SYNC_TIMEOUT,
+            trigger_rule=TriggerRule.ALL_DONE,
         )
+        _close(decide, None, report)
     return dag
 
 

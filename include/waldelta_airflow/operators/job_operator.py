@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,15 @@ class WaldeltaJobOperator(BaseOperator):
                 " waited for, in its last lines above and in Spark; the limit of apply is"
                 " batch.apply_timeout_minutes"
             ) from None
+
+    @property
+    def _lock_wait(self) -> timedelta:
+        """Returns how long the job may wait for another run.
+
+        A wait that took all of the task's time would end as a timeout, which names another cause.
+        """
+        limit = self.execution_timeout
+        return LOCK_WAIT if limit is None else min(LOCK_WAIT, limit / 2)
 
     def announce(self, context: Context, summary: Mapping[str, Any]) -> None:
         """Emit an asset event for each target that the run changed and that is fine.
@@ -269,7 +279,7 @@ class WaldeltaJobOperator(BaseOperator):
             "run-type": _run_type(run),
             "stage": ",".join(stages),
             "again": str(self.verb == "consume" and _try_number(context) > 1),
-            "lock-wait": f"{LOCK_WAIT.total_seconds():g}",
+            "lock-wait": f"{self._lock_wait.total_seconds():g}",
             "result": str(result),
         }
         if run.data_interval_start and run.data_interval_end:
@@ -317,10 +327,11 @@ class ReportOperator(WaldeltaJobOperator):
         return lineage(self.pipeline, self._done, source_database(self.pipeline.source.conn_id))
 
 
-class DecisionOperator(WaldeltaJobOperator):
-    """Carries out an operator's decision, and emits an asset event for each target it changed.
+class DecisionReportOperator(WaldeltaJobOperator):
+    """Emits an asset event for each target that an operator's decision changed and that is fine.
 
-    Only a retry and accepted rows change targets; what was released comes with the next CDC run.
+    It reads what the run recorded, and starts no job. Only a retry and accepted rows change
+    targets; what was released comes with the next CDC run.
     """
 
     def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
@@ -329,8 +340,9 @@ class DecisionOperator(WaldeltaJobOperator):
         )
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the job and return its summary; its failure is raised as this task's."""
-        summary = super().execute(context)
+        """Emit the events and return the run's summary."""
+        result = _recorded(self.pipeline, context["dag_run"].run_id, self.verb)
+        summary = {} if result is None else result.summary()
         self.announce(context, summary)
         return summary
 

@@ -56,7 +56,11 @@ GRAPHS = {
         "report": ["fail_the_run"],
         "fail_the_run": [],
     },
-    "quarantine": {"quarantine": []},
+    "quarantine": {
+        "quarantine": ["fail_the_run", "report"],
+        "report": ["fail_the_run"],
+        "fail_the_run": [],
+    },
     "maintenance": {"maintain": []},
 }
 
@@ -356,7 +360,7 @@ def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, exp
     bad = write_pipeline("crm", more=wrong)
     errors, dag_ids = dag_errors()
     assert list(errors) == [str(bad)]
-    assert f"pipeline file {bad} " in errors[str(bad)]
+    assert f"{bad} " in errors[str(bad)]
     assert expected in errors[str(bad)]
     assert dag_ids == {f"shop_{kind}" for kind in GRAPHS}
 
@@ -502,5 +506,12 @@ def test_the_quarantine_dag_hands_decisions_on(dags, params, given):
     arguments = task.arguments(context, Path("r.json"), ())
     assert arguments[0] == "quarantine"
     assert sorted(arguments[2:]) == sorted(
-        [*given, "--by=ann", "--run-id=r", "--run-type=manual", "--result=r.json"]
+        [
+            *given,
+            "--by=ann",
+            "--run-id=r",
+            "--run-type=manual",
+            "--lock-wait=600",
+            "--result=r.json",
+        ]
     )

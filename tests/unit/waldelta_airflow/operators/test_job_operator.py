@@ -36,6 +36,7 @@ from waldelta.spark.settings import driver_settings
 from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators.job_operator import (
     CopyAgainOperator,
+    DecisionReportOperator,
     ReportOperator,
     WaldeltaJobOperator,
 )
@@ -68,12 +69,12 @@ def use_spark_submit(monkeypatch, host: str = "local[2]", **extra: str) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps(connection))
 
 
-def ledger_says(pipeline, run_id: str, result: dict) -> None:
+def ledger_says(pipeline, run_id: str, result: dict, verb: str = "consume") -> None:
     from waldelta.lake.ledger import Ledger
     from waldelta.lake.ledger.records import Run, now
 
     Ledger(Lake(pipeline.target.root)).append(
-        Run(now(), run_id, "consume", result["status"], result=json.dumps(result))
+        Run(now(), run_id, verb, result["status"], result=json.dumps(result))
     )
 
 
@@ -704,6 +705,32 @@ def test_the_report_that_the_check_made_is_not_made_again(
     job.does(result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}})
     report.execute(make_context())
     assert job.options["stage"] == "report"
+
+
+def test_a_failed_check_after_a_decision_prevents_only_its_own_event(
+    write_pipeline, make_context, job
+):
+    """The report emits the events of the other tables; a release records no run and has none."""
+    pipeline, context = load_pipeline_file(write_pipeline("shop")), make_context()
+    report = DecisionReportOperator(task_id="report", pipeline_path="shop.yml", pipeline=pipeline)
+    assert report.execute(context) == {}
+    tables = {f"public.{name}": {"inserted": 1} for name in ("flights", "planes")}
+    done = {"status": "failed", "tables": tables, "passed": ["public.flights"]}
+    ledger_says(pipeline, context["dag_run"].run_id, done, "quarantine")
+    report.execute(context)
+    assert not job.ran
+    (events,) = context["outlet_events"].values()
+    assert [asset.name for asset, _ in events.added] == ["shop/public.flights"]
+
+
+@pytest.mark.parametrize(
+    "minutes, seconds", [(None, "600"), (60, "600"), (20, "600"), (5, "150"), (1, "30")]
+)
+def test_a_wait_for_another_run_leaves_time_to_work(make_task, make_context, minutes, seconds):
+    """Otherwise Airflow ended the task with StageTimeout, and the lock would be shown nowhere."""
+    limit = None if minutes is None else timedelta(minutes=minutes)
+    task = make_task(stage="apply", execution_timeout=limit)
+    assert f"--lock-wait={seconds}" in task.arguments(make_context(), Path("r.json"), ())
 
 
 # Tables that the run left to a copy; whether the other DAG is paused, and its runs; what becomes of
