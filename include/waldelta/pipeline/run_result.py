@@ -288,6 +288,8 @@ class RunResult:
             raise
         finally:
             stage.seconds = round(time.monotonic() - began, 3)
+            # A stage that waited for another run began again, and repeats its warnings.
+            self.warnings = list(dict.fromkeys(self.warnings))
 
     def add_cut(self, cut: BatchCut) -> None:
         """Add what one apply batch did to the targets."""

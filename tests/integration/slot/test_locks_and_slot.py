@@ -61,8 +61,9 @@ def test_a_stage_waits_for_the_run_that_holds_its_lock(job, monkeypatch):
     monkeypatch.setattr(lock_wait, "_PAUSE_S", 0.0)
     other, attempts = ExitStack(), []
 
-    def copy(_, job, __, stage):
+    def copy(_, job, result, stage):
         attempts.append(job.lock_wait_s)
+        result.warnings.append("public.t needs a whole copy")
         if len(attempts) == 3:
             other.close()
         with target_lock(job, "public.t"):
@@ -83,8 +84,9 @@ def test_a_stage_waits_for_the_run_that_holds_its_lock(job, monkeypatch):
         "succeeded",
         "copied",
     )
-    (warning,) = result.warnings
-    assert warning.startswith("stage sync waited for another run: lock 'target ")
+    needed, waited = result.warnings
+    assert needed == "public.t needs a whole copy"
+    assert waited.startswith("stage sync waited for another run: lock 'target ")
 
 
 def test_second_run_is_told_who_holds_the_lock(job):
