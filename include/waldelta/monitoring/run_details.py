@@ -18,6 +18,7 @@ from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, read_runs
+from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
 from waldelta.monitoring.table_list import read_operations
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.source_load import SourceBill
@@ -69,8 +70,9 @@ class RunDetails:
     """A run as its page shows it.
 
     ``work`` is what it did, in words. It and ``tables`` add up all attempts at the run; the rest is
-    of the latest one, and ``is_retried`` whether an earlier one failed. ``quarantined`` are the
-    first rows that came without values, ``quarantined_count`` is their number.
+    of the latest one, and ``is_retried`` whether an earlier one failed. ``unmet`` are by table the
+    gates that stopped it. ``quarantined`` are the first rows that came without values,
+    ``quarantined_count`` is their number.
     """
 
     line: RunLine
@@ -78,6 +80,7 @@ class RunDetails:
     is_retried: bool
     stages: tuple[StageLine, ...]
     tables: tuple[TableChange, ...]
+    unmet: Mapping[str, Sequence[Unmet]]
     quarantined: tuple[IncompleteRow, ...]
     quarantined_count: int
     warnings: tuple[str, ...]
@@ -104,6 +107,7 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         is_retried=line.status != "failed" and _has_failed(ledger, verb, run_id),
         stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
         tables=_tables(ledger, line, result),
+        unmet=unmet_in_run(ledger, run_id, result.get("not_applied") or ()),
         quarantined=tuple(lacking),
         quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),

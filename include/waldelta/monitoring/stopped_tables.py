@@ -101,7 +101,9 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     name.
     """
     run, left = _latest_applied(ledger)
-    unmet = dict(_unmet(ledger, run.run_id, left)) if run is not None and left else {}
+    unmet = (
+        dict(_unmet(ledger, run.run_id, judged_by_gates(left))) if run is not None and left else {}
+    )
     if not unmet:
         return []
     run_id = run.run_id if run is not None else ""
@@ -169,15 +171,21 @@ def _latest_applied(ledger: Ledger) -> tuple[RunLine | None, list[str]]:
     return run, [str(name) for name in result.get("not_applied") or ()]
 
 
-def _unmet(
-    ledger: Ledger, run_id: str, tables: Collection[str]
-) -> Iterator[tuple[str, list[Unmet]]]:
-    """Yields by table the gate expectations not met in this run, and since when without a break."""
+def unmet_in_run(ledger: Ledger, run_id: str, tables: Collection[str]) -> dict[str, list[Unmet]]:
+    """Returns by table the gate expectations that stopped these tables in a run."""
+    of_run = judged_by_gates(tables) & (pc.field("run_id") == run_id)
+    return dict(_unmet(ledger, run_id, of_run)) if tables else {}
+
+
+def _unmet(ledger: Ledger, run_id: str, chosen: pc.Expression) -> Iterator[tuple[str, list[Unmet]]]:
+    """Yields by table the gate expectations not met in this run, and since when without a break.
+
+    ``chosen`` selects the results that decide.
+    """
     columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count", "examples")
+    results = ledger.table(ExpectationResult).scan(columns, None, chosen)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in (
-        ledger.table(ExpectationResult).scan(columns, None, judged_by_gates(tables)).to_pylist()
-    ):
+    for row in results.to_pylist():
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():

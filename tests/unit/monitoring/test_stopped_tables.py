@@ -13,7 +13,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.monitoring import read_glance
-from waldelta.monitoring.stopped_tables import read_stopped
+from waldelta.monitoring.stopped_tables import Example, read_stopped, unmet_in_run
 from waldelta.stages.check.gate.verdicts import STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
@@ -78,3 +78,18 @@ def test_a_slot_that_was_torn_down_holds_nothing_back(book):
     book.append(SlotMove(minutes(3), "teardown", "dropped", "s", "1", 1, "1", 16))
     assert stopped(book) == []
     told(book)
+
+
+def test_a_run_keeps_the_examples_of_the_gates_that_stopped_its_tables(book):
+    """Also once a later run has found them to be met; a gate that a retry met isn't among them."""
+    text = json.dumps({"key": {"id": "7"}, "values": {"amount": "-1"}})
+    for name, at, success in (("amount", 2, False), ("total", 2, False), ("total", 3, True)):
+        meaning = f"{STOP}{name} is positive"
+        judged = result(minutes(at), "stuck", "public.a", success, meaning=meaning, count=1)
+        book.append_all([replace(judged, version=None, examples=[text])])
+    later = result(minutes(9), "later", "public.a", meaning=f"{STOP}amount is positive")
+    book.append_all([replace(later, version=None)])
+    ((table, (unmet,)),) = unmet_in_run(book, "stuck", ["public.a", "public.b"]).items()
+    assert (table, unmet.meaning) == ("public.a", "amount is positive")
+    assert unmet.examples == (Example({"id": "7"}, {"amount": "-1"}),)
+    assert unmet_in_run(book, "stuck", ["public.b"]) == {}

@@ -41,6 +41,7 @@ from waldelta.lake.storage import local_path
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Example, Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
+from waldelta.stages.check.gate.verdicts import STOP
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports.index import add_entry
 from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
@@ -1366,7 +1367,7 @@ def test_values_of_rows_can_need_more_than_reading(
     write_pipeline, schedules, open_pages, monkeypatch, permission, sees
 ):
     """Counts, tables and reasons stay; neither keys nor values, nor reports, nor messages are
-    served. The same holds for examples of rows that stop a table.
+    served. The same holds for examples of rows that stop a table, also on the page of the run.
     """
     monkeypatch.setattr(
         "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.b")]
@@ -1374,8 +1375,15 @@ def test_values_of_rows_can_need_more_than_reading(
     pipeline = fill(
         load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
     )
-    row = quarantined(5)
-    Quarantine(Lake(pipeline.target.root)).add([row])
+    row, lake = quarantined(5), Lake(pipeline.target.root)
+    Quarantine(lake).add([row])
+    left = json.dumps({"not_applied": ["public.orders"]})
+    Ledger(lake).append(Run(now(), RUN_ID, "consume", "failed", result=left))
+    gate = ExpectationResult(
+        now(), RUN_ID, "public.orders", "k", f"{STOP}m", "critical", "own", False, None, 1, None,
+        examples=[json.dumps({"key": {"id": "7"}, "values": {"amount": "v4lue"}})],
+    )  # fmt: skip
+    Ledger(lake).append(gate)
     paths = ("quarantine", f"quarantine/row/{row.id}", "reconciliation", f"run/consume/{RUN_ID}")
     for role, shown in (("op", True), ("viewer", sees)):
         client = open_pages(role)
@@ -1384,7 +1392,8 @@ def test_values_of_rows_can_need_more_than_reading(
         for answer in (answers[0], *answers[2:]):
             assert ("&#34;id&#34;" in answer.text) is shown
             assert ("row_values" in answer.text) is not shown
-        assert ("v4lue" in answers[0].text) is shown
+        assert [("v4lue" in answers[n].text) for n in (0, 3)] == [shown, shown]
+        assert "Gates that stopped tables" in answers[3].text
         assert row.id in answers[0].text
         assert client.get("/docs/shop/validations/a%20b.html").status_code == (
             200 if shown else 403
