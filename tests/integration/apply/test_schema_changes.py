@@ -14,6 +14,7 @@ from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import compare_target
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.errors import ConfigError
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
@@ -671,6 +672,27 @@ def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):
     )
     assert consume(spark, job).warnings == []
     assert_equal(database, job)
+
+
+def test_the_last_column_goes_away(spark, database, lake):
+    """The target stays as it is, and those of others go on."""
+    database.execute(
+        "create table t(v text); alter table t replica identity full; create table u(id int primary"
+        " key); insert into t values ('a')"
+    )
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
+    sync(spark, job)
+    database.execute(
+        "alter table t drop column v; insert into t default values; insert into u values (1)"
+    )
+    (warned,) = consume(spark, job).warnings
+    assert warned.startswith("public.t is no longer published, or has no published column")
+    database.execute("delete from t; insert into t default values; insert into u values (2)")
+    assert consume(spark, replace(job, run_id="goes on")).warnings == []
+    assert_equal(database, job, "u")
+    assert [row["v"] for row in read_target(job.lake.target("public.t").uri, "v")] == ["a"]
+    with pytest.raises(ConfigError, match=r"public\.t .* has no published column"):
+        sync(spark, replace(job, run_id="too early"), ["public.t"])
 
 
 SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 rename to t2"

@@ -39,7 +39,12 @@ _NAME_TAKEN = "it was renamed on the source, and another published table has its
 _OTHER_SOURCE = "its changes come from other tables than its copy"
 
 _KILLED = "it was killed"
-_NOT_PUBLISHED = "no longer published: its target stays as it is"
+# What is said of a table by its name. PostgreSQL also publishes a table without columns.
+NOT_PUBLISHED = (
+    "is no longer published, or has no published column any more: its target stays unchanged; to"
+    " replicate it again, run setup or give it a column, then run the initial sync, since changes"
+    " made in between aren't applied"
+)
 
 _MOST_NAMED = 10
 _ATTEMPTS = 5
@@ -307,7 +312,7 @@ def record_removed(
             and found.state is not None
             and _record_removed(job, found.state, recopied=recopied)
         ):
-            log.warning("table=%s is %s", found.table_name, _NOT_PUBLISHED)
+            log.warning("table=%s %s", found.table_name, NOT_PUBLISHED)
             left.append(found.table_name)
     return left
 
@@ -326,7 +331,7 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
             return False
         try:
             job.ledger.append_state(
-                replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_NOT_PUBLISHED),
+                replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_AWAY),
                 state,
             )
             return True

@@ -13,6 +13,7 @@ from waldelta.lake.storage import BOOKKEEPING
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import TargetSource
+from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.postgres.unpublished_tables import Unpublished
 from waldelta.quantities import counted
@@ -52,12 +53,6 @@ class Applied:
         return not self.failures and not self.outdated
 
 
-_NOT_PUBLISHED = (
-    "is no longer published: its target stays unchanged; to replicate it again, run setup, then"
-    " the initial sync, since PostgreSQL doesn't send changes made in between"
-)
-
-
 def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
     """Add the apply's results and warnings to the run's result."""
     add_external_commits(result, applied)
@@ -80,7 +75,7 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
                 " types.text"
             )
     result.warnings += [
-        f"{name} {_NOT_PUBLISHED}"
+        f"{name} {NOT_PUBLISHED}"
         for name in applied.removed
         if name not in applied.unpublished.tables
     ]

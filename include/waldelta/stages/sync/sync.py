@@ -32,10 +32,10 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import check_writable
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, SYNCED, now
+from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, now
 from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
-from waldelta.pipeline.targets.lifecycle import lives, requiring
+from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, lives, requiring
 from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import unexpected_error
@@ -388,10 +388,12 @@ def _choose(
     copy.
     """
     named, published = None if names is None else _named(names), {target.id for target in targets}
+    absent, states = (named or set()) - published, job.ledger.table_states()
+    removed = {name for name, state in states.items() if state.status == REMOVED}
+    if insists and (lacking := removed & set(map(str, absent))):
+        raise ConfigError(f"{min(lacking)} {NOT_PUBLISHED}")
     # Without ``insists`` the names may be outdated: a table that was published once is no error.
-    if unknown := sorted(
-        (named or set()) - published - (set() if insists else _named(job.ledger.table_states()))
-    ):
+    if unknown := sorted(absent - (set() if insists else _named(states))):
         raise unknown_tables(list(map(str, unknown)), set(map(str, published)))
     chosen = [target for target in targets if named is None or target.id in named]
     if insists:
