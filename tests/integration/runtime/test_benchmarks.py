@@ -23,8 +23,6 @@ from benchmarks.place import RAW_SLOT, place
 from benchmarks.scores import scores
 from benchmarks.sources import (
     DOCUMENTS,
-    LONG_VALUES,
-    MIXED,
     ONE_TRANSACTION,
     ORDERS,
     TINY,
@@ -42,9 +40,7 @@ from benchmarks.workloads import (
     PEEK,
     RECVLOGICAL,
     WARM,
-    WORKLOADS,
     Backlog,
-    Changes,
     Variant,
     chosen,
 )
@@ -152,44 +148,6 @@ def test_mixed_backlogs_touch_rows_that_were_there_before(
                 assert all(set(range(10)) <= found for found in tenths)  # all over the table
 
 
-def test_long_values_are_of_rows_that_were_there_before(postgres):
-    """So that a merge finds them in the target, most of them unchanged."""
-    with Stack(postgres) as stack, place(stack, DOCUMENTS, "long", 20) as there:
-        before = rows_of(there)
-        runners.write_backlog(there, Backlog(40, LONG_VALUES))
-        came, after = drained(there), rows_of(there)
-        assert (came["I"], came["U"]) == (20, 20)
-        assert {key for key in before if before[key] != after[key]} == before.keys()
-
-
-@pytest.mark.parametrize(
-    ("source", "statement"), [(ORDERS, MIXED), (many(2), busy(2))], ids=["one", "many"]
-)
-def test_backlogs_can_be_written_over_one_connection(postgres, source, statement):
-    """As benchmarks.airflow_tasks does."""
-    with (
-        Stack(postgres) as stack,
-        place(stack, source, "mixed", 1000) as there,
-        psycopg.connect(there.conninfo, autocommit=True) as connection,
-    ):
-        for _ in range(2):
-            connection.execute(statement.format(changes=100, transactions=0, newest="").encode())
-        assert drained(there)["D"] == 20
-
-
-def test_what_neighbours_write_is_nothing_for_us(postgres):
-    """Some 16 MB of WAL before each look, of which nothing comes."""
-    with Stack(postgres) as stack, place(stack, ORDERS, "neighbours", 10) as there:
-        there.sql(runners.NEIGHBOURS)
-        before = there.flushed()
-        runners.write_unpublished(there)
-        ((written,),) = there.sql(
-            f"select pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '{before}')::bigint"
-        )
-        assert 16e6 < written < 20e6
-        assert drained(there) == {}
-
-
 def as_arrow(rows):
     """Rows with decimals as the source declares them."""
     found = pa.Table.from_pylist(rows)
@@ -231,52 +189,6 @@ def test_a_lake_that_is_not_what_its_source_is_counts_as_failed(postgres, source
             told = rf"warm's {name} \(rows, checksum\) is \({count}, .*source's \(21, "
             with pytest.raises(RuntimeError, match=told):
                 ours.verify()
-
-
-@pytest.mark.soak("the benchmark is no part of the product")
-def test_every_backlog_can_be_written(postgres):
-    """Each workload's tables and statements are what PostgreSQL takes."""
-    plan = runners.Plan(0.0001, 1)
-    with Stack(postgres) as stack:
-        for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
-            if workload.name.startswith(("backlog-10m", "backlog-50m")):
-                continue  # the same on a larger table
-            lean = replace(workload, contenders=(PEEK,), variants=(Variant(),))
-            measured = runners.run(stack, lean, plan)
-            assert [one.backlog for one in measured] == [
-                backlog.name for backlog in workload.backlogs
-            ]
-
-
-@pytest.mark.soak("the benchmark is no part of the product")
-@pytest.mark.spark
-def test_make_bench(tmp_path):
-    """All kinds of contenders, as the command line runs them."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "--scale",
-        "0.001",
-        "--rounds",
-        "1",
-        "--results",
-        str(tmp_path),
-        "--only",
-        "backlog-1m-random",
-        "sync",
-        "tables-20",
-        "where",
-        "drift",
-        "estimate",
-        "idle",
-    ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    result = results.read(tmp_path / "last.json")
-    assert (result.failed, result.scale) == ({}, 0.001)
-    assert result.machine["postgresql"]
-    assert list(tmp_path.glob("bench-*.png"))
 
 
 @pytest.mark.soak("the benchmark is no part of the product")

@@ -7,18 +7,13 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from benchmarks import check, naive, resources
-from benchmarks.__main__ import main
 from benchmarks.ours import STAGES, notes_of_job, notes_of_tasks
-from benchmarks.plot import draw
-from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, machine, read, write
+from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, read, write
 from benchmarks.scores import COMPARISONS, ratio, scores
-from benchmarks.tables import measured_table, source_table, targets_table
 from benchmarks.targets import TARGETS, Target, target_of
 from benchmarks.workloads import (
     BASELINES,
@@ -34,7 +29,6 @@ from benchmarks.workloads import (
     Sync,
     Tables,
     chosen,
-    scaled,
 )
 from tests.support import pgoutput_encoder as encoder
 from waldelta.pipeline import RunResult, StageResult
@@ -100,12 +94,6 @@ def test_scores(name, rounds):
     assert {score.name: score.rounds for score in RESULT.scores}[name] == pytest.approx(rounds)
 
 
-def test_baselines_are_no_multiples_of_each_other():
-    names = [score.name for score in RESULT.scores]
-    assert "backlog-1m-random/pg_recvlogical ÷ COPY of a peek" not in names
-    assert len(names) == len(set(names))
-
-
 def test_what_different_runs_measured_is_compared_beside_their_own_drains():
     """A machine twice as slow in one of the runs makes nothing twice as dear; without a drain there
     is nothing to say.
@@ -128,22 +116,14 @@ def test_nothing_to_divide_is_no_ratio(of, to):
     assert ratio("r", of, to) is None
 
 
-TWO_SIDED = Target("t", "s", 1.15, least=0.85)
-
-
 @pytest.mark.parametrize(
     ("target", "value", "verdict"),
     [
         (Target("t", "s", 4, 2.5), 2.5, "aim"),
         (Target("t", "s", 4, 2.5), 4, "must"),
         (Target("t", "s", 4, 2.5), 4.01, "missed"),
-        (Target("t", "s", 500), 400, "aim"),
-        (TWO_SIDED, 1.1, "aim"),
-        (TWO_SIDED, 0.8, "missed"),
-        (TWO_SIDED, 1.2, "missed"),
-        (TWO_SIDED, 0, "missed"),
+        (Target("t", "s", 1.15, least=0.85), 0.8, "missed"),
         (Target("t", "s", 4, 2.5), 0, "missed"),  # nothing costs nothing
-        (Target("t", "s", 4, 2.5), -1, "missed"),
     ],
 )
 def test_targets(target, value, verdict):
@@ -157,7 +137,7 @@ DRAINED, GROWTH = (
 )
 
 
-CPU = "a/warm, CPU of the source ÷ b"
+CPU, IDLE = "a/warm, CPU of the source ÷ b", "idle/idle: seconds"
 
 
 def score(*rounds, name="a ÷ b", unit="×", against=()):
@@ -170,81 +150,27 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
         (score(4, 4, 4), score(4.1), check.SAME),  # rounds that agree too well: 5% at the least
         (score(4, 4, 4), score(4.3), check.WORSE),
         (score(4, 4, 4), score(3.7), check.BETTER),
-        (
-            score(3.9, 4, 4.3),
-            score(4.35),
-            check.SAME,
-        ),  # from the least to the most of the reference it's 10%
+        (score(3.9, 4, 4.3), score(4.35), check.SAME),  # from least to most of them it's 10%
         (score(3.9, 4, 4.3), score(4.45), check.WORSE),
-        (score(4.9, 4, 5), score(6.3), check.WORSE),  # 20% and more apart: what 30% more is
         (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are apart
-        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # 98% apart: no more than 25% is excused
+        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # no more than 25% is excused
         (score(2.49, 2.09, 1.49), score(9), check.UNGUARDED),  # 29% off the median
         (score(4), score(4.9), check.SAME),  # one round alone doesn't tell its noise
         (score(4), score(5.1), check.WORSE),
-        (
-            score(4, 4, 4, against=[9]),
-            score(4.9),
-            check.SAME,
-        ),  # what it is beside was measured once
         (score(4, 4, against=[0.4, 0.4]), score(9), check.UNGUARDED),
         (score(4, 4, against=[0.6, 0.6]), score(9), check.WORSE),
-        (score(4, 4, against=[0.6, 0.6]), score(9, against=[0.3]), check.UNGUARDED),
-        (score(4, 4, name=CPU, against=[0.6, 0.6]), score(9), check.MISSING),
         (score(4, 4, name=CPU, against=[0.3, 0.3]), score(9, name=CPU), check.WORSE),
         (score(4, 4, name=CPU, against=[0.1, 0.1]), score(9, name=CPU), check.UNGUARDED),
-        (score(3.8, name=DRAINED), score(3.9, name=DRAINED), check.SAME),
-        (
-            score(3.8, name=DRAINED),
-            score(4.1, name=DRAINED),
-            check.MISSED,
-        ),  # within the noise, above 4
-        (
-            score(2, 3.8, 3.9, name=DRAINED),
-            score(4.1, name=DRAINED),
-            check.MISSED,
-        ),  # a must needs no quiet rounds
+        # A must needs no quiet rounds.
+        (score(2, 3.8, 3.9, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),
         (None, score(4.1, name=DRAINED), check.MISSED),
         (None, score(3.9, name=DRAINED), check.NEW),
-        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.KNOWN),  # it was missed before
+        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.KNOWN),  # missed before
         (score(4.2, 4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
-        (
-            score(3, 4.2, 6, name=DRAINED),
-            score(6, name=DRAINED),
-            check.KNOWN,
-        ),  # no more than its own rounds
-        (score(3, 4.2, 6, name=DRAINED), score(6.1, name=DRAINED), check.WORSE),
         (score(1, name=GROWTH), score(0.5, name=GROWTH), check.BETTER),  # less is no miss
         (score(1, name=ESTIMATE), score(0.6, name=ESTIMATE), check.MISSED),  # too little is wrong
-        (score(0.6, 0.6, name=ESTIMATE), score(0.59, name=ESTIMATE), check.KNOWN),
         (score(0.6, 0.6, name=ESTIMATE), score(0.4, name=ESTIMATE), check.WORSE),
-        (score(0.6, 0.6, name=ESTIMATE), score(1.7, name=ESTIMATE), check.WORSE),
-        (
-            score(300, name="reader's memory", unit="MB"),
-            score(490, name="reader's memory", unit="MB"),
-            check.SAME,
-        ),
-        (
-            score(300, name="reader's memory", unit="MB"),
-            score(510, name="reader's memory", unit="MB"),
-            check.MISSED,
-        ),
-        (
-            score(2, name="idle/idle: seconds", unit="s"),
-            score(3.5, name="idle/idle: seconds", unit="s"),
-            check.MISSED,
-        ),
-        (
-            score(3.4, name="idle/idle: seconds", unit="s"),
-            score(3.5, name="idle/idle: seconds", unit="s"),
-            check.KNOWN,
-        ),
-        (
-            score(3.4, name="idle/idle: seconds", unit="s"),
-            score(4.5, name="idle/idle: seconds", unit="s"),
-            check.WORSE,
-        ),
-        (score(2, name="idle/idle: seconds", unit="s"), None, check.MISSING),
+        (score(2, name=IDLE, unit="s"), score(3.5, name=IDLE, unit="s"), check.MISSED),
         (score(4), None, check.MISSING),
         (score(4), score(9, name="another"), check.MISSING),
     ],
@@ -271,18 +197,6 @@ def test_ratios_of_seconds_are_guarded_in_the_reference():
     excused = {check.WORSE, check.MISSED, check.UNGUARDED}
     assert {one.name for one in found if one.unit == "×" and one.verdict not in excused} == set()
     assert all(one.unguarded for one in found if one.verdict == check.UNGUARDED)
-
-
-@pytest.mark.parametrize(
-    "left",
-    [
-        score(1, unit="s"),  # without a target they are the machine's affair
-        score(1, unit="MB"),
-        score(1, name="small/native subscriber ÷ pg_recvlogical"),  # nothing of ours
-    ],
-)
-def test_what_check_leaves_alone(left):
-    assert check.compare([left], [replace(left, rounds=[9])]) == []
 
 
 @pytest.mark.parametrize(
@@ -383,19 +297,9 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     assert check.main(["--accept"]) == 0
     capsys.readouterr()
     assert check.main([]) == 1
-    left_out = (
-        "backlog-1m-clustered, backlog-50m-clustered, sync, one-transaction, store, tables-20,"
-        " tables-200, estimate, estimate-tables"
-    )
-    assert f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {left_out}\n" in capsys.readouterr().err
+    assert "NOT MEASURED, THOUGH THEY HAVE LIMITS: backlog-1m-" in capsys.readouterr().err
     assert check.main(["--accept"]) == 0
-    noisy = (
-        "not guarded until it is measured again: backlog-1m-random/warm ÷ pg_recvlogical, rounds of"
-        " 3.00, 5.00, 3.00"
-    )
-    assert noisy in capsys.readouterr().out
     assert check.main(["--partial"]) == 0
-    assert "not guarded; its rounds lie up to 67% off their median" in capsys.readouterr().out
     worse = [measured("backlog-1m-random", "warm", [60, 60, 60]), *BACKLOG[:3]]
     write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
     assert check.main(["--partial"]) == 1
@@ -411,84 +315,6 @@ def test_result_file(tmp_path):
     accepted = check.accept(None, RESULT)
     write(accepted, tmp_path / "reference.json")
     assert read(tmp_path / "reference.json") == accepted
-
-
-def test_references_of_former_versions_can_be_read(tmp_path):
-    """Those kept no measurements, nor where they were from; the one that is stored can be read
-    too.
-    """
-    document = {
-        "scale": 1.0,
-        "rounds": 3,
-        "machine": {"cores": 2},
-        "measurements": [],
-        "scores": [],
-        "failed": {},
-    }
-    (tmp_path / "reference.json").write_text(json.dumps(document))
-    assert read(tmp_path / "reference.json").provenance == {}
-    assert read(REFERENCE).scores
-
-
-def test_what_figures_depend_on():
-    found = machine("18.1")
-    assert found["postgresql"] == "18.1"
-    assert all(found[name] for name in ("cores", "python", "date", "spark", "delta", "deltalake"))
-    assert "commit" in found  # None where there is no git
-
-
-def test_tables():
-    """Seconds with their spread, multiples of the baselines, and whether the limits were
-    reached.
-    """
-    out = StringIO()
-    console = Console(file=out, width=190)
-    console.print(measured_table(RESULT))
-    console.print(targets_table(RESULT))
-    lines = out.getvalue().splitlines()
-    warm = next(line for line in lines if " warm " in line)
-    assert all(
-        part in warm
-        for part in (
-            "10.00 (6.00–12.00)",
-            "3.00",
-            "6.00 ",
-            "2.50",
-            "source 1.50 jvm 10.00",
-            "≤ 4×: reached",
-        )
-    )
-    (small,) = (line for line in lines if "10,000 changes" in line)
-    assert all(part in small for part in ("apply job, warm (no Airflow)", "3.00 s", "aim"))
-    assert any("without its own start" in line for line in lines)
-
-
-def test_the_bill_of_the_source():
-    """Per million changes, of those that told what they cost."""
-    notes = [
-        {"server_s": 0.9, "temporary_mb": 54, "spilled_mb": 1.5},
-        {"server_s": 1.1, "temporary_mb": 54, "spilled_mb": 1.5},
-    ]
-    rounds = [Round(9, {"source": 0.8}, notes=note) for note in notes]
-    ours = Measurement("acknowledge", "", "warm, get", 500_000, rounds)
-    out = StringIO()
-    Console(file=out, width=190).print(source_table(replace(RESULT, measurements=[*BACKLOG, ours])))
-    (row,) = [line for line in out.getvalue().splitlines() if "warm" in line]
-    assert row.replace("│", " ").split() == [
-        "acknowledge",
-        "warm,",
-        "get",
-        "1.60",
-        "2.00",
-        "108.00",
-        "3.00",
-    ]
-
-
-def test_picture(tmp_path):
-    assert draw(RESULT, tmp_path / "bench.png")
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert not draw(replace(RESULT, measurements=[]), tmp_path / "none.png")
 
 
 def ours(workload, how, variant="", backlog="", tables=1):
@@ -574,53 +400,16 @@ def test_a_check_is_told_from_the_task_that_reports_too():
     assert found["tables-200/tasks: check, per table"] == pytest.approx([0.01, 0.01])
 
 
-def test_workloads_and_their_statements():
-    """Names are unique; each statement takes the numbers that the runner gives it."""
-    assert len({workload.name for workload in WORKLOADS}) == len(WORKLOADS)
-    for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
-        workload.source.fill.format(rows=1)
-        for backlog in workload.backlogs:
-            backlog.statement.format(changes=100, transactions=0, newest="")
-
-
-@pytest.mark.parametrize(
-    ("only", "everything", "names"),
-    [
-        ([], False, {workload.name for workload in WORKLOADS if workload.default}),
-        ([], True, {workload.name for workload in WORKLOADS}),
-        (["backlog-1m-*", "idle"], False, {"backlog-1m-random", "backlog-1m-clustered", "idle"}),
-    ],
-)
-def test_chosen_workloads(only, everything, names):
-    assert {workload.name for workload in chosen(only, everything=everything)} == names
-
-
-@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--scale", "0"], ["--rounds", "0"]])
-def test_wrong_arguments_are_refused(arguments, capsys):
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "error:" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("number", "scale", "expected"),
-    [(1_000_000, 1, 1_000_000), (1_000_000, 0.0125, 12_500), (500, 0.01, 100)],
-)
-def test_scaled(number, scale, expected):
-    assert scaled(number, scale) == expected
-
-
 @pytest.mark.parametrize(
     ("name", "command", "role"),
     [
         ("java", "java -cp x org.apache.spark.deploy.SparkSubmit", "jvm"),
         ("python", "python -m pyspark.daemon pyspark.worker", "workers"),
         ("python", "python -m waldelta.changes.python_daemon", "workers"),
-        ("python", "python -m waldelta.cli.fork_server /x", "client"),
         ("pg_recvlogical", "pg_recvlogical -d x", "client"),
     ],
 )
-def test_roles(name, command, role):
+def test_whose_memory_and_cpu_a_process_counts_as(name, command, role):
     assert resources.role_of(name, command) == role
 
 
@@ -628,14 +417,12 @@ def test_roles(name, command, role):
     ("title", "auxiliary"),
     [
         ("postgres: checkpointer ", True),
-        ("postgres: logical replication launcher ", True),
         ("postgres: io worker 1", True),
         ("postgres: postgres bench 127.0.0.1(5000) SELECT", False),
-        ("postgres: walsender postgres 127.0.0.1(5000) START_REPLICATION", False),
         ("postgres: logical replication apply worker for subscription 16400 ", False),
     ],
 )
-def test_backends_of_ours(title, auxiliary):
+def test_which_cpu_of_the_source_is_not_ours(title, auxiliary):
     assert resources.is_auxiliary(title) is auxiliary
 
 
