@@ -5,6 +5,7 @@ ever, and nothing else goes wrong.
 from __future__ import annotations
 
 from dataclasses import replace
+from shutil import copytree
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from tests.unit.changes.decode.test_decode import (
     BOTH_WAYS,
     T,
     aborted,
+    change_log,
     chunk,
     commit,
     decided,
@@ -57,6 +59,9 @@ SECOND = plain(
     14, described(BOTH_WAYS), enc.insert(T, ["x", "11"]), enc.insert(T, ["x", "12"]), lsn=900
 )
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
+
+
+PLAN = plan_of(change_log(FIRST))
 
 
 def positions(messages):
@@ -107,7 +112,7 @@ def keys(log, after=0, upto=2):
     versions = tuple(read_versions(stream, [T]))
     names = [[column.name for column in version.relation.columns] for version in versions]
     plan = replace(
-        plan_of(pa.Table.from_batches(list(log.scan(pc.scalar(True), _ALL)))),
+        PLAN,
         versions=versions,
         positions=tuple((of.index("id"), of.index("v")) for of in names),
         segments=stream.segments,
@@ -124,38 +129,34 @@ def keys(log, after=0, upto=2):
     return [int(event["c0"]) for event in sorted(events, key=lambda event: event["ord"])]
 
 
-_ALL = [
-    "batch",
-    "seq",
-    "kind",
-    "relation_id",
-    "xid8",
-    "streamed_xid",
-    "commit_lsn",
-    "commit_ts",
-    "data",
-]
 ALL_KEYS = [1, 2, 5, 3, 6, 7, 9, 8, 10, 11, 12]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What landed of each batch of a change log of which no message is skipped."""
-    log = write(tmp_path_factory.mktemp("whole"), [FIRST, SECOND])
-    assert keys(log) == ALL_KEYS
+    """A lake whose change log lacks no message."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert keys(write(folder, [FIRST, SECOND])) == ALL_KEYS
+    return folder
+
+
+@pytest.fixture(scope="module")
+def landed(whole):
+    """What landed of each of its batches."""
+    log = ChangeLog(Lake(whole.as_uri()), "slot")
     return {batch: log.landed(batch) for batch in (1, 2)}
 
 
 @pytest.mark.parametrize("number", range(len(FIRST)))
-def test_any_message_skipped_while_landing(tmp_path, whole, number):
+def test_any_message_skipped_while_landing(tmp_path, landed, number):
     """It is counted as the server counts it; what it says, and what can't be told without it, is
     all that is left out.
     """
     log = write(tmp_path, [FIRST, SECOND], [unread(FIRST, number)])
-    for batch, expected in whole.items():
-        landed = log.landed(batch)
-        assert landed.transactions == expected.transactions
-        assert landed.end_lsn == expected.end_lsn
+    for batch, expected in landed.items():
+        found = log.landed(batch)
+        assert found.transactions == expected.transactions
+        assert found.end_lsn == expected.end_lsn
     left = keys(log)
     assert left == [key for key in ALL_KEYS if key in left]
     assert {11, 12} <= set(left)
@@ -168,40 +169,38 @@ def test_any_message_skipped_while_landing(tmp_path, whole, number):
         assert set(ALL_KEYS) - set(left) == of
 
 
-@pytest.mark.parametrize("number", range(len(FIRST)))
-def test_any_message_skipped_once_it_has_landed(tmp_path, whole, number):
-    """By the quarantine's row, which outlasts everything that prunes."""
-    log = write(tmp_path, [FIRST, SECOND])
-    message, at = unread(FIRST, number), now()
+def quarantined(messages, number, status, **more):
+    """The row of a message of the first batch that can't be read."""
+    message = unread(messages, number)
     sent = [SentMessage(1, number, message.lsn, message.xid, message.raw)]
-    row_of = IncompleteRow(
-        at,
-        "r",
-        UNREADABLE,
-        "public.t",
-        1,
-        0,
-        message_key(message.id),
-        lsn=message.lsn,
-        messages=sent,
+    key = message_key(message.id)
+    return IncompleteRow(
+        now(), "r", status, "public.t", 1, 0, key, lsn=message.lsn, messages=sent, **more
     )
-    quarantine = Quarantine(Lake(tmp_path.as_uri()))
-    quarantine.add([row_of])
-    assert keys(log) == ALL_KEYS
-    quarantine.add(
-        [
-            replace(row_of, status=SKIPPED, by="Ann", reason="known"),
-            replace(row_of, status="resolved"),
-        ]
-    )
+
+
+@pytest.mark.parametrize("number", range(len(FIRST)))
+def test_any_message_skipped_once_it_has_landed(tmp_path, whole, landed, number):
+    """By the quarantine's row, which outlasts everything that prunes."""
+    lake = Lake(copytree(whole, tmp_path / "lake").as_uri())
+    skipped = quarantined(FIRST, number, SKIPPED, by="Ann", reason="known")
+    quarantine = Quarantine(lake)
+    quarantine.add([skipped, replace(skipped, status="resolved")])
     quarantine.prune(now())
-    log = ChangeLog(Lake(tmp_path.as_uri()), "slot")
-    assert log.landed(1).transactions == whole[1].transactions
+    log = ChangeLog(lake, "slot")
+    assert log.landed(1).transactions == landed[1].transactions
     left = keys(log)
     assert left == [key for key in ALL_KEYS if key in left]
     assert {11, 12} <= set(left)
     if chr(FIRST[number][1][0]) in ROW_KINDS:
         assert len(left) >= len(ALL_KEYS) - 1
+
+
+def test_a_message_that_nobody_has_skipped_counts(tmp_path, whole):
+    lake = Lake(copytree(whole, tmp_path / "lake").as_uri())
+    rows = [quarantined(FIRST, number, UNREADABLE) for number in range(len(FIRST))]
+    Quarantine(lake).add(rows)
+    assert keys(ChangeLog(lake, "slot")) == ALL_KEYS
 
 
 def skips(messages, whole, version):
@@ -292,23 +291,7 @@ def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
     log = write(tmp_path, [messages, SECOND])
     with pytest.raises(DecodeError, match="no Relation message before it"):
         keys(log, upto=1)
-    message = unread(messages, 1)
-    sent = [SentMessage(1, 1, message.lsn, message.xid, message.raw)]
-    Quarantine(Lake(tmp_path.as_uri())).add(
-        [
-            IncompleteRow(
-                now(),
-                "r",
-                SKIPPED,
-                "public.t",
-                1,
-                0,
-                message_key(message.id),
-                lsn=message.lsn,
-                messages=sent,
-            )
-        ]
-    )
+    Quarantine(Lake(tmp_path.as_uri())).add([quarantined(messages, 1, SKIPPED)])
     assert keys(ChangeLog(Lake(tmp_path.as_uri()), "slot")) == [11, 12]
 
 
