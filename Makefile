@@ -142,7 +142,7 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  run tests.soak.page docs/explanation/guarantees.md; exit $$failed
 	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); failed=0; \
 	  ( $(PYTEST) tests/integration/oracle/test_native_subscriber.py tests/integration/oracle/test_random_workload.py tests/integration/repair/test_repair.py \
-	  tests/integration/setup/test_preflight_random.py tests/integration/row_filter/test_row_filter_engine.py tests/integration/apply/test_copies.py $(ARGS) ) || failed=1; \
+	  tests/integration/setup/test_preflight_random.py tests/integration/row_filter/test_row_filter_engine.py tests/integration/apply/test_copies.py tests/unit/changes tests/unit/pgoutput $(ARGS) ) || failed=1; \
 	  ( $(PYTEST) -m soak tests/integration tests/e2e ) || failed=1; exit $$failed
 
 .PHONY: bench

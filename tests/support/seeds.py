@@ -29,3 +29,13 @@ def chosen_seed() -> int:
     )
     print(f"WALDELTA_SEED={seed}")
     return seed
+
+
+def chosen_random() -> random.Random:
+    """A generator of the chosen seed."""
+    return random.Random(chosen_seed())
+
+
+def rounds(number: int) -> range:
+    """How often a random test repeats: a quarter of its soak's ``number``."""
+    return range(number if is_long() else number // 4)

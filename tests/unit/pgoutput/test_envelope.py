@@ -4,13 +4,13 @@ message.
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 
 from tests.support import pgoutput_encoder as enc
+from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 
@@ -147,10 +147,8 @@ def test_malformed_streams_are_refused(_, given, match, cut):
 
 def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
     """Flipped and cut bytes: DecodeError or a batch of the right length, nothing else."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(1_000):
+    rng = chosen_random()
+    for _ in rounds(1_000):
         stream = list(STREAM)
         at = rng.randrange(len(stream))
         message = bytearray(stream[at][2])

@@ -4,12 +4,11 @@ what decides them.
 
 from __future__ import annotations
 
-import random
-
 import pyarrow as pa
 import pytest
 
 from tests.support import pgoutput_encoder as enc
+from tests.support.seeds import chosen_random, rounds
 from tests.unit.pgoutput.test_envelope import AT, TS, add
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
@@ -217,10 +216,8 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
     """Flipped and cut bytes, left out and doubled messages: DecodeError or a batch of the right
     length, nothing else.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(3_000):
+    rng = chosen_random()
+    for _ in rounds(3_000):
         stream = list(STREAM)
         at = rng.randrange(len(stream))
         message = bytearray(stream[at][2])

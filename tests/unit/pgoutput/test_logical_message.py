@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
 from tests.support import pgoutput_encoder as enc
+from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.logical_message import decode_logical_messages, read_logical_message
 
@@ -63,10 +62,8 @@ def test_streamed_ones_among_others():
 
 def test_damaged_messages_are_named_or_the_same():
     """Cut, flipped, lengthened: DecodeError exactly where reading one by one says so."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(2_000):
+    rng = chosen_random()
+    for _ in rounds(2_000):
         given = [rng.choice(GIVEN) for _ in range(3)]
         at = rng.randrange(3)
         message = bytearray(given[at])

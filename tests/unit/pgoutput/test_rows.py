@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import pgoutput_encoder as enc
 from tests.support.pgoutput_encoder import UNCHANGED, Binary
+from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.rows import decode_rows
 
@@ -102,9 +103,7 @@ def test_one_message_of_each_shape(index, large):
 
 def test_shapes_may_come_in_any_mixture():
     """Messages of all shapes in one array are decoded together, row by row the same as alone."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    indexes = random.Random(seed).choices(range(len(SHAPES)), k=5_000)
+    indexes = chosen_random().choices(range(len(SHAPES)), k=5_000)
     check(decode_rows(enc.messages(*(SHAPES[i][1] for i in indexes)), 3), indexes)
 
 
@@ -306,11 +305,9 @@ def test_damaged_messages_never_become_wrong_rows(streamed):
     """Cut, flipped or lengthened bytes end in DecodeError or in exactly the rows a plain loop
     reads.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     refused = 0
-    for _ in range(1_500):
+    for _ in rounds(1_500):
         given = [rng.choice(SHAPES)[1] for _ in range(rng.randrange(1, 5))]
         at = rng.randrange(len(given))
         given[at] = damage(rng, given[at])
@@ -339,4 +336,4 @@ def test_damaged_messages_never_become_wrong_rows(streamed):
                     for k in range(3)
                 ]
                 assert got == (values or [None] * 3)
-    assert refused > 200
+    assert refused > 50

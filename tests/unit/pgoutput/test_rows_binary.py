@@ -4,13 +4,13 @@ message says alone.
 
 from __future__ import annotations
 
-import random
 import struct
 
 import pyarrow as pa
 
 from tests.support import pgoutput_encoder as enc
 from tests.support.pgoutput_encoder import UNCHANGED, Binary
+from tests.support.seeds import chosen_random, rounds
 from tests.unit.pgoutput.test_rows import damage, reference
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.rows import Rows, decode_rows
@@ -88,11 +88,9 @@ def test_damaged_binary_rows_never_become_wrong_rows():
     """Whatever stands beside a message, its values are those it has alone; a damaged one stops all,
     by DecodeError.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     refused = mixed = 0
-    for _ in range(80):
+    for _ in rounds(120):
         given = [random_message(rng) for _ in range(rng.randrange(1, 5))]
         at = rng.randrange(len(given))
         given[at] = damage(rng, given[at])
@@ -112,5 +110,5 @@ def test_damaged_binary_rows_never_become_wrong_rows():
         for row, (its_new, its_old) in enumerate(expected):
             assert [column[row] for column in new] == its_new
             assert [column[row] for column in old] == its_old
-    assert refused > 8
-    assert mixed < 25
+    assert refused > 3
+    assert mixed < refused

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
+from tests.support.seeds import chosen_random, rounds
 from waldelta.pgoutput.control import CONTROL_NAMES, Control
 from waldelta.pgoutput.transactions import Landmark, prepared_transactions, resolve
 
@@ -245,10 +244,8 @@ class Subscriber:
 
 def test_any_log_reads_as_a_subscriber_would_apply_it():
     """Streams, savepoints and prepared transactions at random, from any batch on."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(2_000):
+    rng = chosen_random()
+    for _ in rounds(2_000):
         script = random_log(rng)
         after = rng.randrange(max(script))
         if any(rows := stream(script)[1]):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from tests.support.seeds import chosen_random
 from waldelta.config import TypeOptions
 from waldelta.config.type_options import DEFAULT_TYPES, TableTypeOptions
 from waldelta.errors import DecodeError
@@ -516,9 +516,7 @@ def test_any_json_is_held_or_kept():
     """Random documents: those with a key twice in one object are raw, in whatever company, and no
     other.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     names = ["a", "b", 'q"', "x:{", "[", "ü", ""]
 
     def document(depth=0):
@@ -589,9 +587,7 @@ def test_any_text_is_held_or_kept(pg_type):
     """Random texts of the type's own characters never raise: each is read, or stands verbatim in
     raw.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     alphabet = '{}[]",\\;:=> NULL0123456789-.eEtfxinfity+BCü()'
     known = [t for kind, t, _ in VALUES if kind == pg_type]
     for _ in range(6):
@@ -615,9 +611,7 @@ def quoted(text, rng):
 
 def test_random_arrays_and_maps():
     """Whatever strings an array or hstore holds come back."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
 
     def word():
         return "".join(rng.choices('ab,{}"\\ =>ü\n', k=rng.randrange(6)))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from tests.support.seeds import chosen_random, rounds
 from waldelta.changes.decode.collapse import EventShape, collapse, event_schema, net_schema
 
 SHAPE = EventShape(column_count=3, key=(0,), toastable=(2,))
@@ -131,10 +132,8 @@ def test_random_batches_equal_a_plain_simulation():
     """Whatever a consistent source does, collapse and merge leave what applying every change alone
     leaves.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(400):
+    rng = chosen_random()
+    for _ in rounds(400):
         target = {
             key: (f"b{key}", f"bt{key}") for key in rng.sample(range(12), rng.randrange(0, 8))
         }
@@ -142,7 +141,7 @@ def test_random_batches_equal_a_plain_simulation():
         if not events:
             continue
         net = collapse(events_table(events), SHAPE)
-        assert apply_net(target, net) == apply_one_by_one(target, events), (seed, target, events)
+        assert apply_net(target, net) == apply_one_by_one(target, events), (target, events)
 
 
 def test_updates_of_rows_the_target_lacks_are_skipped():
@@ -155,10 +154,8 @@ def test_random_batches_with_rows_that_never_arrived():
     """Changes of rows that the batch itself shows to be missing are nothing to the rows that are
     there.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(400):
+    rng = chosen_random()
+    for _ in rounds(400):
         events: list = []
         held: dict = {}
         for number in range(rng.randrange(1, 25)):
@@ -188,7 +185,7 @@ def test_random_batches_with_rows_that_never_arrived():
             events.append(event)
         if events:
             net = collapse(events_table(events), SHAPE, base_is_empty=True)
-            assert apply_net({}, net) == held, (seed, events)
+            assert apply_net({}, net) == held, events
 
 
 def test_a_second_application_changes_nothing():

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.seeds import chosen_random, rounds
 from waldelta.changes.decode.collapse import EventShape, event_schema
 from waldelta.changes.decode.collapse_keyless import collapse_copies
 
@@ -144,15 +145,12 @@ def test_random_batches_equal_a_plain_simulation(of_missing):
     """Whatever the source does to copies, collapse and rewrite leave what applying every change
     alone leaves.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(600):
+    rng = chosen_random()
+    for _ in rounds(600):
         target = Counter({row: rng.randrange(3) for row in [A, B, C, N]})
         events = random_events(rng, target, rng.randrange(1, 30), of_missing=of_missing)
         if events:
             assert apply_net(target, net_rows(events)) == apply_one_by_one(target, events), (
-                seed,
                 target,
                 events,
             )

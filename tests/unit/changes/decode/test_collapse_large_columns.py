@@ -4,11 +4,10 @@ result is the same.
 
 from __future__ import annotations
 
-import random
-
 import pyarrow as pa
 import pytest
 
+from tests.support.seeds import chosen_random, rounds
 from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.decode.decode import collapse_events
@@ -57,10 +56,8 @@ def test_the_result_is_the_same(monkeypatch, key):
     """Gathered with wide offsets, read in pieces, verbatim values included; types are the plan's
     all the same.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng, plan = random.Random(seed), plan_of(key)
-    for _ in range(50):
+    rng, plan = chosen_random(), plan_of(key)
+    for _ in rounds(50):
         events = events_of(rng, plan)
         expected = collapse_events(events, plan)
         with monkeypatch.context() as limits:

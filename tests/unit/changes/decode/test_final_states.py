@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.support.seeds import chosen_random
 from tests.unit.changes.decode.test_collapse import SHAPE, apply_one_by_one, events_table, net_rows
 from waldelta.changes.decode.final_states import final_states, reached
 
@@ -39,23 +40,19 @@ def random_events(random_: random.Random, held: dict) -> list[tuple]:
 @pytest.mark.parametrize("_", range(100))
 def test_a_damaged_target_is_what_it_was(_):
     """Whatever was done to the rows that were touched, but for values that no change sent."""
-    seed = random.randrange(1 << 30)
-    random_ = random.Random(seed)
+    random_ = chosen_random()
     base = {key: (f"b{key}", f"old{key}") for key in range(12) if random_.random() < 0.5}
     events = random_events(random_, base)
     right = apply_one_by_one(base, events)
     touched = {key for event in events for key in event[1:3] if key is not None}
     states = net_rows(final_states(events_table(events), SHAPE)) if events else []
-    assert sorted(row[1] for row in states) == sorted(touched), seed
+    assert sorted(row[1] for row in states) == sorted(touched)
     for action, key, new, value, toast in states:
         if action == "purge":
-            assert key not in right, seed
+            assert key not in right
         else:
             wanted, large = right[key]
-            assert (new, value, large if toast == "~" else toast) == (key, wanted, large), (
-                seed,
-                key,
-            )
+            assert (new, value, large if toast == "~" else toast) == (key, wanted, large), (key,)
 
 
 CASES = {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from tests.support.seeds import chosen_seed
+from tests.support.seeds import chosen_seed, rounds
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
 from waldelta.changes.decode.row_states import Truncation, Unfolding, row_versions
 from waldelta.target_modes import Fold
@@ -137,7 +137,7 @@ def unfolded(table, unfolding, since=0):
 def test_a_history_has_every_state_that_a_transaction_left(ranges):
     """The seed is printed; WALDELTA_SEED repeats one."""
     seed = chosen_seed()
-    for n in range(200):
+    for n in rounds(200):
         rng = random.Random(f"{seed} {n}")
         table = Table({1: "a", 2: "b", 3: "c"})
         target = [[key, value, 0, None] for key, value in table.rows.items()]
@@ -159,7 +159,7 @@ def test_a_history_has_every_state_that_a_transaction_left(ranges):
 def test_soft_delete_has_one_row_for_each_key_its_last_one():
     """The seed is printed; WALDELTA_SEED repeats one."""
     seed = chosen_seed()
-    for n in range(200):
+    for n in rounds(200):
         rng = random.Random(f"{seed} {n}")
         table = Table({1: "a", 2: "b", 3: "c"})
         target = {key: (value, False) for key, value in table.rows.items()}

@@ -4,7 +4,6 @@ Spark.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.seeds import chosen_random
 from tests.unit.changes.decode.test_collapse import (
     SHAPE,
     apply_one_by_one,
@@ -103,9 +103,7 @@ def check_random_batches(job, before, arrange, merge, batches) -> None:
     """Batch after batch the target holds what applying every change alone leaves; ``arrange``
     writes the rows from before.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     expected, last = before, 0
     arrange((key, *values) for key, values in expected.items())
     for batch in range(1, batches + 1):
@@ -113,7 +111,7 @@ def check_random_batches(job, before, arrange, merge, batches) -> None:
             last = batch
             assert merge(job, events, batch) is not None
             expected = apply_one_by_one(expected, events)
-            assert held(job) == expected, (seed, batch, events)
+            assert held(job) == expected, (batch, events)
             assert len(table(job).to_pyarrow_table()) == len(expected)
     assert table(job).transaction_version("app") == last
 

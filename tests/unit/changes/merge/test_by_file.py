@@ -153,18 +153,18 @@ def path_of(job, least) -> str:
 def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
     """However many files are read, each of which may hold any of them."""
     monkeypatch.setattr("waldelta.spark.tasks.BYTES_PER_TASK", 1)
-    write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(40)))
+    write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(8)))
     told = []
 
     def run(*given):
         told.append(one_by_one(*given))
         return told[-1]
 
-    changes = [("U", n, n, "c", "C") for n in range(500)]
+    changes = [("U", n, n, "c", "C") for n in range(100)]
     assert merged(job, changes, run=run) is not None
     matched = [len(row["matched"]) for row in told[0] if row["matched"] is not None]
-    assert (len(matched), sum(matched)) == (40, 4 * 40)
-    assert sum(values == ("c", "C") for values in held(job).values()) == 40
+    assert (len(matched), sum(matched)) == (8, 4 * 8)
+    assert sum(values == ("c", "C") for values in held(job).values()) == 8
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 64, 1000])

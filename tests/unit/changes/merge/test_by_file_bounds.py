@@ -5,7 +5,6 @@ out, whoever wrote it.
 from __future__ import annotations
 
 import json
-import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -16,6 +15,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from tests.support.bookkeeping import table_at
+from tests.support.seeds import chosen_random
 from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
 
@@ -216,9 +216,7 @@ def random_values(rng, kind, count) -> list:
 )
 def test_no_file_of_ours_that_holds_a_key_is_left_out(tmp_path, kind):
     """By the statistics that data files are written with."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     schema = pa.schema([("k", kind)])
     files = [random_values(rng, kind, rng.randrange(1, 4)) for _ in range(60)]
     stats = []
@@ -233,7 +231,6 @@ def test_no_file_of_ours_that_holds_a_key_is_left_out(tmp_path, kind):
         keys = [rng.choice(rng.choice(files)), *random_values(rng, kind, 1)]
         found = np.array(held(told, (kind, keys)))
         assert all(found[n] for n, place in enumerate(order) if set(files[place]) & set(keys)), (
-            seed,
             keys,
         )
         left_out += int((~found).sum())

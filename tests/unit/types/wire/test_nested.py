@@ -4,12 +4,12 @@ integration/types/test_wire_format.py.
 
 from __future__ import annotations
 
-import random
 import struct
 
 import pyarrow as pa
 import pytest
 
+from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
 from waldelta.postgres import PgType
 from waldelta.types.wire import has_wire_format, text_of, wire_name
@@ -86,10 +86,8 @@ def test_damage_never_crashes():
     """Whatever is cut, flipped or added: an error by name, or texts, those of the others as
     ever.
     """
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(500):
+    rng = chosen_random()
+    for _ in rounds(500):
         chosen = [rng.choice(CASES[:6]) for _ in range(rng.choice([1, 3, 40]))]
         given = [sent for sent, _ in chosen]
         at = rng.randrange(len(given))
