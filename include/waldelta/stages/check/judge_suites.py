@@ -8,9 +8,11 @@ evaluates it on a made-up row and on the first rows of the target.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -23,8 +25,8 @@ from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline import Job
 from waldelta.spark import open_session
 from waldelta.spark_sql import quote
+from waldelta.stages.check.great_expectations.judge_rows import judge_rows
 from waldelta.stages.check.great_expectations.own_expectations import why_refused, why_unevaluable
-from waldelta.stages.check.great_expectations.run_alone import judge_alone
 from waldelta.stages.check.suite import PlannedExpectation, kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.expectations import JudgeSuite
@@ -111,40 +113,64 @@ def _unevaluable(
     rows: DataFrame | None,
 ) -> Iterator[tuple[int, str]]:
     """Yields the number of each expectation that Spark can't evaluate, and why."""
-    sample = _sample(spark, columns.types)
+    sample, items = _sample(spark, columns.types), dict(enumerate(file.suite.expectations))
     if rows is not None and rows.isEmpty():
         rows = None
-    for number, item in enumerate(file.suite.expectations):
-        try:
-            _evaluate(item, sample, rows)
-        except Exception as err:
-            yield number, why_unevaluable(err)
-            continue
-        if rows is not None and not _is_of_rows(item):
-            planned = PlannedExpectation(
-                item.type, dict(item.kwargs), item.severity, "own", file.meaning(number)
+    whys = failures(lambda some: _evaluate([items[n] for n in some], sample, rows), [*items])
+    if rows is not None and (
+        others := [n for n in items if n not in whys and not _is_of_rows(items[n])]
+    ):
+        planned = [
+            PlannedExpectation(
+                items[n].type, dict(items[n].kwargs), items[n].severity, "own", file.meaning(n)
             )
-            if judge_alone(f"{table} {number}", table, planned, rows).success is None:
-                yield number, "Great Expectations can't evaluate it on rows of the target"
+            for n in others
+        ]
+        outcomes = judge_rows(f"preflight of {table}", table, planned, rows)
+        whys |= {
+            n: "Great Expectations can't evaluate it on rows of the target"
+            for n, outcome in zip(others, outcomes, strict=True)
+            if outcome.success is None
+        }
+    yield from sorted(whys.items())
+
+
+def failures(evaluate: Callable[[Sequence[int]], None], numbers: Sequence[int]) -> dict[int, str]:
+    """Returns why some of these expectations can't be evaluated, by number.
+
+    Usually all of them can, and together they need a few Spark jobs instead of some for each.
+    """
+    if not numbers:
+        return {}
+    try:
+        evaluate(numbers)
+    except Exception as err:
+        if len(numbers) == 1:
+            return {numbers[0]: why_unevaluable(err)}
+        return reduce(or_, (failures(evaluate, [number]) for number in numbers))
+    return {}
 
 
 def _is_of_rows(item: OwnExpectation) -> bool:
     return kind_of(item.type).row_condition(item.kwargs) is not None
 
 
-def _evaluate(item: OwnExpectation, sample: DataFrame, rows: DataFrame | None) -> None:
-    """Evaluate an expectation's condition; raises Spark's error when that isn't possible."""
-    kind = kind_of(item.type)
-    condition = kind.row_condition(item.kwargs)
-    if condition is None:
-        if isinstance(text := item.kwargs.get("row_condition"), str):
-            sample.where(text).limit(0).collect()
-        return
-    # Whether other conditions can be evaluated depends on the row's values.
-    takes_any_row = isinstance(kind, RowKind) and kind.columns == ("column",)
-    for frame in (sample if takes_any_row else sample.limit(0), rows):
-        if frame is not None:
-            frame.agg(F.count(F.when(condition.unexpected, 1))).collect()
+def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFrame | None) -> None:
+    """Evaluate expectations' conditions; raises Spark's error when that isn't possible."""
+    any_row, other = [], []
+    for item in items:
+        kind = kind_of(item.type)
+        condition = kind.row_condition(item.kwargs)
+        if condition is None:
+            if isinstance(text := item.kwargs.get("row_condition"), str):
+                sample.where(text).limit(0).collect()
+            continue
+        # Whether other conditions can be evaluated depends on the row's values.
+        takes_any_row = isinstance(kind, RowKind) and kind.columns == ("column",)
+        (any_row if takes_any_row else other).append(F.count(F.when(condition.unexpected, 1)))
+    for frame, counts in ((sample, any_row), (sample.limit(0), other), (rows, any_row + other)):
+        if frame is not None and counts:
+            frame.agg(*counts).collect()
 
 
 def _sample(spark: SparkSession, types: Mapping[str, str]) -> DataFrame:

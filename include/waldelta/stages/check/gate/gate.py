@@ -51,11 +51,11 @@ from waldelta.stages.check.gate.examples import JudgedColumns, failing_examples
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
+from waldelta.stages.check.great_expectations.judge_rows import judge_rows
 from waldelta.stages.check.great_expectations.own_expectations import (
     why_refused,
     why_unevaluable,
 )
-from waldelta.stages.check.great_expectations.run_alone import judge_alone
 from waldelta.stages.check.suite import PlannedExpectation, kind_of
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import with_raw
@@ -517,7 +517,7 @@ def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Ve
         verdict.success, verdict.observed = True, "no rows to judge"
         return
     try:
-        found = judge_alone(suite_name, table, planned, rows)
+        (found,) = judge_rows(suite_name, table, [planned], rows)
     except WaldeltaError:
         raise
     except Exception as err:

@@ -1,7 +1,8 @@
-"""Has Great Expectations evaluate one expectation on some rows; imports it only then."""
+"""Has Great Expectations evaluate expectations on some rows; imports it only then."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
@@ -11,18 +12,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def judge_alone(name: str, table: str, planned: PlannedExpectation, rows: DataFrame) -> Outcome:
-    """Returns the outcome of one expectation on these rows; ``name`` is that of its suite.
+def judge_rows(
+    name: str, table: str, planned: Sequence[PlannedExpectation], rows: DataFrame
+) -> tuple[Outcome, ...]:
+    """Returns the outcomes of expectations on these rows, in their order; ``name`` is that of the
+    suite.
 
     Raises ConfigError for a name or argument that Great Expectations refuses.
     """
-    import_great_expectations({planned.type})
+    import_great_expectations({each.type for each in planned})
     import great_expectations as gx
 
     from waldelta.stages.check.great_expectations import SuiteCheck, build_suite
     from waldelta.stages.check.great_expectations.run_suite import outcomes
 
-    plan = SuitePlan(table, (planned,))
+    plan = SuitePlan(table, tuple(planned))
     check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(name, plan))
-    (found,) = outcomes(check.run(rows, {}), plan)
-    return found
+    return outcomes(check.run(rows, {}), plan)
