@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.expectations import JudgeSuite
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -65,31 +65,40 @@ def judging(job: Job, spark: SparkSession | None = None) -> Iterator[JudgeSuite]
     """
     with ExitStack() as opened:
         name = f"waldelta check {job.pipeline.pipeline}"
-        yield _Judge(job, lambda: spark or opened.enter_context(open_session(name)))
+        yield SuiteJudge(job, lambda: spark or opened.enter_context(open_session(name)))
 
 
 @dataclass
-class _Judge:
+class SuiteJudge:
+    """Judges targets' own expectations by a session that it opens once; without one, by names."""
+
     job: Job
     open: Callable[[], SparkSession]
-    _spark: SparkSession | None = None
 
     def __call__(self, table: str, file: OwnSuiteFile, columns: TargetColumns) -> Iterator[Finding]:
+        """Yields what is wrong with a target's own expectations."""
         refused = list(judge_names(table, file, columns))
         yield from refused
         if refused:  # Spark would only repeat some of it.
             return
-        try:
-            self._spark = self._spark or self.open()
-        except WaldeltaError as err:
+        session = self._session
+        if isinstance(session, WaldeltaError):
             yield warning(
-                f"{file.path}: judged by its names and arguments only, since no Spark session can"
-                f" be opened ({type(err).__name__}): run check where the jobs run"
+                "own expectations are judged by their names and arguments only, since no Spark"
+                f" session can be opened ({type(session).__name__}): run check where the jobs run"
             )
             return
-        rows = self._rows(self._spark, table)
-        for number, why in _unevaluable(self._spark, table, file, columns, rows):
+        rows = self._rows(session, table)
+        for number, why in _unevaluable(session, table, file, columns, rows):
             yield problem(f"{file.place(number)}: {why}")
+
+    @cached_property
+    def _session(self) -> SparkSession | WaldeltaError:
+        """Returns the session, or why there is none: an attempt to open one takes seconds."""
+        try:
+            return self.open()
+        except WaldeltaError as err:
+            return err
 
     def _rows(self, spark: SparkSession, table: str) -> DataFrame | None:
         """Returns the first rows that a target has now; None where it can't be read."""
@@ -157,7 +166,8 @@ def _is_of_rows(item: OwnExpectation) -> bool:
 
 def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFrame | None) -> None:
     """Evaluate expectations' conditions; raises Spark's error when that isn't possible."""
-    any_row, other = [], []
+    any_row: list[Column] = []
+    other: list[Column] = []
     for item in items:
         kind = kind_of(item.type)
         condition = kind.row_condition(item.kwargs)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from waldelta.stages.check.judge_suites import failures
+from tests.support.bookkeeping import pipeline
+from tests.support.pipelines import job_of
+from waldelta.config.expectation_files import TargetColumns, assign_suites, read_each
+from waldelta.errors import SparkUnreachable
+from waldelta.stages.check.judge_suites import SuiteJudge, failures
+
+SUITE = "expectations: [{type: expect_column_values_to_not_be_null, kwargs: {column: a}}]"
 
 BROKEN = [
     ("none", [], [[0, 1, 2]]),
@@ -29,3 +37,23 @@ def test_expectations_are_evaluated_together_and_alone_only_after_a_failure(brok
 
 def test_without_expectations_nothing_is_evaluated():
     assert failures(lambda _: 1 / 0, []) == {}
+
+
+def test_without_spark_one_warning_says_so_for_all_tables(lake, tmp_path):
+    """A server that doesn't answer is asked once, whatever the number of tables."""
+    opened = []
+
+    def open_session():
+        opened.append("tried")
+        raise SparkUnreachable("no answer")
+
+    for name in ("a", "b"):
+        Path(tmp_path / f"public.{name}.yml").write_text(SUITE)
+    own = assign_suites(read_each(tmp_path), ["public.a", "public.b"])
+    judge = SuiteJudge(job_of(pipeline(lake)), open_session)
+    columns = TargetColumns({"a": "int"}, True)
+    found = {each for name, file in own.by_table.items() for each in judge(name, file, columns)}
+    (warning,) = found
+    assert warning.severity == "warning"
+    assert "no Spark session can be opened (SparkUnreachable)" in warning.text
+    assert opened == ["tried"]
