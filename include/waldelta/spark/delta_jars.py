@@ -103,18 +103,20 @@ def remove_jars(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def check_jar(jar: Path) -> None:
-    """Raise ConfigError for a downloaded jar that isn't the one of the table of SHA-256 sums.
-
-    Only a warning is logged for a jar that the table lacks, of another version of PySpark.
-    """
+    """Raise ConfigError for a downloaded jar that isn't in the table of SHA-256 sums as it is."""
     lines = (line.split() for line in SUMS.read_text(encoding="ascii").splitlines())
     expected = {name: digest for digest, name in lines}.get(jar.name)
+    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
     if expected is None:
-        log.warning("%s isn't in %s: Maven's own checksum alone was compared", jar.name, SUMS.name)
-    elif hashlib.sha256(jar.read_bytes()).hexdigest() != expected:
         raise ConfigError(
-            f"{jar.name} isn't the jar that waldelta was tested with (its SHA-256 differs from"
-            f" {SUMS.name}), and wasn't copied: find out where this machine gets its jars from"
+            f"{jar.name} (SHA-256 {digest}) isn't in waldelta's table of jars, and wasn't copied:"
+            " install a PySpark that docs/reference/versions.md lists, or download the jars"
+            f" yourself, and set {JARS_VARIABLE} to their folder"
+        )
+    if digest != expected:
+        raise ConfigError(
+            f"{jar.name} isn't the jar that waldelta was tested with (its SHA-256 is {digest}, and"
+            f" not {expected}), and wasn't copied: find out where this machine gets its jars from"
         )
 
 

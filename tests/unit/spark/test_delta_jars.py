@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ WANTED = {
     "org.roaringbitmap_RoaringBitmap-0.9.25.jar",
 }
 
+EMPTY = hashlib.sha256(b"").hexdigest()
+
 
 @pytest.fixture
 def maven(tmp_path, monkeypatch):
@@ -36,7 +39,9 @@ def maven(tmp_path, monkeypatch):
         yield folder
 
     monkeypatch.setattr(delta_jars, "resolved", resolved)
-    (sums := tmp_path / "sums").write_text("")
+    (sums := tmp_path / "sums").write_text(
+        "".join(f"{EMPTY}  {name}\n" for name in (*WANTED, f"io.delta_delta-storage-{DELTA}.jar"))
+    )
     monkeypatch.setattr(delta_jars, "SUMS", sums)
     return asked, jars
 
@@ -153,20 +158,30 @@ def test_the_folder_of_an_installation_belongs_to_its_python(monkeypatch, tmp_pa
     assert settings.jars_folder() == Path("/mine")
 
 
-def test_a_jar_with_another_sum_is_refused_before_any_is_replaced(tmp_path, maven):
+REFUSED = {
+    "another sum": (f"{'0' * 64}  JAR\n", "JAR isn't the jar that waldelta was tested with"),
+    "no sum": ("", rf"JAR \(SHA-256 {EMPTY}\) isn't in waldelta's table.*WALDELTA_JARS"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_jar_that_isnt_the_tables_is_refused_before_any_is_replaced(tmp_path, maven, line, words):
     """Whatever a mirror gives: its code would run with the source's password."""
     name = "org.roaringbitmap_RoaringBitmap-0.9.25.jar"
-    delta_jars.SUMS.write_text(f"{'0' * 64}  {name}\n")
+    others = delta_jars.SUMS.read_text().replace(f"{EMPTY}  {name}\n", "")
+    delta_jars.SUMS.write_text(others + line.replace("JAR", name))
     (folder := tmp_path / "jars").mkdir()
     (folder / "io.delta_delta-spark_4.2_2.13-4.0.0.jar").write_text("earlier")
-    with pytest.raises(ConfigError, match=rf"{name} isn't the jar"):
+    with pytest.raises(ConfigError, match=words.replace("JAR", name, 1)):
         fetch_delta_jars(folder)
     assert [path.read_text() for path in folder.iterdir()] == ["earlier"]
 
 
 def test_the_installed_jars_are_those_of_the_table():
     for jar in settings.jars_folder().glob("*.jar"):
-        if jar.name in SUMS.read_text():
-            delta_jars.check_jar(jar)
+        delta_jars.check_jar(jar)
     wanted = [f"io.delta_delta-spark_{one}_2.13-{DELTA}.jar" for one in delta_jars.DELTA_OF_SPARK]
+    # Hadoop as PySpark 4.0, 4.1 and 4.2 have it.
+    for hadoop in ("3.4.1", "3.4.2", "3.5.0"):
+        wanted += [f"org.apache.hadoop_hadoop-{store}-{hadoop}.jar" for store in ("aws", "azure")]
     assert [name for name in wanted if name not in SUMS.read_text()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,15 @@ import pytest
 from waldelta.errors import ConfigError
 from waldelta.spark import delta_jars, store_jars
 from waldelta.spark.store_jars import fetch_jars
+
+WANTED = (
+    "org.apache.hadoop_hadoop-aws-3.5.0",
+    "org.apache.hadoop_hadoop-azure-3.5.0",
+    "org.wildfly.openssl_wildfly-openssl-2.2.5.Final",
+    "software.amazon.awssdk_s3-2.35.4",
+    "org.reactivestreams_reactive-streams-1.0.4",
+    "org.eclipse.jdt_ecj-3.40.0",
+)
 
 
 @pytest.fixture
@@ -22,20 +32,13 @@ def s3_jars(tmp_path, monkeypatch):
     def resolved(*_, **__):
         shutil.rmtree(folder := tmp_path / "ivy", ignore_errors=True)
         folder.mkdir()
-        for name in (
-            "org.apache.hadoop_hadoop-aws-3.5.0",
-            "org.apache.hadoop_hadoop-azure-3.5.0",
-            "org.wildfly.openssl_wildfly-openssl-2.2.5.Final",
-            "software.amazon.awssdk_s3-2.35.4",
-            "org.reactivestreams_reactive-streams-1.0.4",
-            "io.netty_netty-common-4.1.126.Final",
-            "org.eclipse.jdt_ecj-3.40.0",
-        ):
+        for name in (*WANTED, "io.netty_netty-common-4.1.126.Final"):
             (folder / f"{name}.jar").write_text("")
         yield folder
 
     monkeypatch.setattr(store_jars, "resolved", resolved)
-    (sums := tmp_path / "sums").write_text("")
+    empty = hashlib.sha256(b"").hexdigest()
+    (sums := tmp_path / "sums").write_text("".join(f"{empty}  {name}.jar\n" for name in WANTED))
     monkeypatch.setattr(delta_jars, "SUMS", sums)
     monkeypatch.setattr(store_jars, "fetch_delta_jars", lambda folder: folder.mkdir(exist_ok=True))
     monkeypatch.setattr(store_jars, "compile_log_store", lambda jar, *_: compiled.append(jar.name))
