@@ -20,6 +20,7 @@ from waldelta.permissions import private_files
 from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
     LOCAL_WORKERS,
+    LOG4J,
     TASK_ATTEMPTS,
     authentication,
     driver_memory,
@@ -40,15 +41,6 @@ PORT = 15002
 # A batch job's JVM lives for seconds and needs no second compiler; this one lives for days and uses
 # it.
 _JVM_FLAGS = "-XX:+UseParallelGC -Dio.netty.tryReflectionSetAccessible=true"
-_LOG4J = """\
-rootLogger.level = warn
-rootLogger.appenderRef.stdout.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
-"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +64,7 @@ class ConnectServer:
         conf = self.folder / "conf"
         for folder in (self.folder / "tmp", conf):
             folder.mkdir(parents=True, exist_ok=True)
-        (conf / "log4j2.properties").write_text(_LOG4J)
+        (conf / LOG4J.name).write_bytes(LOG4J.read_bytes())
         properties = conf / "spark-defaults.conf"
         properties.write_text("".join(f"{key} {value}\n" for key, value in self.settings().items()))
         command = [

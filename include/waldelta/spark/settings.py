@@ -29,7 +29,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 # The log level of jobs: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-_LOG4J = Path(__file__).with_name("log4j2.properties")
+LOG4J = Path(__file__).with_name("log4j2.properties")
 
 _NO_PYSPARK = (
     "PySpark isn't installed here, or only its client for Spark Connect: run `pip install"
@@ -156,7 +156,7 @@ def log_settings() -> dict[str, str]:
     if log_level() == "DEBUG" or has_conf_file("log4j2.*"):
         return settings
     return settings | {
-        "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}"
+        "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()}"
     }
 
 

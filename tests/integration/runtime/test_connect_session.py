@@ -287,3 +287,30 @@ def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
         assert done.stdout.startswith(told), (address, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         assert server.token not in done.stdout + done.stderr
+
+
+SECRET = "s3cret-"
+VALUES = f"""
+from waldelta.spark.session import spark_session
+
+spark = spark_session(session_key=None)
+print(spark.conf.get("spark.authenticate"))
+try:
+    spark.range(0, 4, 1, 2).selectExpr("cast(concat('{SECRET}', id) as int)").collect()
+except Exception as err:
+    print(type(err).__name__)
+"""
+
+
+def test_the_servers_log_has_no_values_of_rows(server):
+    """Of an error about a value, it has the name, as the log of a local session does. Its ports
+    refuse programs without the secret that Spark made up.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", VALUES], env=os.environ | {"SPARK_REMOTE": server.remote},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.split() == ["true", "NumberFormatException"], done.stderr
+    log = server.log.read_text()
+    assert "CAST_INVALID_INPUT" in log
+    assert SECRET not in log
