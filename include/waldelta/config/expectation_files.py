@@ -29,13 +29,15 @@ from pydantic import Field, ValidationError, field_validator
 
 from waldelta.config._validation_errors import StrictModel, problems
 from waldelta.config.parse_text import read_yaml_file
-from waldelta.config.regex_cost import why_slow
+from waldelta.config.regex_cost import patterns_in, why_slow
 from waldelta.config.source import split_table_name
 from waldelta.errors import ConfigError
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
 _PATTERNS = frozenset({"regex", "regex_list"})
+# Arguments in Spark SQL; those of queries end with "_query".
+_CONDITIONS = frozenset({"condition", "row_condition", "pass_through_filter"})
 _SYNCED = "that has been synced"
 _SUFFIXES = (".yml", ".yaml")
 # A file with one of these suffixes, in any case, was meant to be read as well.
@@ -73,9 +75,13 @@ class OwnExpectation(StrictModel):
     @classmethod
     def _bounded_patterns(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Refuse regular expressions for which Java may need exponential time."""
-        for name in _PATTERNS & kwargs.keys():
-            given = kwargs[name] if isinstance(kwargs[name], list) else [kwargs[name]]
-            for pattern in given:
+        for name, value in kwargs.items():
+            texts = value if isinstance(value, list) else [value]
+            if name in _CONDITIONS or name.endswith("_query"):
+                texts = patterns_in(value) if isinstance(value, str) else []
+            elif name not in _PATTERNS:
+                continue
+            for pattern in texts:
                 if isinstance(pattern, str) and (why := why_slow(pattern)) is not None:
                     raise ValueError(
                         f"{name} {pattern!r} may take exponential time, since it has {why}: write"

@@ -19,6 +19,7 @@ from operator import or_
 _MOST_LOOPS = 3
 _MOST_WAYS = 1_000
 _DEEPEST = 40
+_PATTERN_FUNCTION = re.compile(r"\b(?:rlike|regexp\w*|split)\b", re.IGNORECASE)
 _QUANTIFIER = re.compile(r"([*+?]|\{(\d+)(,(\d*))?\})([+?]?)")
 _GROUP = re.compile(r"\?(?:<[A-Za-z]\w*>|<?[=!]|[>:]|[a-zA-Z-]+[:)])")
 _ESCAPE = re.compile(r"\\(?:[pPx]\{[^}]*\}|[pP].|x..|u....|0[0-7]{1,3}|c.|k<\w+>|.)", re.DOTALL)
@@ -50,6 +51,34 @@ def why_slow(pattern: str) -> str | None:
     if cost.ways > _MOST_WAYS:
         return f"repetitions and alternatives that may share a text in over {_MOST_WAYS} ways"
     return None
+
+
+def patterns_in(condition: str) -> list[str]:
+    """Return the texts of a Spark SQL condition that it may use as regular expressions.
+
+    Those are all texts of a condition that calls such a function. Spark reads texts in a row as
+    one.
+
+    >>> patterns_in("v rlike '^a' '+$' or v = 'b'"), patterns_in("v = '(a+)+b'")
+    (['^a+$', 'b'], [])
+    """
+    if not _PATTERN_FUNCTION.search(condition):
+        return []
+    import sqlglot  # few conditions have one
+
+    texts: list[str] = []
+    is_text = False
+    try:
+        tokens = sqlglot.tokenize(condition, read="spark")
+    except sqlglot.errors.SqlglotError:  # For Spark to refuse.
+        return []
+    for token in tokens:
+        before, is_text = is_text, token.token_type.name in ("STRING", "RAW_STRING")
+        if before and is_text:
+            texts[-1] += token.text
+        elif is_text:
+            texts.append(token.text)
+    return texts
 
 
 class _SlowError(Exception):

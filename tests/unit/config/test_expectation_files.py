@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from waldelta.config.expectation_files import read_own_suites
@@ -41,6 +43,19 @@ REFUSED = [
         f"{MATCH}_list, kwargs: {{column: v, regex_list: [a, '(a+)+b']}}}}",
         "expectations[0].kwargs: regex_list '(a+)+b' may take exponential time",
     ),
+    *(
+        (
+            f"expectations:\n  - {{type: x, kwargs: {{{name}: {json.dumps(text)}}}}}",
+            f"expectations[0].kwargs: {name} {shown} may take exponential time",
+        )
+        for name, text, shown in (
+            ("condition", "v rlike '(.*a){12}b'", "'(.*a){12}b'"),
+            ("condition", "not regexp_like(v, r'(\\w+\\s?)*$')", r"'(\\w+\\s?)*$'"),
+            ("row_condition", "v REGEXP '(a+)' '+b'", "'(a+)+b'"),
+            ("condition", r"v rlike '(\\d|\\w)+!'", r"'(\\d|\\w)+!'"),
+            ("unexpected_rows_query", "select split(v, '(a+)+b') from {batch}", "'(a+)+b'"),
+        )
+    ),
 ]
 
 
@@ -51,6 +66,20 @@ def test_refused(tmp_path, text, message):
     told = str(read_own_suites(tmp_path, ["public.t"]).refused["public.t"])
     assert message in told
     assert "public.t.yml" in told
+
+
+PLAIN = (
+    "v = '(a+)+b'",
+    "v rlike '^[a-z]+(,[a-z]+)*$' and `(a+)+b` > 0 -- '(a+)+b'",
+    "v rlike 'not closed",
+)
+
+
+@pytest.mark.parametrize("condition", PLAIN)
+def test_a_condition_without_a_slow_pattern_is_taken(tmp_path, condition):
+    text = f"{{type: x, kwargs: {{condition: {json.dumps(condition)}}}}}"
+    (tmp_path / "public.t.yml").write_text(f"expectations: [{text}]")
+    assert not read_own_suites(tmp_path, ["public.t"]).refused
 
 
 def test_a_refused_file_is_of_its_table_alone(tmp_path):
