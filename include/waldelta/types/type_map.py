@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from waldelta.config import TypeOptions
 from waldelta.config.type_options import DEFAULT_TYPES
+from waldelta.errors import LakeError
 from waldelta.postgres import PgType
 from waldelta.postgres.type_catalog import NUMERIC_OID
 from waldelta.types.array import Array
@@ -77,7 +78,9 @@ _SCALARS = {built_in.oid: built_in.stored for built_in in BUILT_INS}
 _TEXT = Text()
 # All types with one name in Spark's DDL, by this name; stored_type() has the others.
 _STORED = {kind.spark: kind for kind in (*_SCALARS.values(), _TEXT, Hstore(), Variant())}
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+# Arrays of arrays are stored as text.
+_ARRAY = re.compile(r"array<((?!array)[^<>]+)>")
+_DECIMAL = re.compile(r"decimal\(([1-9]|[12]\d|3[0-8]),\s*(\d|[12]\d|3[0-8])\)", re.ASCII)
 # Built-in types with elements that don't print as arrays do.
 _NOT_ARRAYS = frozenset({"int2vector", "oidvector", "point", "lseg", "box", "line", "name"})
 _VECTORS = frozenset({"vector", "halfvec"})
@@ -180,20 +183,26 @@ def stored_type(type_name: str, spark_type: str) -> TargetType:
     """Return a column's type by its names in PostgreSQL and Spark, which the ledger has.
 
     It is for stored values. Reading texts, and PostgreSQL's equality, need what target_type()
-    returns, since a domain's name doesn't say what it is based on.
+    returns, since a domain's name doesn't say what it is based on. Raises LakeError for a type that
+    waldelta doesn't store.
 
     >>> [stored_type(name, "double").may_be_raw for name in ("numeric", "double precision")]
     [True, False]
     """
-    if spark_type.startswith("array<"):
-        element = stored_type(type_name.removesuffix("[]"), spark_type[len("array<") : -1])
+    if (array := _ARRAY.fullmatch(spark_type)) is not None:
+        element = stored_type(type_name.removesuffix("[]"), array[1])
         return Array(spark_type, pa.list_(element.arrow), element)
     if limits := _DECIMAL.fullmatch(spark_type):
         precision, scale = (int(limit) for limit in limits.groups())
         return Decimal(spark_type, pa.decimal128(precision, scale))
     if spark_type == "double" and type_name != "double precision":
         return NumericAsDouble()  # A numeric, or a domain.
-    return _STORED[spark_type]
+    if (kind := _STORED.get(spark_type)) is None:
+        raise LakeError(
+            f"the ledger has a column of type {spark_type!r}, which waldelta doesn't store: find"
+            " out which program wrote it, and copy the table again (sync --tables)"
+        )
+    return kind
 
 
 @cache

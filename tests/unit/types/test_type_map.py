@@ -16,7 +16,7 @@ from psycopg import sql
 from tests.support.seeds import chosen_random
 from waldelta.config import TypeOptions
 from waldelta.config.type_options import DEFAULT_TYPES, TableTypeOptions
-from waldelta.errors import DecodeError
+from waldelta.errors import DecodeError, LakeError
 from waldelta.postgres import PgType
 from waldelta.types import column_types, stored_type
 from waldelta.types.type_map import target_type
@@ -675,3 +675,16 @@ def test_many_values_that_only_look_right():
     wrong = {n for n, text in enumerate(given) if text != "2023-02-28"}
     assert {n for n, text in enumerate(raw.to_pylist()) if text is not None} == wrong
     assert typed.null_count == len(wrong)
+
+
+FORGED = (
+    "no type", "", "int; drop", "decimal(99,0)", "decimal(0,0)", "decimal(" + "9" * 5_000 + ",0)",
+    "array<" * 2_000 + "int" + ">" * 2_000, "array<>", "array<no type>", "array<array<int>>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spark_type", FORGED, ids=lambda text: text[:20])
+def test_a_forged_type_of_the_ledger_is_named(spark_type):
+    """Any writer of the lake can change that text."""
+    with pytest.raises(LakeError, match="which waldelta doesn't store: find out which program"):
+        stored_type("text", spark_type)
