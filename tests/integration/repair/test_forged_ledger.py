@@ -10,6 +10,7 @@ import pytest
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.servers.called_functions import SAY_CALLED, calls
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
@@ -20,10 +21,10 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 # What a forger has the source call, as the reader. As an immutable function it is called while a
 # statement is planned, and it works in a read-only transaction, too.
 CALL = "public.seen()"
-DDL = """
+DDL = f"""
 create function seen() returns bool immutable language plpgsql as $$
 begin
-    perform pg_notify('forged', current_user::text);
+    {SAY_CALLED}
     return true;
 end $$;
 create table t (id int, a int, big text, primary key (id, a));
@@ -53,11 +54,12 @@ def job(spark, database, lake):
 @contextmanager
 def nothing_is_called(database):
     """No statement in this block calls what the forger wrote."""
-    with database.connect(autocommit=True) as listening:
-        listening.execute("listen forged")
+    with calls(database) as roles:
+        database.execute("explain select public.seen()")
+    assert roles, "the log doesn't show calls: this test shows nothing"
+    with calls(database) as roles:
         yield
-        listening.execute("select 1")
-        assert [each.payload for each in listening.notifies(timeout=0)] == []
+    assert roles == []
 
 
 def forge(job, **values):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
 
 from tests.support.pipelines import pipeline_file
+from tests.support.servers.called_functions import SAY_CALLED, calls
 from tests.support.servers.roles import connect_as, new_role
 from waldelta.cli.command_line import main
-from waldelta.errors import SnapshotLost
+from waldelta.errors import ConfigError, SnapshotLost
 from waldelta.jobs import Pipeline
-from waldelta.postgres import connect
+from waldelta.postgres import TableId, connect
 from waldelta.postgres.published_tables import read_published_tables
+from waldelta.row_filter import refused_filter, resolve_filter
 from waldelta.snapshot import SnapshotHolder, plan_copy
 from waldelta.snapshot.chunks import plan_chunks
 from waldelta.snapshot.key_columns import key_columns
@@ -24,12 +27,12 @@ from waldelta.snapshot.read_table import read_chunks
 pytestmark = pytest.mark.pg
 
 # An immutable function of the owner. It says as which role it was called.
-TABLES = """
-create schema app authorization {owner};
-set role {owner};
+TABLES = f"""
+create schema app authorization {{owner}};
+set role {{owner}};
 create function app.seen(int) returns int immutable language plpgsql as $$
 begin
-    perform pg_notify('seen', current_user::text);
+    {SAY_CALLED}
     return $1;
 end $$;
 create table app.t (id int primary key, n int);
@@ -65,17 +68,6 @@ def owner(database):
 def any_owner(any_database):
     with table_owner(any_database) as role:
         yield role
-
-
-@contextmanager
-def calls(database):
-    """Gives the roles as which the owner's function is called in this block."""
-    seen: list[str] = []
-    with database.connect(autocommit=True) as listening:
-        listening.execute("listen seen")
-        yield seen
-        listening.execute("select 1")
-        seen += [each.payload for each in listening.notifies(timeout=0)]
 
 
 @pytest.mark.parametrize("where", PLANNED)
@@ -199,6 +191,44 @@ def test_no_domain_is_checked_when_rows_are_read_by_their_keys(any_database, any
         assert (seen, "Index" in plan and "Index Cond" in plan) == ([], by_index)
 
 
+FILTERS = (
+    "app.seen(1) = 1",
+    "id operator(app.<<<) 1",
+    "1::app.d > id",
+    "app.seen(id) > id",
+    "'{1}'::app.d[] is not null",
+    "row(1)::app.c is not null",
+    "'(1)'::app.c is not null",
+    "array['1']::app.d[] is not null",
+    "cast('{1}' as app.d[]) is not null",
+    "app.d '1' > id",
+)
+
+
+def test_a_filter_calls_no_users_function_before_it_is_refused(any_database, any_owner):
+    """Whoever writes a pipeline file has rights in the lake, and none on the source."""
+    database = any_database
+    database.execute(
+        "create function app.less(int, int) returns bool immutable language plpgsql as $$ begin"
+        " return app.seen($1) < $2; end $$;"
+        " create operator app.<<< (function = app.less, leftarg = int, rightarg = int);"
+        " create domain app.d as int check (app.seen(value) > 0); create type app.c as (v app.d)"
+    )
+    database.execute("reset role")
+    table, called = TableId("app", "t"), 0
+    with connect(database.conninfo, "test") as conn:
+        for text in FILTERS:
+            with calls(database) as seen:
+                conn.execute(f"explain select from app.t where ({text})".encode())
+            called += bool(seen)
+            with calls(database) as seen:
+                for analysed_by in (resolve_filter, refused_filter):
+                    with pytest.raises(ConfigError):
+                        analysed_by(conn, table, text)
+            assert seen == [], text
+    assert called, "PostgreSQL calls none of them: this test shows nothing"
+
+
 def test_no_view_is_read_in_a_tables_place(any_database, any_owner):
     """Its functions would be called as the reader, whatever was locked before."""
     database = any_database
@@ -217,6 +247,27 @@ def test_no_view_is_read_in_a_tables_place(any_database, any_owner):
         with calls(database) as seen, pytest.raises(SnapshotLost, match="was altered, renamed or"):
             list(read_chunks(database.conninfo, copy, [chunk], "test"))
         assert seen == []
+
+
+def test_a_table_with_a_foreign_partition_is_copied(any_database):
+    """Sessions refuse to read views, and no other relation that isn't the server's own."""
+    database = any_database
+    database.execute(
+        "create table t (id int) partition by range (id); create table t1 partition of"
+        " t for values from (0) to (10); create foreign data wrapper w; create server s foreign"
+        " data wrapper w; create foreign table t2 partition of t for values from (10) to (20)"
+        " server s; insert into t values (1)"
+    )
+    database.execute("create publication p for table t with (publish_via_partition_root)")
+    with SnapshotHolder(database.conninfo, "test") as holder:
+        (table,) = read_published_tables(holder.connection, ["p"])
+        files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
+        copy = plan_copy(table, holder.snapshot_id, files, None)
+        chunks = plan_chunks(table.stored_leaves, 1 << 20)
+        batches = list(read_chunks(database.conninfo, copy, chunks, "test"))
+        assert [batch["id"].to_pylist() for batch in batches] == [[1]]
+        with pytest.raises(psycopg.Error, match='foreign-data wrapper "w" has no handler'):
+            holder.connection.execute("select from only t2")
 
 
 def test_setup_runs_event_triggers_that_read_views(database, owner, lake):

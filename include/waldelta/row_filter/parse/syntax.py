@@ -21,7 +21,7 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     """Read a filter expression as PostgreSQL does; return its columns, in order of appearance.
 
     Unquoted names are folded to lower case. Raises ConfigError with the position where it can't be
-    read.
+    read, or where it names a function, type or operator of a schema of users.
 
     >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5")
     ('origin', 'Dep')
@@ -47,9 +47,37 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
             0,
             "a filter is one expression over the row's own columns, without subqueries or *",
         )
+    _check_own(text)
     # find_all searches breadth first, but a message reads better in the order of the text.
     columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
     return tuple(dict.fromkeys(columns))
+
+
+def _check_own(text: str) -> None:
+    """Raise ConfigError for a function, type or operator that isn't PostgreSQL's own.
+
+    While the server parses a filter, it may call functions of such a type's owner: a domain's
+    constraint for a value in an array's literal.
+    """
+    tokens, at = tokenize(text), 0
+    kinds = [token.token_type.name for token in tokens]
+    while at < len(tokens):
+        # The token after a name and its parts.
+        end = at + 1
+        while kinds[end : end + 1] == ["DOT"]:
+            end += 2
+        is_called = (
+            kinds[end : end + 1] == ["L_PAREN"]
+            or kinds[max(at - 1, 0) : at] in (["DCOLON"], ["ALIAS"])
+            or kinds[max(at - 2, 0) : at] == ["OPERATOR", "L_PAREN"]
+        )
+        if end > at + 1 and is_called and tokens[at].text.lower() != "pg_catalog":
+            raise _refused(
+                text,
+                tokens[at].start,
+                "only functions, types and operators of PostgreSQL's own are allowed",
+            )
+        at = end
 
 
 # Functions that SQL calls without parentheses; none is immutable.
