@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from waldelta.control_characters import visible, visible_json
 from waldelta.error_catalog import REMEDIES
 
 if TYPE_CHECKING:
@@ -20,22 +20,6 @@ if TYPE_CHECKING:
 # Where there is no terminal, such as in a task's log: eighty columns would cut table names.
 _WIDTH = 120
 _NARROWEST = 100
-# C0 and C1 without line breaks and tabs, and characters that change the direction of text.
-_CONTROL = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
-)
-
-
-def visible(text: str) -> str:
-    """Returns a text with its control characters as escapes; line breaks and tabs stay.
-
-    A table's owner chooses its name, which could move the cursor, hide lines, or set the
-    clipboard.
-
-    >>> print(visible("a\\x1b[2Jb\\u202ec"))
-    a\\x1b[2Jb\\u202ec
-    """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Output:
@@ -73,7 +57,8 @@ class Output:
             before = document if isinstance(document, Mapping) else {}
             document = {**before, "error": self._error}
         if document is not None:
-            sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            printed = json.dumps(document, indent=2, ensure_ascii=False)
+            sys.stdout.write(f"{visible_json(printed)}\n")
 
 
 def terminal(width: int | None = None) -> Console:

@@ -19,11 +19,12 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from waldelta.cli._options import check_values, parse
-from waldelta.cli._output import Output, visible
+from waldelta.cli._output import Output
 from waldelta.cli._results import plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_of_shell import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths
+from waldelta.control_characters import as_one_entry
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
@@ -56,7 +57,7 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as err:
-        sys.stderr.write(f"{visible(stack_without_values(err))}\n")
+        sys.stderr.write(f"{as_one_entry(stack_without_values(err))}\n")
         code = 1
     remove_copies()
     logging.shutdown()
@@ -412,12 +413,12 @@ def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Writes the stack of an error without values of rows, unless the log's level is DEBUG; and
-    control characters as escapes.
+    """Writes the stack of an error without values of rows, unless the log's level is DEBUG;
+    control characters as escapes; and lines after the first one indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return as_one_entry(super().format(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
         if ei[1] is None or log.isEnabledFor(logging.DEBUG):

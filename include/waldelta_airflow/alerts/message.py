@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from waldelta.control_characters import as_one_entry
 from waldelta.error_catalog import ERRORS
 from waldelta.monitoring.attention import KINDS, Attention, AttentionLevel
 from waldelta.quantities import counted
@@ -120,7 +121,7 @@ def _line(pipeline: str, alert: Alert, base_url: str) -> Line:
     return Line(
         alert.state,
         item.severity,
-        _safe(item),
+        as_one_entry(_safe(item)),
         alert.since,
         "" if is_over else KINDS[item.kind].remedy,
         "" if is_over else _page(base_url, pipeline, item),

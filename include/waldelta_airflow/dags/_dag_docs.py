@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from waldelta.control_characters import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -124,7 +126,8 @@ def _facts(pipeline: PipelineFile, path: str) -> Iterator[str]:
     yield f"| Spark | connection `{pipeline.spark_conn_id}` |"
     yield f"| pool | `{pipeline.pool}` (one slot; without the pool, tasks wait forever) |"
     for publication in pipeline.source.publications:
-        yield f"| publication `{publication.name}` | {'<br>'.join(_published(publication))} |"
+        published = _cell("<br>".join(_published(publication)))
+        yield f"| publication `{publication.name}` | {published} |"
 
 
 def _published(publication: Publication) -> Iterator[str]:
@@ -133,11 +136,12 @@ def _published(publication: Publication) -> Iterator[str]:
         yield "all tables"
     yield from (f"schema `{schema}`" for schema in publication.schemas)
     for table in publication.tables:
-        where = f" where `{_cell(table.where)}`" if table.where else ""
+        where = f" where `{table.where}`" if table.where else ""
         columns = f" ({', '.join(table.columns)})" if table.columns else ""
         without = f" without `{'`, `'.join(table.exclude)}`" if table.exclude else ""
         yield f"`{table.name}`{without}{columns}{where}"
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return a text for a cell of a table: names may have any characters."""
+    return visible(" ".join(text.split())).replace("|", "\\|")

@@ -8,7 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from waldelta.control_characters import visible
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.settings import URL_PREFIX
@@ -118,6 +120,21 @@ def _ago(moment: datetime, at: datetime | None) -> str:
     return ago(at, moment)
 
 
+class Exact(str):
+    """A value that a form sends back, which must stay as it is."""
+
+    __slots__ = ()
+
+
+def _shown(value: object) -> str:
+    """Return what a page shows of a value: names from the source with control characters as
+    escapes.
+    """
+    if isinstance(value, Exact):
+        return value
+    return Markup(visible(value)) if isinstance(value, Markup) else visible(str(value))  # noqa: S704
+
+
 @cache
 def _templates() -> Environment:
     found = Environment(
@@ -126,6 +143,7 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
-    found.filters.update(FILTERS)
+    found.filters.update(FILTERS, exact=Exact)
     return found

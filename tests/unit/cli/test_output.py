@@ -144,11 +144,28 @@ def test_a_name_with_control_characters_is_shown_as_escapes(text, capsys):
     assert not set("\x1b\x07\x9b\u202e\r") & set(found)
 
 
+def test_json_for_a_terminal_has_them_as_escapes_of_its_own(capsys):
+    output = Output(as_json=True)
+    output.show({"table": HOSTILE}, "for people")
+    output.close()
+    shown = capsys.readouterr().out
+    assert not set("\x1b\x07\x9b\u202e\r") & set(shown)
+    assert json.loads(shown) == {"table": HOSTILE}
+
+
 def test_styles_of_our_own_stay(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[1;31m" in rendered(Text(HOSTILE, style="bold red"))
     assert "\x1b]52" not in rendered(Text(HOSTILE, style="bold red"))
+
+
+def test_a_name_forges_no_entry_of_the_log():
+    """Each line of a log that begins with a time was written by waldelta."""
+    name = "public.t\n2026-01-01 12:00:00,000 INFO equal\r\n2026-01-01\x852026\u20282026"
+    record = logging.LogRecord("x", logging.INFO, "", 1, "2026-01-01 table=%s", (name,), None)
+    lines = _Formatter("%(message)s").format(record).splitlines()
+    assert [line[:4] for line in lines] == ["2026", "  20", "  20"]
 
 
 def test_the_log_shows_them_as_escapes():

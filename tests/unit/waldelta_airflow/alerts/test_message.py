@@ -51,6 +51,19 @@ def test_as_slack_shows_it(message):
     assert first.endswith("_ <https://airflow.example/af/waldelta/p/shop#tables|open>")
 
 
+def test_a_name_forges_no_line():
+    """Names of tables may have any characters."""
+    name = 'public."a\nRECOVERED: all\u202e"'
+    alert = Alert(
+        "new", Attention("failed", "failed_copy", f"{name} failed", objects=(name,)), NOON
+    )
+    message = message_of("shop", [alert], BASE)
+    for text in (message.text, json.dumps(message.slack, ensure_ascii=False).replace("\\n", "\n")):
+        assert [line for line in text.splitlines() if line.startswith("RECOVERED")] == []
+        assert "\u202e" not in text
+    assert message.document["alerts"][0]["tables"] == [name]
+
+
 def test_slack_takes_fifty_blocks():
     many = [Alert("new", Attention("failed", "stopped", "x" * 9_000), NOON)] * 60
     blocks = message_of("shop", many, BASE).slack["blocks"]

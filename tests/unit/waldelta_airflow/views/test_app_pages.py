@@ -50,7 +50,7 @@ from waldelta_airflow.views._trigger import DagPaused
 
 pytestmark = pytest.mark.airflow
 
-HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x9b'
 OWN = {"sec-fetch-site": "same-origin"}
 RUN_ID = "scheduled__2026-01-01T12:00:00+00:00"
 PAGES = [
@@ -449,6 +449,7 @@ def test_values_are_never_markup(write_pipeline, schedules, open_pages):
         text = client.get(path).text
         assert "<script" not in text, path
         assert "<img" not in text, path
+        assert not set("\u202e\x9b") & set(text), path
         fresh = {
             link.partition("#")[0] for link in Links(text).links if link.startswith("/p/")
         } - seen

@@ -4,12 +4,12 @@ escaped.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from waldelta.control_characters import html_text
 from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
@@ -123,7 +123,7 @@ def summary_of(row: Reconciliation) -> str:
 def table_page(row: Reconciliation) -> str:
     """Returns one table's page."""
     verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
-    body = f"<p>{mark(verdict)} {html.escape(summary_of(row))}</p>{fact_table(_facts(row))}"
+    body = f"<p>{mark(verdict)} {html_text(summary_of(row))}</p>{fact_table(_facts(row))}"
     if row.differences:
         body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
     if (more := row.differing - sum(one.rows for one in row.differences)) > 0:
@@ -177,10 +177,10 @@ def _row(one: RowDifference) -> str:
     lines = [(c.name, c.source, c.target) for c in one.columns] or [("", "", "")]
     span = f' rowspan="{len(lines)}"'
     times = f" ×{one.rows:,}" if one.rows > 1 else ""
-    first = f"<td{span}>{one.kind}{times}</td><td{span}><code>{html.escape(one.key)}</code></td>"
+    first = f"<td{span}>{one.kind}{times}</td><td{span}><code>{html_text(one.key)}</code></td>"
     cells = ["".join(f"<td>{_value(value)}</td>" for value in line) for line in lines]
     return f'<tbody class="run"><tr>{first}{"</tr><tr>".join(cells)}</tr></tbody>'
 
 
 def _value(text: str | None) -> str:
-    return '<span class="dim">null</span>' if text is None else html.escape(text)
+    return '<span class="dim">null</span>' if text is None else html_text(text)

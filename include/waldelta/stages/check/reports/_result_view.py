@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from waldelta.control_characters import html_text
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.page import fact_table, mark, page
 from waldelta.stages.check.suite import kind_of
@@ -49,11 +50,11 @@ def check_page(result: ExpectationSuiteValidationResult) -> str:
     """Returns the page of one table's check, with the facts in ``batch_parameters``."""
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
     body = (
-        f"<p>{mark(_verdict(result))} {html.escape(_summary(result))}</p>"
+        f"<p>{mark(_verdict(result))} {html_text(_summary(result))}</p>"
         + fact_table((str(name), str(value)) for name, value in about.items())
         + "".join(_section(section) for section in _sections(result))
         + '<p class="dim">Great Expectations'
-        f" {html.escape(str(result.meta.get('great_expectations_version')))}</p>"
+        f" {html_text(str(result.meta.get('great_expectations_version')))}</p>"
     )
     return page(f"Check of {about.get('table', result.suite_name)}", body)
 
@@ -109,7 +110,7 @@ def _section(section: Mapping[str, Any]) -> str:
     blocks = [
         b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")
     ]
-    name = html.escape(str(section["section_name"]))
+    name = html_text(str(section["section_name"]))
     return f"<h2>{name}</h2>{''.join(_content(block) for block in blocks)}"
 
 
@@ -143,11 +144,11 @@ def _headings(block: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    return html.escape(str(value))
+    return html_text(str(value))
 
 
 def _json(value: Any) -> str:
-    return f"<pre>{html.escape(json.dumps(value, indent=2, default=str, ensure_ascii=False))}</pre>"
+    return f"<pre>{html_text(json.dumps(value, indent=2, default=str, ensure_ascii=False))}</pre>"
 
 
 def _sentence(block: Mapping[str, Any]) -> str:
@@ -174,12 +175,12 @@ def _agreeing(value: Any, words: str) -> str:
 
 
 def _words(text: str) -> str:
-    return "<br>".join(html.escape(line) for line in _LINE_BREAK.split(text))
+    return "<br>".join(html_text(line) for line in _LINE_BREAK.split(text))
 
 
 def _parameter(name: str, value: Any) -> str:
     if name == _SCHEMA:
-        return f"<pre>{html.escape(html.unescape(_AROUND_SCHEMA.sub('', str(value))))}</pre>"
+        return f"<pre>{html_text(html.unescape(_AROUND_SCHEMA.sub('', str(value))))}</pre>"
     return f"<code>{_text(value)}</code>" if str(value) else ""
 
 

@@ -5,11 +5,11 @@ escaped.
 from __future__ import annotations
 
 import hashlib
-import html
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
+from waldelta.control_characters import html_text
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.index import CheckedRun, ReportEntry
 
@@ -57,13 +57,13 @@ _HEAD = (
 
 def page(title: str, body: str) -> str:
     """Returns a complete page; ``body`` must be HTML."""
-    return _PAGE.format(policy=POLICY, title=html.escape(title), style=_STYLE, body=body)
+    return _PAGE.format(policy=POLICY, title=html_text(title), style=_STYLE, body=body)
 
 
 def fact_table(facts: Iterable[tuple[str, str]]) -> str:
     """Returns names and values as a table."""
     rows = (
-        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        f'<tr><th scope="row">{html_text(name)}</th><td>{html_text(value)}</td></tr>'
         for name, value in facts
     )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
@@ -96,11 +96,11 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
     at = f"{run.at:%Y-%m-%d %H:%M:%S} UTC"
     where = (
         f'<td class="where" rowspan="{len(run.entries)}"><b>{at}</b>'
-        f' {html.escape(run.pipeline)}<br><span class="dim">{html.escape(run.run_id)}</span></td>'
+        f' {html_text(run.pipeline)}<br><span class="dim">{html_text(run.run_id)}</span></td>'
     )
     for entry in run.entries:
-        table = html.escape(entry.table)
-        name = f'<a href="{html.escape(link(entry))}">{table}</a>' if entry.page else table
+        table = html_text(entry.table)
+        name = f'<a href="{html_text(link(entry))}">{table}</a>' if entry.page else table
         yield (
             f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_text(entry)}</td></tr>"
         )
@@ -109,10 +109,10 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
 
 def _text(entry: ReportEntry) -> str:
     if entry.told is not None:
-        return html.escape(entry.told)
+        return html_text(entry.told)
     missed = [*entry.failures, *(f"{text} (warning)" for text in entry.warnings)]
     version = "" if entry.version is None else f", Delta version {entry.version}"
     if not missed:
         return f"{entry.expectations} met{version}"
-    listed = "".join(f"<li>{html.escape(text)}</li>" for text in missed)
+    listed = "".join(f"<li>{html_text(text)}</li>" for text in missed)
     return f"{len(missed)} of {entry.expectations} not met{version}<ul>{listed}</ul>"

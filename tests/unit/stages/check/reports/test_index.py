@@ -105,3 +105,9 @@ def test_the_index_is_text_and_needs_no_network(tmp_path, text):
     assert text not in index
     assert not re.search(r"<script|<img|https?://|@import|url\(", index)
     assert index.count("public.t") == 2  # a link and its text
+
+
+def test_the_index_shows_control_characters_as_escapes(tmp_path):
+    entry(tmp_path, failures=("a\u202eb\x9b",))
+    index = static_index("shop", checked_runs(read_entries(tmp_path)))
+    assert r"a\u202eb\x9b" in index

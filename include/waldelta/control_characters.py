@@ -1,0 +1,52 @@
+"""Shows control characters of names as escapes, wherever texts are for people.
+
+A table's owner chooses its name, and could otherwise move a terminal's cursor, set the clipboard,
+hide a part of a line, or reverse it on a page or in an alert.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+# C0 and C1 without line breaks and tabs, and characters that change the direction of text.
+_CONTROL = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
+
+
+def visible(text: str) -> str:
+    """Return a text with its control characters as escapes; line breaks and tabs stay.
+
+    >>> print(visible("a\\x1b[2Jb\\u202ec"))
+    a\\x1b[2Jb\\u202ec
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def visible_json(document: str) -> str:
+    """Return a JSON document in which they are JSON's own escapes, so that it stays the same.
+
+    >>> print(visible_json('["\\x9b2J"]'))
+    ["\\u009b2J"]
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def as_one_entry(text: str) -> str:
+    """Return an entry of a log in which only the first line may look like the start of one.
+
+    >>> print(as_one_entry("table=a\\n12:00 ERROR b"))
+    table=a
+      12:00 ERROR b
+    """
+    return visible(text).replace("\n", "\n  ")
+
+
+def html_text(text: str) -> str:
+    """Return a text for a page that has no templates.
+
+    >>> print(html_text("<b>\\u202ec"))
+    &lt;b&gt;\\u202ec
+    """
+    return html.escape(visible(text))
