@@ -207,7 +207,6 @@ class CatalogRelation:
     identity_columns: tuple[str, ...]
     ancestors: tuple[int, ...]
     owner: str = ""
-    # A superuser's role: membership in it isn't an acceptable remedy.
 
     @property
     def column_names(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from waldelta.errors import (
     SlotInUse,
     SlotStuck,
     SourceUnreachable,
+    without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.transaction_counts import Transactions
@@ -126,8 +127,8 @@ def _get_verified(
         except psycopg.Error as err:
             raise ConsumeMismatch(
                 f"{differs}; the copy of the slot that holds these changes could not be kept"
-                f" ({err}): reconcile reports what differs from the source; to start over, run"
-                " teardown, setup and resync"
+                f" ({without_values(err)}): reconcile reports what differs from the source; to"
+                " start over, run teardown, setup and resync"
             ) from err
         raise ConsumeMismatch(
             f"{differs}; the slot {kept!r} still holds these changes: compare them with the change"

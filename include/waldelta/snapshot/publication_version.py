@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import SnapshotLost
+from waldelta.errors import SnapshotLost, without_values
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, wait_for_old_transactions
 
 
@@ -70,7 +70,8 @@ def read_version_as_of(
         return read_version(holder.connection, drained.publications, oids)
     except psycopg.Error as err:
         raise SnapshotLost(
-            f"the publications can't be read in the snapshot ({err}): the copy starts again"
+            f"the publications can't be read in the snapshot ({without_values(err)}): the copy"
+            " starts again"
         ) from None
 
 

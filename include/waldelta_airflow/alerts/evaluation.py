@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
-from waldelta.errors import WaldeltaError
+from waldelta.errors import WaldeltaError, stack_without_values
 from waldelta.monitoring import Glance, read_glance
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
 from waldelta.monitoring.overview import (
@@ -86,7 +86,7 @@ def _evaluate(
         ledger = Ledger(lake)
         glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, airflow, OVERVIEW_REACH)
     except Exception as err:
-        log.exception("pipeline %s can't be evaluated", name)
+        log.error("pipeline %s can't be evaluated: %s", name, stack_without_values(err))
         lacking = Attention(
             "failed",
             "lake",
@@ -124,7 +124,8 @@ def _of_slot(pipeline: PipelineFile, lake: Lake) -> Iterator[Attention]:
         source = SourceConnections(pipeline.source, *map(source_conninfo, pipeline.source.conn_ids))
         yield from of_live_slot(Job(pipeline, source, "alerts", lake=lake))
     except Exception as err:
-        log.exception("the slot of pipeline %s can't be read", pipeline.pipeline)
+        stack = stack_without_values(err)
+        log.error("the slot of pipeline %s can't be read: %s", pipeline.pipeline, stack)
         kind = type(err).__name__
         yield Attention("failed", "source", f"its slot can't be read: {_reason(err)}", cause=kind)
 

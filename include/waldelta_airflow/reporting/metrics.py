@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from waldelta.errors import stack_without_values
+
 log = logging.getLogger(__name__)
 
 # Every name with its kind and meaning, as docs/reference/metrics.md lists them.
@@ -151,8 +153,8 @@ def emit(
                 channel.gauge(metric.name, metric.value, tags=dict(metric.tags))
             elif metric.value:
                 channel.incr(metric.name, int(metric.value), tags=dict(metric.tags))
-    except Exception:
-        log.warning("metrics of this run weren't sent", exc_info=True)
+    except Exception as err:
+        log.warning("metrics of this run weren't sent: %s", stack_without_values(err))
 
 
 def _part(name: str) -> str:

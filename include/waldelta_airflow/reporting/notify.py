@@ -21,7 +21,7 @@ from airflow.sdk import BaseNotifier
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import Notification
 from waldelta.error_catalog import ERRORS, REMEDIES, is_kind
-from waldelta.errors import ConfigError, SlotCritical
+from waldelta.errors import ConfigError, SlotCritical, stack_without_values
 from waldelta_airflow import settings
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def _notified_lately(context: Context) -> bool:
 def _going_on(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception:
-        log.exception("%s failed, and the run goes on", what)
+    except Exception as err:
+        log.error("%s failed, and the run goes on: %s", what, stack_without_values(err))
 
 
 def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile, dag_id_of
-from waldelta.errors import ConfigError, LakeError, WaldeltaError
+from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.quarantine import QUARANTINED
@@ -153,7 +153,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     except Exception as err:
         # An error of one lake must not hide the others.
         if not isinstance(err, READ_ERRORS):
-            log.exception("the overview can't show pipeline %s", name)
+            log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
         return Card(
             name,
             problem=f"its lake can't be read from here: {reason(err, pipeline)}",

@@ -20,7 +20,7 @@ from functools import partial
 import psycopg
 
 from waldelta.config import Source
-from waldelta.errors import DecodeError, SlotUnreadable, SourceError
+from waldelta.errors import DecodeError, SlotUnreadable, SourceError, without_values
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import read_relation
 from waldelta.pgoutput.control import read_begin
@@ -271,7 +271,7 @@ def _identify(job: Job, source: Source) -> list[str]:
         DecodeError,
         psycopg.Error,
     ) as err:  # These errors only affect the description of a known error.
-        log.info("slot=%s the transaction isn't known: %s", source.slot, err)
+        log.info("slot=%s the transaction isn't known: %s", source.slot, without_values(err))
     return [text for text in (transaction, table) if text]
 
 

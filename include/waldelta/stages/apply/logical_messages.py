@@ -18,7 +18,7 @@ from waldelta.changes.decode.message_search import find_unreadable_logical
 from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.target_table import plainly_typed
 from waldelta.changes.stage.read_changes import read_changes
-from waldelta.errors import ApplyError, DecodeError, LateWriter
+from waldelta.errors import ApplyError, DecodeError, LateWriter, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import commits, place_columns
@@ -107,7 +107,7 @@ def _append(
             and (unread := find_unreadable_logical(change_log, segments)) is not None
         ):
             named = record_unreadable(job, unread, named)
-        raise named or ApplyError(f"messages not written: {err}") from err
+        raise named or ApplyError(f"messages not written: {without_values(err)}") from err
     fault_point("messages.written")
     place.sync_commit(place.version)
     return last

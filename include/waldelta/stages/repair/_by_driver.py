@@ -25,6 +25,7 @@ from waldelta.changes.decode.collapse import (
 from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
 from waldelta.changes.stage.net_files import parts_at_once
+from waldelta.errors import without_values
 from waldelta.lake import write_parquet
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import open_parquet
@@ -109,7 +110,9 @@ def stage_net_in_driver(
     try:
         net = net_changes(again, _read_staged_keys(touched, rows), rows.shape.key)
     except pa.ArrowException as err:
-        log.info("Spark stages the rows of %s, since the driver can't: %s", staged, err)
+        log.info(
+            "Spark stages the rows of %s, since the driver can't: %s", staged, without_values(err)
+        )
         return None
     write_parquet(
         f"{staged}/net", net.add_column(0, "why", pa.array([why] * len(net), pa.string()))
@@ -136,7 +139,7 @@ def merge_rows_in_driver(
         dataset = open_parquet(folder)
         net = read_within(dataset, dataset.schema)
     except (OSError, pa.ArrowException) as err:
-        log.info("table=%s can't be merged on the driver: %s", table_name, err)
+        log.info("table=%s can't be merged on the driver: %s", table_name, without_values(err))
         return False
     if net is None:
         return False

@@ -91,17 +91,19 @@ def test_a_connection_that_is_missing(shop, monkeypatch):
     assert "source: its slot can't be read: AirflowNotFoundException" in texts
 
 
-def test_a_lake_that_cannot_be_read(shop, monkeypatch):
-    """Nothing else is known then, and another's message isn't quoted."""
+def test_a_lake_that_cannot_be_read(shop, monkeypatch, caplog):
+    """Nothing else is known then, and another's message isn't quoted, nor values in the log."""
 
     def refuse(_):
-        raise OSError("secret")
+        raise ValueError("invalid literal for int() with base 10: 'secret'")
 
     monkeypatch.setattr("waldelta_airflow._connections.pipeline_lake", refuse)
     assert found(Task()) == (
-        {"lake: its lake can't be read from here: OSError"},
+        {"lake: its lake can't be read from here: ValueError"},
         frozenset({"lake"}),
     )
+    assert "in refuse" in caplog.text
+    assert "secret" not in caplog.text.replace("with base 10: 'secret'\")", "")  # this file's line
 
 
 def test_a_pipeline_that_was_torn_down(shop, lake):

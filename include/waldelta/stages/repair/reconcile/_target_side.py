@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
 from waldelta.changes.stage.net_files import batches
+from waldelta.errors import without_values
 from waldelta.lake import READ_FAILURES, DeltaTarget
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_at_most
 from waldelta.lake.storage import row_group_bytes
@@ -141,7 +142,7 @@ class TargetSide:
                     task(self._batches(self.small)), schema
                 ).combine_chunks()
             except READ_FAILURES as err:
-                log.info("%s is read by Spark: %s", self.target.uri, err)
+                log.info("%s is read by Spark: %s", self.target.uri, without_values(err))
         return self._run_by_spark(task, schema)
 
     def _batches(self, dataset: ds.Dataset) -> Batches:
@@ -183,7 +184,7 @@ def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | 
         # The driver reads one row group at a time.
         return dataset if max(row_group_bytes(dataset), default=0) <= MOST_DRIVER_BYTES else None
     except READ_FAILURES as err:
-        log.info("%s is read by Spark: %s", target.uri, err)
+        log.info("%s is read by Spark: %s", target.uri, without_values(err))
         return None
 
 
