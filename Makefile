@@ -60,7 +60,7 @@ psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's opti
 # E2e files first, because they take longest; a file's tests share what is expensive to make.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40
 TESTS := tests/e2e tests/integration tests/unit
-ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED),-p no:randomly)
+ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED))
 
 ##@ Checks
 .PHONY: lint
@@ -90,7 +90,7 @@ test: setup ## the tests that a change is likely to break, in ten minutes; SEED=
 ifeq ($(ARGS),)
 	@$(PYTEST) $(PARALLEL) $(ORDER) -m "not nightly and not soak" $(TESTS)
 else
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(ORDER) $(ARGS)
 endif
 
 .PHONY: test-all

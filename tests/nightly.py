@@ -26,7 +26,7 @@ _FAILURE: Final = re.compile(
     r"|^\d+\. .+: (?!works).+",
     re.MULTILINE,
 )
-_PARALLEL: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "no:randomly")
+_PARALLEL: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def commands(soak_minutes: float) -> dict[str, list[str]]:
