@@ -53,6 +53,7 @@ class Pipeline:
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup import Judges, plan_setup
         from waldelta.stages.setup.preflight import probe_store
+        from waldelta.stages.setup.preflight.lake import judge_altered
 
         job, root = self.job(), self.file.target.root
         probe_store(self.file.target, job.lake, spark)
@@ -68,7 +69,11 @@ class Pipeline:
             problems.append(why_not_writable_in_task(spark, root))
         return replace(
             plan,
-            findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)),
+            findings=(
+                *plan.findings,
+                *judge_altered(job),
+                *(lacking(text) for text in problems if text is not None),
+            ),
         )
 
     def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:

@@ -43,6 +43,14 @@ def test_an_altered_target_is_named_and_the_others_go_on(spark, database, lake):
     pipeline.sync(spark)
     for name, (act, _) in ALTERATIONS.items():
         act(pipeline.target_path(f"public.{name}"))
+    missing = (
+        r"public\.overwritten: an external writer altered its target: column `note` is missing"
+    )
+    warnings = [one.text for one in pipeline.check(estimate=False).findings]
+    assert [text for text in warnings if re.match(missing, text)]
+    assert not [text for text in warnings if text.startswith(("public.fine", "public.extended"))]
+    with pytest.raises(RunFailed, match=missing):
+        pipeline.reconcile(spark, ["public.overwritten"])
     for name in TABLES:
         database.execute(f"update {name} set note = 'd' where id = 2")
         database.execute(f"insert into {name} values (4711, 'e')")

@@ -30,7 +30,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.pipeline.targets.target_definition import check_columns, check_new_column
+from waldelta.pipeline.targets.target_definition import check_columns, check_new_columns
 from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote
 from waldelta.target_modes import TargetMode
@@ -90,9 +90,8 @@ def reshape(
 
 def _check_target(job: Job, state: TableState, evolution: Evolution) -> None:
     check_columns(job, state)
-    for column in evolution.columns:
-        if column.source is None:
-            check_new_column(job, state, column.state.name)
+    new = [column.state.name for column in evolution.columns if column.source != column.state.name]
+    check_new_columns(job, state, new)
 
 
 def _rewrite(

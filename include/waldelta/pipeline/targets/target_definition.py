@@ -6,13 +6,18 @@ property is named only when Delta refuses a commit because of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from waldelta.config import dag_id_of
-from waldelta.errors import TargetAltered, WaldeltaError, without_values
+from waldelta.errors import (
+    NeedsSync,
+    TargetAltered,
+    WaldeltaError,
+    without_values,
+)
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.delta_log import APPEND_ONLY, Commit, Definition
 from waldelta.lake.ledger import TableState
@@ -42,39 +47,69 @@ class _Alteration:
 def check_columns(job: Job, state: TableState) -> None:
     """Raise TargetAltered when a target lacks a column that it was given, or has it with another
     type.
+
+    Raises NeedsSync when no external writer did that, but a run that was killed before the ledger
+    had it, and when the target was copied without metadata columns.
     """
     target = job.lake.target(state.table_name)
     for open_table in (target.open_known, target.open):
         table = open_table()
-        types = table.spark_types
-        wanted = {column.name: column.spark_type for column in state.columns}
-        if job.pipeline.target.metadata_columns:
-            wanted |= METADATA_TYPES
-        altered = [name for name, kind in wanted.items() if types.get(name) != kind]
-        if not altered:
+        alterations = _of_columns(job, state, table.spark_types)
+        if not alterations:
             return
-    alterations = [_of_column(name, types.get(name), wanted[name]) for name in altered]
+    origins = _origins(table, alterations)
+    _check_unrecorded(state, origins)
+    if not any(origins) and METADATA_TYPES.keys().isdisjoint(table.spark_types):
+        raise NeedsSync(
+            f"{state.table_name}: its target was copied without metadata columns, and"
+            " target.metadata_columns is true now"
+        )
     raise TargetAltered(
-        f"{_described(state.table_name, table, alterations)}, or copy the table again"
+        f"{_described(state.table_name, alterations, origins)}, or copy the table again"
         f" ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables and a reason)"
     )
 
 
-def check_new_column(job: Job, state: TableState, name: str) -> None:
-    """Raise TargetAltered when a target has a column already that its source has just got."""
-    table = job.lake.target(state.table_name).open()
-    same = [column for column in table.spark_types if column.lower() == name.lower()]
+def foreign_columns(job: Job, state: TableState) -> list[str]:
+    """Return the columns of a target that neither its source nor waldelta has."""
+    own = {column.name for column in state.columns} | METADATA_TYPES.keys() | _of_mode(state).keys()
+    types = job.lake.target(state.table_name).open().spark_types
+    return [name for name in types if name not in own]
+
+
+def check_new_columns(job: Job, state: TableState, names: Iterable[str]) -> None:
+    """Raise TargetAltered when an external writer has added a column already that the source has
+    just got; NeedsSync when a killed run has.
+    """
+    new = {name.lower() for name in names}
+    same = [column for column in foreign_columns(job, state) if column.lower() in new]
     if not same:
         return
-    alteration = _Alteration(
-        f"column {quote(same[0])} was added, and the source has a new column of that name",
-        f"rename or drop it (ALTER TABLE {table.place.relation})",
-        _column(same[0]),
-    )
+    table = job.lake.target(state.table_name).open()
+    alterations = [
+        _Alteration(
+            f"column {quote(name)} was added, and the source has a new column of that name",
+            f"rename or drop it (ALTER TABLE {table.place.relation})",
+            _column(name),
+        )
+        for name in same
+    ]
+    origins = _origins(table, alterations)
+    _check_unrecorded(state, origins)
     raise TargetAltered(
-        f"{_described(state.table_name, table, [alteration])}, or copy the table again, without it"
-        f" ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables and a reason)"
+        f"{_described(state.table_name, alterations, origins)}, or copy the"
+        f" table again, without it ({dag_id_of(job.pipeline.pipeline, 'initial_sync')} with tables"
+        " and a reason)"
     )
+
+
+def _check_unrecorded(state: TableState, origins: Iterable[Commit | None]) -> None:
+    run_id = next((one.metadata.get("run_id") for one in origins if one and one.metadata), None)
+    if run_id is not None:
+        raise NeedsSync(
+            f"{state.table_name}: run {run_id} changed its target's columns, and ended before the"
+            " ledger had them"
+        )
 
 
 def refusal(
@@ -94,7 +129,7 @@ def refusal(
             f"{label}: its target {target.uri} refuses the changes ({code[0]}): see its properties"
             f" (SHOW TBLPROPERTIES {target.relation})"
         )
-    described = _described(label, table, alterations)
+    described = _described(label, alterations, _origins(table, alterations))
     return TargetAltered(f"{described}; the changes, which violate this ({code[0]}), wait")
 
 
@@ -159,6 +194,29 @@ def _at(commit: Commit) -> datetime | None:
     return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
+def _of_columns(job: Job, state: TableState, types: Mapping[str, str]) -> list[_Alteration]:
+    wanted = {column.name: column.spark_type for column in state.columns}
+    if job.pipeline.target.metadata_columns:
+        wanted |= METADATA_TYPES | _of_mode(state)
+    return [
+        _of_column(name, types.get(name), kind)
+        for name, kind in wanted.items()
+        if not _is_of_type(types.get(name), kind)
+    ]
+
+
+def _of_mode(state: TableState) -> dict[str, str]:
+    kinds = {column.name: column.spark_type for column in state.columns}
+    return state.kept_as.columns({name: kinds[name] for name in state.key_columns})
+
+
+def _is_of_type(kind: str | None, wanted: str) -> bool:
+    if kind is not None and wanted.startswith("struct<"):
+        # The key before a change, whose fields are in any order.
+        return kind.startswith("struct<")
+    return kind == wanted
+
+
 def _of_column(name: str, kind: str | None, wanted: str) -> _Alteration:
     what = "is missing" if kind is None else f"has the type {kind} instead of {wanted}"
     return _Alteration(
@@ -201,10 +259,11 @@ def _column(name: str) -> Callable[[Definition], Any]:
     return lambda definition: definition.columns.get(name)
 
 
-def _described(label: str, table: TargetVersion, alterations: list[_Alteration]) -> str:
+def _described(
+    label: str, alterations: Sequence[_Alteration], origins: Sequence[Commit | None]
+) -> str:
     by_commit: dict[str, list[str]] = {}
-    for alteration in alterations:
-        commit = _since(table, alteration.value)
+    for alteration, commit in zip(alterations, origins, strict=True):
         since = "" if commit is None else f" by {describe_commit(commit)}"
         by_commit.setdefault(since, []).append(alteration.what)
     listed = "; ".join(
@@ -214,14 +273,24 @@ def _described(label: str, table: TargetVersion, alterations: list[_Alteration])
     return f"{label}: an external writer altered its target: {listed}: {', '.join(remedies)}"
 
 
-def _since(table: TargetVersion, value: Callable[[Definition], Any]) -> Commit | None:
-    """Return the commit that made a part of the definition what it is; None when the log lacks
-    it.
+def _origins(table: TargetVersion, alterations: Sequence[_Alteration]) -> list[Commit | None]:
+    """Return for each alteration the commit that made it; None when the log lacks that commit.
+
+    The log is read once, because it may have thousands of commits in an object store.
     """
-    now, found = value(table.definition), None
+    values = [alteration.value(table.definition) for alteration in alterations]
+    latest: list[Commit | None] = [None] * len(values)
+    origins = list(latest)
+    searched = set(range(len(values)))
     for commit in table.place.log.before(table.version + 1):
-        if commit.definition is not None:
-            if value(commit.definition) != now:
-                return found
-            found = commit
-    return None
+        if (definition := commit.definition) is None:
+            continue
+        for number in tuple(searched):
+            if alterations[number].value(definition) == values[number]:
+                latest[number] = commit
+            else:
+                origins[number] = latest[number]
+                searched.discard(number)
+        if not searched:
+            break
+    return origins

@@ -34,6 +34,7 @@ from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.table_names import unknown_tables
+from waldelta.pipeline.targets.target_definition import check_columns
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.postgres.connection import named_loss
@@ -249,7 +250,10 @@ def _readable(
         try:
             table = job.lake.target(name).log
             check_readable(table, state, cut, versions[name])
+            check_columns(job, state)
             found.append(state)
+        except NeedsSync as err:
+            work.put(name, NOT_COMPARED, str(err))
         except StateError as err:
             work.fail(name, err)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,12 +13,14 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from tests.support.pipelines import job_of, pipeline_file
-from waldelta.errors import TargetAltered
+from waldelta.errors import NeedsSync, TargetAltered
+from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.targets.target_definition import (
     check_columns,
-    check_new_column,
+    check_new_columns,
+    foreign_columns,
     merge_error,
     upgrade,
 )
@@ -45,12 +48,12 @@ def state():
     )
 
 
-def commit(job, operation, schema=None, *, configuration=None, protocol=None):
+def commit(job, operation, schema=None, *, configuration=None, protocol=None, info=OTHER):
     """Writes a commit of an external writer that changes the definition."""
     target = job.lake.target("public.t")
     table = DeltaTable(target.uri)
     folder = Path(urlsplit(target.uri).path) / "_delta_log"
-    lines = [{"commitInfo": {"operation": operation, **OTHER}}]
+    lines = [{"commitInfo": {"operation": operation, **info}}]
     if schema is not None or configuration is not None:
         lines.append(
             {
@@ -100,18 +103,84 @@ def test_a_changed_column_is_named_with_its_commit(job, state, columns, what):
 def test_a_further_column_is_no_concern_until_the_source_has_one_of_that_name(job, state):
     commit(job, "ADD COLUMNS", schema_of(id=INT, note=TEXT, amount=FLOAT, Extra=TEXT))
     check_columns(job, state)
-    check_new_column(job, state, "other")
+    check_new_columns(job, state, ["other"])
     with pytest.raises(
         TargetAltered, match=r"column `Extra` was added.* rename or drop it"
     ) as told:
-        check_new_column(job, state, "extra")
+        check_new_columns(job, state, ["other", "extra"])
     assert re.search(BY.format("ADD COLUMNS"), str(told.value))
 
 
-def test_waldeltas_own_columns_are_checked_too(lake, job, state):
+METADATA = {
+    "_wd_lsn": pa.int64(),
+    "_wd_commit_ts": pa.timestamp("us", "UTC"),
+    "_wd_raw": pa.map_(TEXT, TEXT),
+}
+OWN = {"id": INT, "note": TEXT, "amount": FLOAT, **METADATA}
+KEY = {"_wd_before": pa.struct([pa.field("id", INT)])}
+OF_MODES = {
+    "mirror": {},
+    "soft_delete": {"_wd_deleted": pa.bool_(), "_wd_deleted_at": pa.timestamp("us", "UTC")},
+    "changelog": {
+        "_wd_op": TEXT,
+        "_wd_seq": pa.int64(),
+        "_wd_xid": pa.int64(),
+        "_wd_unchanged": pa.list_(TEXT),
+        **KEY,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", OF_MODES)
+def test_waldeltas_own_columns_are_checked_too(lake, job, state, mode):
+    job = job_of(pipeline_file(lake, "shop"))
+    state = replace(state, mode=mode)
+    columns = OWN | OF_MODES[mode]
+    commit(job, "CREATE", schema_of(**columns))
+    check_columns(job, state)
+    assert foreign_columns(job, state) == []
+    for name in (*METADATA, *OF_MODES[mode]):
+        commit(job, "DROP", schema_of(**{key: columns[key] for key in columns if key != name}))
+        with pytest.raises(
+            TargetAltered, match=rf"altered its target: column `{name}` is missing by version \d+ "
+        ):
+            check_columns(job, state)
+        commit(job, "CREATE", schema_of(**columns))
+
+
+def test_a_target_that_never_had_metadata_columns_is_copied_again(lake, job, state):
+    """No external writer is blamed for what the pipeline file said."""
     with_metadata = job_of(pipeline_file(lake, "shop"))
-    with pytest.raises(TargetAltered, match="column `_wd_lsn` is missing, column `_wd_commit_ts`"):
+    with pytest.raises(NeedsSync, match=r"target\.metadata_columns is true now"):
         check_columns(with_metadata, state)
+
+
+def test_a_killed_run_is_no_external_writer(job, state):
+    """Its commit has the columns that the ledger doesn't have, and may never have: the source's may
+    have changed again since.
+    """
+    own = {"userMetadata": json.dumps({"waldelta": {"verb": "reshape", "run_id": "run 1"}})}
+    commit(job, "ADD COLUMNS", schema_of(id=INT, note=TEXT, amount=FLOAT, new=TEXT), info=own)
+    check_columns(job, state)
+    with pytest.raises(NeedsSync, match="run 1 changed its target's columns, and ended before"):
+        check_new_columns(job, state, ["new"])
+    commit(job, "WRITE", schema_of(id=INT, text=TEXT, amount=FLOAT), info=own)
+    with pytest.raises(NeedsSync, match="run 1 changed its target's columns, and ended before"):
+        check_columns(job, state)
+
+
+def test_the_log_is_read_once_and_no_further_than_needed(job, state, monkeypatch):
+    """In an object store, each of thousands of commits is a request."""
+    for _ in range(5):
+        commit(job, "SET TBLPROPERTIES", configuration={"own": "x"})
+    commit(job, "DROP COLUMNS", schema_of(id=INT))
+    versions, read = [], DeltaLog.read
+    monkeypatch.setattr(
+        DeltaLog, "read", lambda log, version: versions.append(version) or read(log, version)
+    )
+    with pytest.raises(TargetAltered, match=r"`note` is missing, column `amount` is missing by"):
+        check_columns(job, state)
+    assert versions == [7, 6]
 
 
 REFUSALS = {

@@ -1,17 +1,24 @@
 """Problems with tables in the lake: a store that loses commits, names that Delta can't distinguish,
-values that would be lost; part of preflight.
+values that would be lost, targets that an external writer altered; part of preflight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import PreflightFailed
+from waldelta.errors import NeedsSync, PreflightFailed, SlotMissing, StateError, TargetAltered
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake import Lake
+from waldelta.lake import Lake, TableError
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.storage import local_path
+from waldelta.pipeline import Job
+from waldelta.pipeline.targets.target_definition import check_columns
 from waldelta.postgres import CatalogRelation, TableColumn
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import PublicationTable
@@ -24,6 +31,8 @@ _OVERWRITTEN = frozenset({"s3", "s3a"})
 # Delta's own log stores. Only the one with a DynamoDB table prevents conflicts of several writers,
 # if all of them use it.
 _DELTAS_STORES = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
+# Targets that are opened at once; in an object store, opening one waits for requests.
+_AT_ONCE = 8
 _DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 
 
@@ -35,6 +44,30 @@ def judge_store(target: Target) -> Iterator[Finding]:
             " conditionally, its commits may overwrite others, whose changes are lost then"
             " (docs/how-to/object-stores.md)"
         )
+
+
+def judge_altered(job: Job) -> Iterator[Finding]:
+    """Yield a warning for each copied target whose columns an external writer altered.
+
+    Other damage to a target is an error of its next run.
+    """
+    states: list[TableState] = []
+    with suppress(SlotMissing):  # Before the first setup there are no targets.
+        states = [state for state in job.read_states().values() if state.status == SYNCED]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="check targets") as pool:
+        for alteration in pool.map(partial(_alteration, job), states):
+            if alteration is not None:
+                yield warning(str(alteration))
+
+
+def _alteration(job: Job, state: TableState) -> TargetAltered | None:
+    try:
+        check_columns(job, state)
+    except TargetAltered as err:
+        return err
+    except (StateError, NeedsSync, TableError):
+        return None
+    return None
 
 
 def is_in_store(target: Target) -> bool:
