@@ -9,9 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +33,6 @@ pytestmark = [
 ]
 
 IMPL = "spark.delta.logStore.s3a.impl"
-DELTAS_DEFAULT = "io.delta.storage.S3SingleDriverLogStore"
 FIRST_COMMIT = r"java PUT .*/_delta_log/0{19}1\.json"
 THROTTLED_ROUNDS, RACE_ROUNDS = 5, 1000
 # A round takes half a second.
@@ -77,18 +74,6 @@ def table(spark, bucket, proxy) -> Table:
     return Table(spark, bucket)
 
 
-@contextmanager
-def log_store(spark, name: str) -> Iterator[None]:
-    """Tables that are opened in this block are committed to by this class."""
-    conf = spark.sparkContext._jsc.sc().conf()
-    before = conf.get(IMPL)
-    conf.set(IMPL, name)
-    try:
-        yield
-    finally:
-        conf.set(IMPL, before)
-
-
 def commit_while_spark_does(table: Table, proxy) -> None:
     """Spark has found version 1 absent; before its commit arrives, delta-rs commits version 1."""
     with ThreadPoolExecutor(1) as pool, proxy.hold(FIRST_COMMIT) as commit:
@@ -110,14 +95,6 @@ def test_spark_commits_after_a_commit_that_was_first(table, proxy):
     assert table.rows() == [0, 1, 2]
     assert table.opened().version() == 2
     assert proxy.statuses(FIRST_COMMIT) == [412]
-
-
-def test_deltas_default_overwrites_a_commit_that_was_first(spark, table, proxy):
-    """Why there is a log store of our own: both writers succeed, and delta-rs's row is gone."""
-    with log_store(spark, DELTAS_DEFAULT):
-        commit_while_spark_does(table, proxy)
-    assert table.rows() == [0, 1]
-    assert table.opened().version() == 1
 
 
 @ON_EACH_SERVER

@@ -831,16 +831,23 @@ def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
      ("op", {"sec-fetch-site": "cross-site"}, 403),
      ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["repair", "repair/public.orders"])
-def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_repair_nothing(
-    shop, open_pages, decided, path, role, headers, status
+@pytest.mark.parametrize(
+    "page, path, form",
+    [
+        ("reconciliation", "repair", None),
+        ("reconciliation", "repair/public.orders", None),
+        ("quarantine", "quarantine", {"action": "retry"}),
+    ],
+)
+def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing(
+    shop, open_pages, decided, page, path, form, role, headers, status
 ):
     """Airflow's permission to trigger the DAG, and a form of our own page."""
     client = open_pages(role)
-    assert client.post(f"/p/shop/{path}", headers=headers).status_code == status
+    assert client.post(f"/p/shop/{path}", data=form, headers=headers).status_code == status
     assert bool(decided) is (status == 200)
     if role is not None:
-        assert ("<button" in client.get("/p/shop/reconciliation").text) is (role == "op")
+        assert ("<button" in client.get(f"/p/shop/{page}").text) is (role == "op")
 
 
 ROW = "0123456789abcdef"
@@ -900,24 +907,6 @@ def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, fo
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
     assert f"Run <code>{form['action']}__1</code>" in answer.text
     assert decided == [("shop_quarantine", conf, "somebody")]
-
-
-@pytest.mark.parametrize(
-    "role, headers, status",
-    [("viewer", OWN, 403), ("op", {}, 403), ("op", {"sec-fetch-site": "cross-site"}, 403),
-     ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
-)  # fmt: skip
-def test_who_may_decide(shop, open_pages, decided, role, headers, status):
-    """Airflow's permission to trigger the DAG, and a form of our own page; without it there are no
-    buttons.
-    """
-    client = open_pages(role)
-    assert (
-        client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code
-        == status
-    )
-    assert bool(decided) is (status == 200)
-    assert ("<button" in client.get("/p/shop/quarantine").text) is (role == "op")
 
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
