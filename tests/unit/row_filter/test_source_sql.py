@@ -36,10 +36,13 @@ HOSTILE = [
     "'\0'::text = 'x'::text",
     "",
     "a > 1 -- b",
+    "(NOT " * 3_000 + "(a > 1)" + ")" * 3_000,
+    "a" + "::integer" * 3_000 + " > 1",
+    "- " * 3_000 + "a > 1",
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:40])
 def test_nothing_but_a_condition_is_printed(text):
     if text == "a > 1 -- b":  # A comment is no part of what is printed.
         assert source_sql(text, TYPES) == '("a" > 1)'

@@ -107,7 +107,7 @@ def from_text(text: str) -> RowFilter:
             Collation(held["default_collation"]),
             held["is_utf8"],
         )
-    except (ValueError, KeyError, TypeError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise StateError(
             f"the ledger holds no readable filter of a target ({err}): sync the table again"
         ) from None

@@ -32,6 +32,7 @@ _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
 _TYPE_WORDS = frozenset({"varying", "precision", "without", "with", "time", "zone"})
 _LAZY = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
 _MAX_DEPTH = 100
+_TOO_DEEP = f"more than {_MAX_DEPTH} levels of parts in each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,24 @@ def parse_analysed(text: str) -> Node:
     >>> parse_analysed("(a IS NOT NULL)")
     Test(operand=Column(name='a', start=1), what='NULL', negated=True, start=3)
     """
-    return _Parser(text).whole()
+    parser = _Parser(text)
+    try:
+        node = parser.whole()
+    except RecursionError:
+        raise parser.refused(0, _TOO_DEEP) from None
+    if _levels(node) > _MAX_DEPTH:
+        raise parser.refused(0, _TOO_DEEP)
+    return node
+
+
+def _levels(node: Node) -> int:
+    """Return how deep a tree is, such as one of casts of casts, for which the parser needs no
+    recursion.
+    """
+    level, count = [node], 0
+    while level:
+        level, count = [child for one in level for child in children(one)], count + 1
+    return count
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -136,7 +154,7 @@ class _Parser:
     def expression(self) -> Node:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise self.refused(self.next.start, f"more than {_MAX_DEPTH} levels of parentheses")
+            raise self.refused(self.next.start, _TOO_DEEP)
         node = self.logic("OR", lambda: self.logic("AND", self.negation))
         self.depth -= 1
         return node

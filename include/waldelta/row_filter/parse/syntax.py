@@ -37,6 +37,8 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
                     text, token.start, "one expression is wanted, not several statements"
                 )
         expression: exp.Expr = sqlglot.parse_one(text, read=DIALECT, into=exp.Condition)
+    except RecursionError:
+        raise _refused(text, 0, "its parts are nested too deeply") from None
     except ParseError as err:
         raise _refused(text, *_place(text, err)) from err
     except SqlglotError as err:

@@ -22,7 +22,10 @@ def test_a_filter_comes_back_as_it_was():
     assert to_text(None) is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"text": 1}', "null"])
+NO_MAPPING = '{"text": "a", "analysed": "a", "columns": [], "collations": []}'
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"text": 1}', "null", NO_MAPPING])
 def test_what_is_no_filter_is_refused(text):
     with pytest.raises(StateError, match="sync the table again"):
         from_text(text)

@@ -53,7 +53,14 @@ def test_columns(text, columns):
         ("select 1", "line 1, column 1"),
         ("a in (select 1)", "without subqueries"),
         ("*", "without subqueries or *"),
+        ("not " * 5_000 + "a > 1", "nested too deeply"),
+        ("(" * 5_000 + "a > 1" + ")" * 5_000, "nested too deeply"),
+        ("a > 1 and app.f(a)", "line 1, column 11"),
+        ("a operator(app.>) 1", "only functions, types and operators of PostgreSQL's own"),
+        ("a::app.d > 1", "column 4"),
+        ("cast(a as app.d) > 1", "column 11"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_refused_with_its_place(text, place):
     with pytest.raises(ConfigError) as caught:
