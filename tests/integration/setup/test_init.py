@@ -11,6 +11,7 @@ import sys
 import psycopg
 import pytest
 
+from tests.support.servers.roles import new_role
 from waldelta.cli.command_line import main
 from waldelta.config import load_pipeline_file
 from waldelta.jobs import Pipeline
@@ -239,6 +240,7 @@ def test_a_locked_table_stops_nothing(source, lake, tmp_path):
         (["--tables", "public.events_2025"], "is a partition: name its root, public.events"),
         (["--tables", "public.scratch"], "public.scratch can't be replicated: unlogged"),
         (["--tables", "public.orders", "--where", "id >"], "filter 'id >' can't be read"),
+        (["--tables", "public.orders", "--where", "idd > 1"], 'column "idd" does not exist'),
         (["--yes", "--where", "id > 1"], "--where is the filter of one table"),
         (["--schema", "nothing"], "schema 'nothing' has no table"),
         (["--yes", "--pipeline", "Shop!"], "a pipeline's name has lower-case letters"),
@@ -251,6 +253,19 @@ def test_what_is_refused_writes_nothing(source, tmp_path, caplog, options, messa
     assert init(*options) == 1
     assert message in caplog.text
     assert list(tmp_path.glob("shop.*")) == []
+
+
+def test_rows_of_a_table_that_is_not_analyzed_are_no_guess(source, tmp_path, monkeypatch, capsys):
+    """PostgreSQL's planner takes ten pages for granted: hundreds of rows where there are two."""
+    source.execute("create table public.fresh (id int primary key)")
+    source.execute("insert into public.fresh values (1), (2)")
+    with new_role(source, "newcomer", "login") as role:
+        source.execute(f"grant select on public.fresh to {role}")
+        uri = source.server.uri(source.name, role, "p")
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", uri)
+        assert init("--tables", "public.fresh") == 0
+    assert "shop.yml: 1 table, not analyzed yet, 8 kB" in capsys.readouterr().out
+    assert "# not analyzed yet, 8 kB, key (id)" in (tmp_path / "shop.yml").read_text()
 
 
 @pytest.mark.parametrize("name", ["shop.yml", "shop.sql"])

@@ -15,10 +15,10 @@ from waldelta.cli.init._selection import choose_named, choose_schemas
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_of_shell import take_from_airflow
 from waldelta.errors import ConfigError
-from waldelta.postgres import connect
+from waldelta.postgres import Connection, connect
 from waldelta.postgres.connection import conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
-from waldelta.row_filter import parse_row_filter
+from waldelta.row_filter import parse_row_filter, refused_filter
 from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.draft.draft import pipeline_name
 from waldelta.stages.setup.draft.owners_sql import HEADER, owners_sql
@@ -48,6 +48,9 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
         inventory = read_inventory(connection, conninfo)
         names = [] if file is None else file.source.publication_names
         actual = read_publications(connection, names)
+        if options.where is not None:
+            (table,) = choose_named(inventory, options.tables)
+            _check_filter(connection, table, options.where)
     if file is not None:
         _write_sql_again(options.sql, file, inventory, actual, output)
         return
@@ -93,6 +96,12 @@ def check_options(options: argparse.Namespace, *, asks: bool) -> None:
         )
     if options.output is not None:
         _check_new(options.output, options.output.with_suffix(".sql"))
+
+
+def _check_filter(connection: Connection, table: FoundTable, where: str) -> None:
+    """Raise ConfigError for a filter that PostgreSQL rejects, before the owner runs the SQL."""
+    if refused := refused_filter(connection, table.id, where):
+        raise ConfigError(f"{table.id}: {refused}: correct --where")
 
 
 def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
@@ -179,10 +188,13 @@ def _why_none(inventory: Inventory) -> str:
 def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     tables = draft.tables
     known = [table.rows for table in tables if table.rows is not None]
-    total = sum(table.size_bytes + table.toast_bytes for table in tables)
-    lines = [
-        f"{path}: {counted(len(tables), 'table')}, ≈ {counted(sum(known), 'row')}, {size(total)}"
+    unknown = len(tables) - len(known)
+    rows = [
+        *([f"≈ {counted(sum(known), 'row')}"] if known else []),
+        *([f"{unknown} of them not analyzed yet" if known else "not analyzed yet"] * bool(unknown)),
     ]
+    total = sum(table.size_bytes + table.toast_bytes for table in tables)
+    lines = [f"{path}: {', '.join([counted(len(tables), 'table'), *rows, size(total)])}"]
     lines += [
         f"  {table.id}: no key, so only its inserts and truncates are published; see the file"
         for table in tables

@@ -35,8 +35,8 @@ _TOASTED_SHARE = 0.25
 class FoundTable:
     """A table that can be replicated: a plain table, or a partition root with its leaves.
 
-    ``rows`` are an estimate, None where none can be had. ``toast_bytes`` are stored out of line,
-    in addition to ``size_bytes``. ``wide`` are the columns with big values.
+    ``rows`` are an estimate, None before the table's first ANALYZE. ``toast_bytes`` are stored out
+    of line, in addition to ``size_bytes``. ``wide`` are the columns with big values.
     """
 
     relation: CatalogRelation
@@ -169,7 +169,13 @@ def _found(
     is_local = all(leaf.relkind == "r" for leaf in leaves)
     if is_local and not main and locked.isdisjoint(oids):
         rows = 0  # Of an empty table the planner assumes that rows are being added.
-    elif facts.readable and is_local and locked.isdisjoint(oids) and not is_superuser(conn):
+    elif (
+        rows is not None
+        and facts.readable
+        and is_local
+        and locked.isdisjoint(oids)
+        and not is_superuser(conn)
+    ):
         only = "select from only {}" if relation.relkind == "r" else "select from {}"
         rows = planned_rows(conn, sql.SQL(only).format(relation.id.identifier))
     wide = facts.wide if facts.is_analyzed else ()

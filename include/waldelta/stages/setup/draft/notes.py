@@ -16,7 +16,7 @@ _IDENTITIES = {"d": "default", "i": "using index", "f": "full", "n": "nothing"}
 
 def rows_of(table: FoundTable) -> str:
     """Returns a table's estimated number of rows."""
-    return "unknown rows" if table.rows is None else f"≈ {counted(table.rows, 'row')}"
+    return "not analyzed yet" if table.rows is None else f"≈ {counted(table.rows, 'row')}"
 
 
 def key_of(table: FoundTable) -> str:
