@@ -7,6 +7,7 @@ from tests.mutations.mutation import Mutation
 _STATEMENTS = "unit/changes/merge/test_statements.py"
 _DRIVER = "unit/changes/merge/test_by_driver.py"
 _FILE = "unit/changes/merge/test_by_file.py"
+_BOTH = "unit/changes/merge/test_merge_without_spark.py"
 _BOUNDS = "unit/changes/merge/test_by_file_bounds.py"
 _APPLY = "unit/stages/apply/test_apply.py"
 
@@ -44,56 +45,56 @@ MUTATIONS = (
         "np.asarray(self.held[RAW].is_valid())[self._updated]).any()",
         "np.asarray(self.held[RAW].is_null())[self._updated]).any()",
         "A row loses the raw text of an unchanged value.",
-        (_DRIVER,),
+        (_BOTH, _DRIVER),
     ),
     Mutation(
         "changes/merge/_arrow.py",
         "_has_action(self.net, ACTION_DELETE, ACTION_PURGE)",
         "_has_action(self.net, ACTION_DELETE)",
         "Arrow keeps rows at keys that a row of the batch has left.",
-        (_DRIVER, _FILE),
+        (_BOTH, _DRIVER, _FILE),
     ),
     Mutation(
         "changes/merge/_arrow.py",
         "changed & ~np.where(self.of_row >= 0, untold[self.of_row], False)",
         "changed",
         "Arrow replaces unchanged TOASTed values by NULL.",
-        (_DRIVER, _FILE),
+        (_BOTH, _DRIVER, _FILE),
     ),
     Mutation(
         "changes/merge/_arrow.py",
         "_has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched",
         "~matched",
         "An UPDATE of a row that the target lacks adds a row.",
-        (_DRIVER, _FILE),
+        (_BOTH, _DRIVER, _FILE),
     ),
     Mutation(
         "changes/merge/by_driver.py",
         ">= tag.batch:",
         "> tag.batch:",
         "A batch that was applied before a crash is applied again.",
-        (_DRIVER,),
+        (_BOTH, _DRIVER),
     ),
     Mutation(
         "changes/merge/by_driver.py",
         "changes.is_truncated or merge.counts[MERGED_UPDATES]",
         "merge.counts[MERGED_UPDATES]",
         "Rows from before a TRUNCATE stay, because new rows are only added.",
-        (_DRIVER,),
+        (_BOTH, _DRIVER),
     ),
     Mutation(
         "changes/merge/by_driver.py",
         "    fence.verify()\n    rows = merge.new_rows()",
         "    rows = merge.new_rows()",
         "A run commits to a target that another run has taken over.",
-        (_DRIVER,),
+        (_BOTH, _DRIVER),
     ),
     Mutation(
         "changes/merge/by_file.py",
         "        fence.verify()\n    except Exception:",
         "    except Exception:",
         "A run commits files to a target that another run has taken over.",
-        (_FILE,),
+        (_BOTH, _FILE),
     ),
     Mutation(
         "changes/merge/by_file.py",
@@ -151,6 +152,6 @@ MUTATIONS = (
         "            max_commit_retries=0,\n",
         "            max_commit_retries=15,\n",
         "A commit is no compare-and-swap: it lands on a version that nobody read.",
-        (_DRIVER, _FILE),
+        (_BOTH, _DRIVER, _FILE),
     ),
 )

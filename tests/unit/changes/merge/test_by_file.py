@@ -18,11 +18,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.unit.changes.merge.test_by_driver import (
-    NAMES,
     SCHEMA,
-    SIX_ROWS,
-    UNKNOWN,
-    check_random_batches,
     held,
     job,
     net_of,
@@ -33,17 +29,15 @@ from tests.unit.changes.merge.test_by_driver import (
     tag,
     write,
 )
-from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge import CommitTag, read_commit
+from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge import by_file as module
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
-from waldelta.errors import LockHeld, StagedLost
+from waldelta.errors import StagedLost
 from waldelta.lake import write_parquet
 from waldelta.lake.fence import UNFENCED
 from waldelta.lake.storage import local_path
-from waldelta.snapshot.read_table import RAW_TYPE
 
 __all__ = ["job"]
 
@@ -92,40 +86,6 @@ def write_files(job, *files) -> None:
 
 def names_of(job) -> set[str]:
     return set(pa.table(table(job).get_add_actions(flatten=True))["path"].to_pylist())
-
-
-def test_random_batches_equal_a_plain_simulation(job):
-    """In however many files."""
-    check_random_batches(
-        job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 10
-    )
-
-
-def test_what_the_commit_tells(job):
-    """As merge_in_driver does."""
-    write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
-    events = [
-        ("U", 1, 1, "a2", "~"),
-        ("U", 2, 9, "b2", "B2"),
-        ("D", 3, None, None, None),
-        ("I", None, 4, "d", "D"),
-        ("U", 7, 7, "lacking", "x"),
-        ("D", 8, None, None, None),
-    ]
-    done = merged(job, events)
-    cut = read_commit(job, plan().state, done)
-    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 2)
-    found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
-    assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
-    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [
-        (0.5, 0),
-        (0.5, 1),
-        (None, 3),
-    ]
-    version = table(job).version()
-    assert merged(job, events) is not None, "a repeated batch"
-    assert table(job).version() == version
-    assert read_commit(job, plan().state, tag()) == cut
 
 
 def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
@@ -186,37 +146,12 @@ def test_new_rows_alone_leave_all_files(job):
     assert set(held(job)) == {1, 4, 5}
 
 
-def test_a_truncate_leaves_the_new_rows_alone(job):
-    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
-    done = merged(job, [("I", None, 2, "new", "N")], truncated=True)
-    assert held(job) == {2: ("new", "N")}
-    assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
-
-
-def test_new_rows_without_a_key(job):
-    """They are added beside those that are equal."""
-    write_files(job, [(1, "a", "A")])
-    assert merged(job, [("I", None, 1, "a", "A")], shape=EventShape(3, ())) is not None
-    assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
-
-
 def test_nothing_to_change_still_is_a_commit(job):
     """It is the target's watermark. A file whose rows are all gone has no successor."""
     write_files(job, [(1, "a", "A")])
     assert merged(job, [("D", 8, None, None, None)]) is not None
     assert merged(job, [("D", 1, None, None, None)], 2) is not None
     assert (names_of(job), table(job).transaction_version("app")) == (set(), 2)
-
-
-@pytest.mark.parametrize("case", [name for name in UNKNOWN if name != "too many rows"])
-def test_what_is_left_to_spark(job, case):
-    """It is told before anything is written."""
-    arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
-    arrange(job)
-    before = table(job).version()
-    event = options.pop("event", ("I", None, 4, "d", "D"))
-    assert merged(job, [event], **options) is None
-    assert table(job).version() == before
 
 
 def files_of(job) -> set:
@@ -312,28 +247,6 @@ def test_no_reader_skips_a_value_that_is_no_number(job):
     }
     assert "gone" not in bounded
     assert "Id" in bounded
-
-
-def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
-    """And what was written by then isn't there."""
-    with_raw = rows((1, "a", "A")).set_column(
-        6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
-    )
-    write(job, with_raw)
-    files = files_of(job)
-    assert merged(job, [("U", 1, 1, "b", "~")]) is None
-    assert files_of(job) == files
-    assert merged(job, [("U", 1, 1, "b", "B")], raw=[(NAMES[1], "y")]) is not None
-    assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
-
-
-def test_whoever_may_not_write_any_more_does_not(job):
-    def taken() -> None:
-        raise LockHeld("by another run")
-
-    with pytest.raises(LockHeld):
-        merged(job, [("I", None, 4, "d", "D")], fence=SimpleNamespace(verify=taken))
-    assert held(job) == {}
 
 
 def test_somebody_elses_commit_is_not_overwritten(job):

@@ -1,0 +1,164 @@
+"""What merging in the driver and merging file by file have in common: rows, the commit, and what is
+left to Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tests.support.seeds import chosen_random
+from tests.unit.changes.decode.test_collapse import apply_one_by_one, random_events
+from tests.unit.changes.merge import test_by_driver, test_by_file
+from tests.unit.changes.merge.test_by_driver import (
+    NAMES,
+    SCHEMA,
+    held,
+    job,
+    plan,
+    rows,
+    table,
+    tag,
+    write,
+)
+from tests.unit.changes.merge.test_by_file import _small, files_of, write_files
+from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.merge import read_commit
+from waldelta.errors import LockHeld
+from waldelta.lake import Lake
+from waldelta.snapshot.read_table import RAW_TYPE
+
+__all__ = ["_small", "job"]
+
+
+@pytest.fixture(params=[test_by_driver.merged, test_by_file.merged], ids=["driver", "files"])
+def merged(request):
+    """Merges changes in one of the two ways."""
+    return request.param
+
+
+def test_random_batches_equal_a_plain_simulation(job, merged):
+    """Batch after batch the target holds what applying every change alone leaves, in however many
+    files.
+    """
+    rng = chosen_random()
+    expected, last = {key: (f"b{key}", f"bt{key}") for key in range(6)}, 0
+    write_files(job, *([(key, *values)] for key, values in expected.items()))
+    for batch in range(1, 13):
+        if events := random_events(rng, expected, rng.randrange(1, 25)):
+            last = batch
+            assert merged(job, events, batch) is not None
+            expected = apply_one_by_one(expected, events)
+            assert held(job) == expected, (batch, events)
+            assert len(table(job).to_pyarrow_table()) == len(expected)
+    assert table(job).transaction_version("app") == last
+
+
+def test_what_the_commit_tells(job, merged):
+    """Rows by operation; columns that the source lacks, and where rows come from, stay or are
+    written as by Spark's MERGE. A repeated batch is none.
+    """
+    write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
+    events = [
+        ("U", 1, 1, "a2", "~"),
+        ("U", 2, 9, "b2", "B2"),
+        ("D", 3, None, None, None),
+        ("I", None, 4, "d", "D"),
+        ("U", 7, 7, "lacking", "x"),
+        ("D", 8, None, None, None),
+    ]
+    done = merged(job, events)
+    cut, version = read_commit(job, plan().state, done), table(job).version()
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 2)
+    assert cut.version == version
+    found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
+    assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
+    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [
+        (0.5, 0),
+        (0.5, 1),
+        (None, 3),
+    ]
+    assert merged(job, events) is not None, "a repeated batch"
+    assert table(job).version() == version
+    assert read_commit(job, plan().state, tag()) == cut
+
+
+def test_a_truncate_leaves_the_new_rows_alone(job, merged):
+    """However large the target was before."""
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    done = merged(job, [("I", None, 2, "new", "N")], truncated=True)
+    assert held(job) == {2: ("new", "N")}
+    assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
+
+
+def test_new_rows_without_a_key(job, merged):
+    """They are added beside those that are equal."""
+    write(job, rows((1, "a", "A")))
+    assert merged(job, [("I", None, 1, "a", "A")], shape=EventShape(3, ())) is not None
+    assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
+
+
+def _partitioned(job):
+    root = job.pipeline.target.root
+    job.pipeline.target.root, job.lake = f"{root}/other", Lake(f"{root}/other")
+    write_deltalake(f"{root}/other/s/t", SCHEMA.empty_table(), partition_by=["the `v`"])
+
+
+UNKNOWN = {
+    "a truncated leaf": (lambda job: None, {"truncated": True, "leaves": (7,)}),
+    "copies of equal rows": (
+        lambda job: None,
+        {"shape": EventShape(3, ()), "event": ("D", 4, None, None, None)},
+    ),
+    "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
+    "append only": (
+        lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
+        {},
+    ),
+    "partitioned": (_partitioned, {}),
+    "without our columns": (
+        lambda job: write(job, SCHEMA.empty_table().select(NAMES), schema_mode="overwrite"),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_is_left_to_spark(job, merged, case):
+    """It is told before anything is written."""
+    arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
+    arrange(job)
+    before = table(job).version()
+    event = options.pop("event", ("I", None, 4, "d", "D"))
+    assert merged(job, [event], **options) is None
+    assert table(job).version() == before
+
+
+def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job, merged):
+    """Unchanged values keep their entries in _wd_raw beside those that came now; other rows' are
+    simply replaced. What was written by then isn't there.
+    """
+    with_raw = rows((1, "a", "A")).set_column(
+        6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
+    )
+    write(job, with_raw)
+    files = files_of(job)
+    assert merged(job, [("U", 1, 1, "b", "~")]) is None
+    assert files_of(job) == files
+    assert merged(job, [("U", 1, 1, "b", "B")], raw=[(NAMES[1], "y")]) is not None
+    assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
+
+
+def test_whoever_may_not_write_any_more_does_not(job, merged):
+    """Asked when the target was read."""
+
+    def taken() -> None:
+        raise LockHeld("by another run")
+
+    with pytest.raises(LockHeld):
+        merged(job, [("I", None, 4, "d", "D")], fence=SimpleNamespace(verify=taken))
+    assert held(job) == {}
