@@ -33,6 +33,16 @@ def pipeline_file(
     return PipelineFile.model_validate(document | overrides)
 
 
+def whole_database(
+    lake: str = "file:///nowhere", source: dict | None = None, **overrides
+) -> PipelineFile:
+    """A pipeline of all tables, for tests that reach no database."""
+    publications = [{"name": "p", "all_tables": True}]
+    own = {"conn_id": "c", "slot": "s", "publications": publications}
+    document = {"pipeline": "shop", "source": own | (source or {}), "target": {"root": lake}}
+    return PipelineFile.model_validate(document | overrides)
+
+
 def job_of(
     pipeline: PipelineFile,
     conninfo: str = "",

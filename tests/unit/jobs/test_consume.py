@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import job_of
-from waldelta.config import PipelineFile
+from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import continued, run_stages
@@ -43,16 +42,7 @@ SPARK = DeferredSession(no_session)
 
 @pytest.fixture
 def job(lake):
-    document = {
-        "pipeline": "shop",
-        "source": {
-            "conn_id": "c",
-            "slot": "s",
-            "publications": [{"name": "p", "all_tables": True}],
-        },
-        "target": {"root": lake},
-    }
-    return job_of(PipelineFile.model_validate(document))
+    return job_of(whole_database(lake))
 
 
 def run(job, failing=(), only=None):

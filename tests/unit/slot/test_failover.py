@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.support.pipelines import job_of
+from tests.support.pipelines import job_of, whole_database
 from tests.support.slot_state import SLOT
-from waldelta.config import PipelineFile
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
@@ -221,16 +220,7 @@ def test_command():
 
 
 def job_on(lake: str) -> Job:
-    document = {
-        "pipeline": "shop",
-        "source": {
-            "conn_id": "c",
-            "slot": "s",
-            "publications": [{"name": "p", "all_tables": True}],
-        },
-        "target": {"root": lake},
-    }
-    return job_of(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
+    return job_of(whole_database(lake), "host=127.0.0.1 port=1", "run")
 
 
 def test_a_run_on_the_old_server_lands_nothing_more(lake):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.pipelines import job_of
+from tests.support.pipelines import job_of, whole_database
 from tests.support.slot_state import SLOT
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import SlotLimits
@@ -48,15 +48,7 @@ STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))
 
 
 def file(**source) -> PipelineFile:
-    source = {
-        "conn_id": "c",
-        "slot": "s",
-        "publications": [{"name": "p", "all_tables": True}],
-        **source,
-    }
-    return PipelineFile.model_validate(
-        {"pipeline": "shop", "source": source, "target": {"root": "file:///nowhere"}}
-    )
+    return whole_database(source=source)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.support.pipelines import job_of
+from tests.support.pipelines import job_of, whole_database
 from tests.support.power_cut import Disk
-from waldelta.config import PipelineFile
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import BatchCut, TargetCut
@@ -26,16 +25,7 @@ NAMES = ("t", "u")
 @pytest.fixture
 def pipeline(lake):
     """As whoever has the pipeline file has it, where neither Spark nor the source is at hand."""
-    source = {
-        "conn_id": "nowhere",
-        "slot": "s",
-        "publications": [{"name": "p", "all_tables": True}],
-    }
-    return Pipeline(
-        PipelineFile.model_validate(
-            {"pipeline": "shop", "source": source, "target": {"root": lake}}
-        )
-    )
+    return Pipeline(whole_database(lake, {"conn_id": "nowhere"}))
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bookkeeping import minutes
-from tests.support.pipelines import job_of
-from waldelta.config import PipelineFile
+from tests.support.pipelines import job_of, whole_database
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ExpectationResult
@@ -26,20 +25,7 @@ TABLES = ("app.t", "old.t", "app.u")
 def job(lake, tmp_path):
     """A pipeline with three synced tables, of which the publication has lost old.t."""
     (tmp_path / "suites").mkdir()
-    job = job_of(
-        PipelineFile.model_validate(
-            {
-                "pipeline": "shop",
-                "source": {
-                    "conn_id": "c",
-                    "slot": "s",
-                    "publications": [{"name": "p", "all_tables": True}],
-                },
-                "target": {"root": lake},
-                "quality": {"suites": str(tmp_path / "suites")},
-            }
-        )
-    )
+    job = job_of(whole_database(lake, quality={"suites": str(tmp_path / "suites")}))
     job.ledger.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
     for name in TABLES:
         job.ledger.append(TableState(minutes(-8), "s", name, 1, "synced", incarnation="1"))

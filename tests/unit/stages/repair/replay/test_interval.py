@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.support.pipelines import job_of
-from waldelta.config import PipelineFile
+from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState
@@ -137,17 +136,8 @@ def test_where_the_log_begins(case):
 
 @pytest.fixture
 def job(lake):
-    document = {
-        "pipeline": "shop",
-        "source": {
-            "conn_id": "c",
-            "slot": "s",
-            "publications": [{"name": "p", "all_tables": True}],
-        },
-        "target": {"root": lake},
-    }
     interval = {"interval_start": hours(0), "interval_end": hours(1)}
-    unscheduled = job_of(PipelineFile.model_validate(document))
+    unscheduled = job_of(whole_database(lake))
     made = replace(unscheduled, run_type="scheduled", **interval)
     made.ledger.append(SlotMove(hours(-9), "setup", "created", "s", "1", 1, "0", 0))
     return made
