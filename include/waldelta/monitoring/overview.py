@@ -172,7 +172,7 @@ def read_glance(
         operations=total(recent.values()),
         copied=read_copied_rows(ledger, since),
         changed_tables=len(recent),
-        tables=tuple(tables),
+        tables=tuple(tables if pipeline.quality.enabled else map(_without_old_check, tables)),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
         compared=read_compared(ledger, fed),
         active=airflow.active,
@@ -320,6 +320,17 @@ def _is_unchecked(line: TableLine) -> bool:
     if changed is None or changed.version is None or changed.generation != line.generation:
         return False
     return line.status in (SYNCED, "behind") and (checked is None or checked < changed.version)
+
+
+def _without_old_check(line: TableLine) -> TableLine:
+    """Returns a table without results that nothing renews, because checks are switched off.
+
+    These are results for an older version, and those of gates that a complete target has passed or
+    that are gone.
+    """
+    is_of_gates = line.check is not None and line.check.version is None
+    is_old = line.status == SYNCED and (is_of_gates or _is_unchecked(line))
+    return replace(line, check=None) if is_old else line
 
 
 def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:

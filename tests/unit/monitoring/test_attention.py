@@ -25,6 +25,7 @@ from waldelta.monitoring import read_glance
 from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.overview import AirflowRuns
 from waldelta.monitoring.reconciliation_status import read_compared
+from waldelta.stages.check.gate.verdicts import STOP
 
 
 @pytest.fixture
@@ -597,3 +598,35 @@ def test_drift_that_is_only_reported(book, lake):
         assert [(item.kind, item.objects) for item in found] == (
             [("drift", ("public.a",))] if drift else []
         )
+
+
+OF_SWITCHED_OFF = [
+    # What was recorded of public.a before its change to version 3, or after it; and the verdict.
+    ("a failed check before the change", {"version": 2}, {}, None),
+    ("a failed check of that version", {"version": 3}, {}, "failed"),
+    ("a gate that is gone", {"version": None, "meaning": f"{STOP}m"}, {}, None),
+    (
+        "a gate that stops it",
+        {"version": None, "meaning": f"{STOP}m"},
+        {"result": json.dumps({"stages": {"apply": {}}, "not_applied": ["public.a"]})},
+        "failed",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "judged, last, verdict", [c[1:] for c in OF_SWITCHED_OFF], ids=[c[0] for c in OF_SWITCHED_OFF]
+)
+def test_results_that_nothing_renews_are_not_shown(book, judged, last, verdict):
+    """Without checks a table would stay red for ever."""
+    book.append(TableState(minutes(-9), "s", "public.a", 1, "synced"))
+    failed = result(minutes(-8), "s", "public.a", False)
+    book.append_all([replace(failed, **judged)])
+    book.append(run("one", minutes(2), targets=did(3, a=(1, 0, 0))))
+    if last:
+        book.append(run("two", minutes(4), "failed", **last))
+    shop = pipeline(book.lake.root)
+    off = shop.quality.model_copy(update={"enabled": False})
+    shop = shop.model_copy(update={"quality": off})
+    (line,) = read_glance(shop, book, minutes(100), 24).tables
+    assert (line.check and line.check.verdict) == verdict
