@@ -18,7 +18,7 @@ from waldelta.stages.check.suite import Outcome, kind_of
 from waldelta.stages.check.suite.target_kinds import PROFILE, WITHOUT_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from concurrent.futures import Future
 
     from great_expectations.core.batch_definition import BatchDefinition
@@ -169,11 +169,26 @@ def _examples(item: ExpectationValidationResult) -> tuple[str, ...]:
     """Returns some failing values of a column, or of several, as JSON; their rows are unknown."""
     values = item.result.get("partial_unexpected_list") or ()
     named = item.expectation_config.kwargs if item.expectation_config is not None else {}
-    column = str(named.get("column", "values"))
+    pair = [named[name] for name in ("column_A", "column_B") if name in named]
+    columns = pair or named.get("column_list") or [named.get("column", "values")]
     return tuple(
-        json.dumps({"values": value if isinstance(value, dict) else {column: value}}, default=str)
+        json.dumps({"values": _by_column(value, columns)}, default=str)
         for value in values[: WITH_EXAMPLES["partial_unexpected_count"]]
     )
+
+
+def _by_column(value: Any, columns: Sequence[str]) -> dict[str, Any]:
+    """Returns a failing value by its column, or those of a row of several columns.
+
+    >>> _by_column((2, -2), ["id", "v"]), _by_column({"id": 2, "v": -2}, ["id", "v"])
+    ({'id': 2, 'v': -2}, {'id': 2, 'v': -2})
+    >>> _by_column([1, 2], ["items"])
+    {'items': [1, 2]}
+    """
+    if isinstance(value, dict):
+        return value
+    is_row = isinstance(value, (list, tuple)) and len(value) == len(columns) > 1
+    return dict(zip(columns, value, strict=True)) if is_row else {str(columns[0]): value}
 
 
 def _number(item: ExpectationValidationResult) -> int:
