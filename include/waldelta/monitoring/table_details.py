@@ -61,19 +61,15 @@ class TableDetails:
         to_pyarrow_table() returns nulls where Delta maps column names. It returns variants as
         bytes, so it isn't there for a table that has some.
         """
-        path, has_variants = (
-            json.dumps(self.uri, ensure_ascii=False),
-            any(Variant.spark in column.type for column in self.columns),
-        )
+        path, sql_path = json.dumps(self.uri, ensure_ascii=False), self.uri.replace("'", "''")
         recipes = {
             "Spark": f'spark.read.format("delta").load({path})',
-            "DuckDB": (
-                "install delta; load delta;\nselect * from delta_scan('{}');".format(
-                    self.uri.replace("'", "''")
-                )
-            ),
+            "DuckDB": f"install delta; load delta;\nselect * from delta_scan('{sql_path}');",
+            "Python (delta-rs)": _DELTA_RS.format(path),
         }
-        return recipes if has_variants else recipes | {"Python (delta-rs)": _DELTA_RS.format(path)}
+        if any(Variant.spark in column.type for column in self.columns):
+            del recipes["Python (delta-rs)"]
+        return recipes
 
     @property
     def key(self) -> tuple[str, ...]:
