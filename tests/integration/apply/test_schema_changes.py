@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import compare_target
@@ -574,6 +575,32 @@ def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatc
     write(database, 21)  # so that the next run goes further than the killed one
     assert consume(spark, job).warnings == []
     assert_equal(database, job)
+
+
+def test_a_rewrite_keeps_an_external_writers_column(spark, database, job):
+    """Also where a column has the name of one of ours while the rows are written again."""
+    database.execute("alter table t add f0 int default 7")
+    write(database, 1)
+    sync(spark, job)
+    uri = job.lake.target("public.t").uri
+    rows = DeltaTable(uri).to_pyarrow_table()
+    extra = pa.array([f"of {key}" for key in rows["id"].to_pylist()])
+    write_deltalake(
+        uri, rows.append_column("extra", extra), mode="overwrite", schema_mode="overwrite"
+    )
+    database.execute("alter table t rename column v to w; alter table t add x int default 1")
+    write(database, 11)
+    consume(spark, job)
+    expected = [
+        (key, 7, 1, None if key > 10 else f"of {key}")
+        for (key,) in database.execute("select id from t order by id")
+    ]
+    found = sorted(tuple(row) for row in read_target(uri, "id", "f0", "x", "extra"))
+    assert found == expected
+    database.execute("alter table t rename column w to extra")
+    write(database, 21)
+    with pytest.raises(RunFailed, match=r"column `extra` was added, and the source has a new"):
+        consume(spark, job)
 
 
 def test_the_history_of_the_schema_is_kept(spark, database, job):

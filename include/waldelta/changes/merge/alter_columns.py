@@ -30,7 +30,11 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.pipeline.targets.target_definition import check_columns, check_new_columns
+from waldelta.pipeline.targets.target_definition import (
+    check_columns,
+    check_new_columns,
+    foreign_columns,
+)
 from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote
 from waldelta.target_modes import TargetMode
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
+
+# A column with the value for existing rows of a new column, by number; no target has one like it.
+_FILL = "_wd_fill_{}"
 
 
 def reshape(
@@ -102,14 +109,15 @@ def _rewrite(
     types: dict[str, TargetType],
     tag: Tag,
 ) -> None:
-    """Replace the target's rows by those with the new columns."""
+    """Replace the target's rows by those with the new columns; external writers' columns stay."""
     name, target = state.table_name, job.lake.target(state.table_name)
     kept = job.pipeline.target.metadata_columns
     fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
     prepare_target(spark, target, _target_columns(evolution, types))
     try:
         mode = state.kept_as if kept else None
-        frame = _reshaped(spark, target, evolution, types, fills, mode)
+        foreign = foreign_columns(job, state)
+        frame = _reshaped(target.frame(spark), evolution, types, fills, mode, foreign)
         replace_target(spark, target, frame, tag)
     finally:
         remove_folder(fills)
@@ -160,19 +168,18 @@ def _add_columns(
 
 
 def _reshaped(
-    spark: SparkSession,
-    target: DeltaTarget,
+    frame: DataFrame,
     evolution: Evolution,
     types: dict[str, TargetType],
     staged: str,
     mode: TargetMode | None,
+    foreign: Sequence[str],
 ) -> DataFrame:
-    """Return the target's rows with the new columns.
+    """Return the target's rows with the new columns, and the ``foreign`` ones as they are.
 
     Columns with a value for existing rows get that value. ``mode`` is None for a target without
     metadata columns.
     """
-    frame = target.frame(spark)
     fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
     typed = {
         name: types[name].from_text(pa.array([fill.encode()], pa.binary()))
@@ -182,9 +189,10 @@ def _reshaped(
     if typed:
         # A file is the only way in which a value of any type arrives unchanged.
         write_parquet(
-            staged, pa.table({f"f{numbers[name]}": value for name, (value, _) in typed.items()})
+            staged,
+            pa.table({_FILL.format(numbers[name]): value for name, (value, _) in typed.items()}),
         )
-        frame = frame.crossJoin(F.broadcast(spark.read.parquet(staged)))
+        frame = frame.crossJoin(F.broadcast(frame.sparkSession.read.parquet(staged)))
     columns = [
         _expression(c, numbers, types, metadata_columns=mode is not None).alias(c.state.name)
         for c in evolution.columns
@@ -195,7 +203,7 @@ def _reshaped(
         sources = {c.state.name: c.source or c.state.name for c in evolution.columns}
         key = {name: (sources[name], types[name].spark) for name in evolution.key_columns}
         columns += map(F.expr, mode.evolved_columns(key))
-    return frame.select(*columns)
+    return frame.select(*columns, *(F.col(quote(name)) for name in foreign))
 
 
 def _expression(
@@ -209,7 +217,7 @@ def _expression(
     if column.source is None:
         if name not in fills:
             return F.lit(None).cast(types[name].spark)
-        return F.expr(types[name].stored_sql(f"f{fills[name]}"))
+        return F.expr(types[name].stored_sql(_FILL.format(fills[name])))
     source = F.col(quote(column.source))
     if column.same_type:
         return source
