@@ -1,7 +1,8 @@
 """Names the error of a connection that isn't made: by the server's SQLSTATE, else by libpq's text.
 
-libpq returns only the text of an answer to a login, in the server's language. So a connection that
-the server refused is tried once more, traced, for the code alone.
+libpq returns only the text of an answer to a login, in the server's language. So a login that the
+server refused is traced for its code: first without the password, and with it only where the answer
+can't be about the password. A second wrong password could lock the account.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
 from waldelta.errors import (
@@ -30,6 +32,8 @@ from waldelta.server_errors import texts
 from waldelta.server_errors.sqlstate import ServerError
 
 _TRACE_BYTES = 1 << 20
+# libpq takes no password from there, nor from its variable. An empty one counts as none.
+_NO_PASSWORD = {"password": "", "passfile": "/dev/null/none"}
 
 ConnectError = SourceError | ConfigError
 
@@ -40,6 +44,10 @@ POOLED = (
 _OPTIONS_REFUSED = (
     "the server refuses a setting of the connection ({reason}): correct the extra's options, or"
     " the settings of role and database"
+)
+_LOGIN_REFUSED = (
+    "the server refused user {user!r}: check login and password of the connection, and that the"
+    " role may log in ({reason})"
 )
 # The SQLSTATE or its class, the error, and the remedy; the first that fits counts.
 _BY_SQLSTATE: tuple[tuple[str, type[ConnectError], str], ...] = (
@@ -63,7 +71,7 @@ _BY_SQLSTATE: tuple[tuple[str, type[ConnectError], str], ...] = (
     (
         codes.INVALID_PASSWORD,
         AuthenticationFailed,
-        "the server refused user {user!r}: check login and password of the connection",
+        _LOGIN_REFUSED,
     ),
     (
         codes.INVALID_AUTHORIZATION,
@@ -129,7 +137,7 @@ _BY_TEXT: tuple[tuple[re.Pattern[str], type[ConnectError], str], ...] = (
     (
         texts.NO_PASSWORD,
         AuthenticationFailed,
-        "the server refused user {user!r}: check login and password of the connection",
+        _LOGIN_REFUSED,
     ),
 )
 _OTHER_ANSWER = (
@@ -155,8 +163,14 @@ class ConnectionRefusal:
         text, raised = str(err), ServerError.of(err)
         if raised.sqlstate is not None:
             return cls(raised.message, raised.sqlstate, is_of_query=True)
-        is_answer = texts.SERVER_ANSWERED.search(text) is not None
-        return cls(text, login_sqlstate(conninfo, timeout_s) if is_answer else None)
+        if texts.SERVER_ANSWERED.search(text) is None:
+            return cls(text, None)
+        answer = trace_login(make_conninfo(conninfo, **_NO_PASSWORD), timeout_s)
+        if not answer.asked_for_password:
+            return cls(text, answer.sqlstate)
+        if _may_be_of_password(_reason(text), answer.user):
+            return cls(text, codes.INVALID_PASSWORD)
+        return cls(text, trace_login(conninfo, timeout_s).sqlstate)
 
     @property
     def reason(self) -> str:
@@ -164,14 +178,22 @@ class ConnectionRefusal:
         return _reason(self.text)
 
 
-def login_sqlstate(conninfo: str, timeout_s: float) -> str | None:
-    """Return the SQLSTATE with which a server refuses a login; None when it doesn't refuse it, or
-    doesn't answer in time.
+@dataclass(frozen=True, slots=True)
+class LoginAnswer:
+    """What a server answered to a login: the SQLSTATE of its refusal, if it refused it."""
+
+    sqlstate: str | None = None
+    asked_for_password: bool = False
+    user: str = ""
+
+
+def trace_login(conninfo: str, timeout_s: float) -> LoginAnswer:
+    """Log in once, and return what the server answers within the time.
 
     libpq writes what it receives to a file in memory. It needs Linux; elsewhere there is no code.
     """
     if not hasattr(os, "memfd_create"):
-        return None
+        return LoginAnswer()
     trace, deadline = os.memfd_create("libpq"), time.monotonic() + timeout_s
     pgconn = PGconn.connect_start(conninfo.encode())
     try:
@@ -185,13 +207,25 @@ def login_sqlstate(conninfo: str, timeout_s: float) -> str | None:
             select.select(*sockets, [], left)
         pgconn.untrace()
         received = os.pread(trace, _TRACE_BYTES, 0).decode(errors="replace")
+        codes_received = texts.TRACED_SQLSTATE.findall(received)
+        return LoginAnswer(
+            codes_received[-1] if codes_received else None,
+            pgconn.needs_password,
+            pgconn.user.decode(errors="replace"),
+        )
     except psycopg.Error:
-        return None
+        return LoginAnswer()
     finally:
         pgconn.finish()
         os.close(trace)
-    answers = texts.TRACED_SQLSTATE.findall(received)
-    return answers[-1] if answers else None
+
+
+def _may_be_of_password(reason: str, user: str) -> bool:
+    """Return whether an answer to a password may be about it: then it names the user, in any
+    language.
+    """
+    is_named = re.search(rf"(?<!\w){re.escape(user)}(?!\w)", reason) is not None
+    return is_named and texts.NOT_OF_PASSWORD.search(reason) is None
 
 
 def connection_error(

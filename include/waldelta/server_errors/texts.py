@@ -36,6 +36,8 @@ TRACED_SQLSTATE = re.compile(r'\bErrorResponse\t S "[^"]*" V "[A-Z]+" C "([0-9A-
 DECODED_POSITION = re.compile(
     r"pgoutput.*?(?<![0-9A-F])([0-9A-F]{1,8}/[0-9A-F]{1,8})(?![0-9A-F])", re.DOTALL
 )
+# English answers to a login that name a user or a database, after the password was accepted.
+NOT_OF_PASSWORD = re.compile(r'too many connections for|permission denied|^FATAL:  database "')
 # The bytes that have no equivalent in the client's encoding.
 UNTRANSLATABLE_BYTES = re.compile(r"(?<!\w)0x([0-9a-f]{2})(?!\w)")
 

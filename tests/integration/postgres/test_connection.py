@@ -30,6 +30,9 @@ SECRET = "secret-7x9"
 # sslmode=prefer would ask twice, and the second answer would be the one that is told.
 PLAIN = {"sslmode": "disable", "password": SECRET}
 
+# One address: psycopg tries each that a name has.
+PLAIN_TCP = {"sslmode": "disable", "host": "127.0.0.1"}
+
 CASES = {
     "wrong password": (
         PLAIN,
@@ -144,7 +147,7 @@ def doors(postgres):
     rules = (
         "host all waldelta_rejected all reject\n"
         "host all waldelta_trusted,waldelta_no_such all trust\n"
-        "host all postgres all scram-sha-256\n"
+        "host all postgres,waldelta_crowded all scram-sha-256\n"
         "local all all trust\n"
     )
     with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
@@ -167,6 +170,51 @@ def _reload(admin: psycopg.Connection) -> None:
     admin.execute("select pg_reload_conf()")
     while admin.execute("select pg_conf_load_time()").fetchone() == (before,):
         admin.execute("select pg_sleep(0.02)")
+
+
+REFUSED_ONCE = {
+    "wrong password": ({"password": SECRET}, AuthenticationFailed, "check login and password", 1),
+    "right password, no such database": (
+        {"dbname": "waldelta_no_such"},
+        AuthenticationFailed,
+        "database 'waldelta_no_such' does not exist",
+        0,
+    ),
+    "the role has no connection left": (
+        {"user": "waldelta_crowded", "password": "p"},
+        SourceUnreachable,
+        "no connection left for user 'waldelta_crowded'",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["English", "another language"])
+@pytest.mark.parametrize("changed, error, told, count", REFUSED_ONCE.values(), ids=REFUSED_ONCE)
+def test_a_wrong_password_is_sent_once(
+    doors, changed, error, told, count, open_connection, is_foreign
+):
+    """Servers lock an account after some wrong passwords. The server's log says how many it got."""
+    if is_foreign and "crowded" in told:
+        error, told = AuthenticationFailed, "check login and password"
+    language = in_a_foreign_language if is_foreign else nullcontext
+    with connect(doors.conninfo(), "test") as admin:
+        admin.execute("drop role if exists waldelta_crowded")
+        admin.execute("create role waldelta_crowded login password 'p' connection limit 0")
+        before = _wrong_passwords(doors)
+        with language(doors.conninfo()) as conninfo, pytest.raises(error) as caught:
+            open_connection(make_conninfo(conninfo, **(PLAIN_TCP | changed)), "test")
+        assert told in str(caught.value)
+        assert _wrong_passwords(doors) - before == count
+
+
+def _wrong_passwords(server) -> int:
+    return (
+        (server.data / "server.log")
+        .read_text(errors="replace")
+        .count("password authentication failed")
+    )
 
 
 @pytest.fixture

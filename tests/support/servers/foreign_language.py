@@ -94,9 +94,9 @@ def _translated(fields: bytes) -> bytes:
     out = []
     for field in fields.rstrip(b"\0").split(b"\0"):
         kind, text = field[:1], field[1:].decode()
-        if kind in (b"S", b"M", b"D", b"H"):
+        if kind in (b"M", b"W"):
+            text = " ".join([NONSENSE, *_KEPT.findall(text)])
+        elif kind in (b"S", b"D", b"H"):
             text = NONSENSE
-        elif kind == b"W":
-            text = f"{NONSENSE}, ".join(["", *_KEPT.findall(text)])
         out.append(kind + text.encode())
     return b"\0".join(out) + b"\0\0"
