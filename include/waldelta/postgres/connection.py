@@ -26,6 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
+from waldelta.grants import sql_name
 from waldelta.server_errors.refused_connection import POOLED, ConnectionRefusal, connection_error
 from waldelta.server_errors.sqlstate import INVALID_PARAMETER_VALUE, ServerError
 
@@ -270,11 +271,21 @@ def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
 def record_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> Iterator[pa.RecordBatch]:
     """Yield the Arrow batches of a query that the cursor has executed.
 
-    Raises ADBC's errors, with their SQLSTATE, also while rows are fetched.
+    Raises ADBC's errors, also while rows are fetched; with their SQLSTATE, as long as ADBC has the
+    reader that keeps it.
     """
-    # fetch_record_batch() returns the reader inside this one, which raises OSError and ArrowInvalid
-    # without a code.
-    yield from cursor._results.reader  # noqa: SLF001
+    import adbc_driver_postgresql.dbapi
+    import pyarrow as pa
+    from adbc_driver_manager import AdbcStatusCode
+
+    # ADBC's public reader, inside this one, raises OSError and ArrowInvalid without a code.
+    reader = getattr(getattr(cursor, "_results", None), "reader", None)
+    try:
+        yield from cursor.fetch_record_batch() if reader is None else reader
+    except (OSError, pa.ArrowException) as err:
+        raise adbc_driver_postgresql.dbapi.OperationalError(
+            str(err), status_code=AdbcStatusCode.IO
+        ) from None
 
 
 def check_settings(
@@ -314,7 +325,7 @@ def privilege_missing(
     role, attribute = connection.info.user, ""
     row = connection.execute(_MAY_REPLICATE).fetchone() if not connection.closed else None
     if row == (False,):
-        attribute = f"alter role {sql.Identifier(role).as_string()} replication; "
+        attribute = f"alter role {sql_name(role)} replication; "
     return PrivilegeMissing(
         f"PostgreSQL refused role {role!r}: {ServerError.of(err).shown}: {attribute}what the role"
         " needs is in docs/reference/privileges.md"

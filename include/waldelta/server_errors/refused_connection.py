@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, PGconn, PollingStatus
 
@@ -27,6 +26,7 @@ from waldelta.errors import (
     SourceError,
     SourceUnreachable,
 )
+from waldelta.grants import sql_name
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors import texts
 from waldelta.server_errors.sqlstate import ServerError
@@ -269,8 +269,8 @@ def _with_retry(error: SourceError, state: str | None) -> SourceError:
 
 def _filled(remedy: str, reason: str, given: Mapping[str, Any]) -> str:
     user, database = str(given.get("user", "")), str(given.get("dbname", ""))
-    role = sql.Identifier(user).as_string()
-    grant = f"grant connect on database {sql.Identifier(database).as_string()} to {role}"
+    role = sql_name(user)
+    grant = f"grant connect on database {sql_name(database)} to {role}"
     if given.get("replication"):
         grant = f"alter role {role} replication; {grant}"
     return remedy.format(reason=reason, user=user, database=database, grant=grant)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.landing import land_only, landed_end, wrongly_counted
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.servers.foreign_language import in_a_foreign_language
 from tests.support.waiting import wait_until
 from waldelta.config import Publication
 from waldelta.errors import (
@@ -172,18 +173,19 @@ def windows(monkeypatch, job, killed_at=0):
 
 
 def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeypatch, caplog):
-    """The server gives up on what takes too long; smaller bites come then, also in the next run,
-    and grow as it recovers.
+    """The server gives up on what takes too long, in any language; smaller bites come then, also in
+    the next run, and grow as it recovers.
 
     That a role's or database's own limit is shorter takes nothing from it.
     """
     asked = windows(monkeypatch, wide, killed_at=3)
-    with stalled(database):
+    with stalled(database), in_a_foreign_language(wide.source.conninfo) as foreign:
         for setting in ("statement_timeout", "transaction_timeout"):
             if database.execute("select 1 from pg_settings where name = %s", (setting,)):
                 database.execute(f"alter database {database.name} set {setting} = '500ms'")
+        abroad = replace(wide, source=replace(wide.source, conninfo=foreign))
         with pytest.raises(SourceUnreachable, match="killed"):
-            drain(spark, wide)
+            drain(spark, abroad)
     assert asked == [16, 8, 4]
     assert caplog.text.count("the server was too slow: next read window") == 2
     with caplog.at_level("INFO", "waldelta.stages.land.drain"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import psycopg
 import pytest
+from adbc_driver_manager.dbapi import Error
 from psycopg.conninfo import make_conninfo
 
 from tests.integration.setup.test_setup import job_for
@@ -23,8 +25,9 @@ from waldelta.errors import (
 )
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect
-from waldelta.postgres.connection import connect_arrow
+from waldelta.postgres.connection import connect_arrow, record_batches
 from waldelta.postgres.walsender import read_timeline
+from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read.peek import PeekBound, peek
 from waldelta.snapshot.read_table import run_statement, snapshot_reader
 from waldelta.stages.setup import apply_setup
@@ -115,13 +118,28 @@ def test_a_slot_that_cant_be_read(source, lake):
     assert "the attribute replication" in str(caught.value)
     with english_nowhere(PrivilegeMissing) as caught:
         read_timeline(conninfo)
-    assert f'alter role "{role}" replication' in str(caught.value)
+    assert f"alter role {role} replication" in str(caught.value)
     with english_nowhere(PrivilegeMissing) as caught, job.source.connect("test") as connection:
         connection.execute(
             "select * from pg_logical_slot_peek_binary_changes(%s, null, 1)",
             (job.pipeline.source.slot,),
         )
-    assert f'alter role "{role}" replication' in str(caught.value)
+    assert f"alter role {role} replication" in str(caught.value)
+
+
+@pytest.mark.parametrize("keeps_codes", [True, False], ids=["as it is", "changed"])
+def test_a_reader_of_adbc(database, keeps_codes):
+    """A statement that fails while its rows are fetched has its code, by a part of ADBC that isn't
+    public. Without that part it is an error of the driver all the same.
+    """
+    with connect_arrow(database.conninfo, "test") as connection, connection.cursor() as cursor:
+        cursor.execute("select 1 / (g - 100000) from generate_series(1, 200000) g")
+        public = SimpleNamespace(fetch_record_batch=cursor.fetch_record_batch)
+        with pytest.raises(Error) as caught:
+            list(record_batches(cursor if keeps_codes else public))
+    error = ServerError.of(caught.value)
+    assert error.sqlstate == ("22012" if keeps_codes else None)
+    assert error.is_lost_connection is not keeps_codes
 
 
 def test_a_copy_that_cant_go_on(source):

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -256,10 +256,12 @@ def peek(
             times.messages = envelope.given
             check_settings(conninfo, connection)
     except adbc_driver_postgresql.dbapi.Error as err:
-        lasted_s = time.monotonic() - began
-        raise peek_error(
-            source.slot, ServerError.of(err), timed_out=lasted_s >= bound.statement_timeout_s
-        ) from None
+        error = ServerError.of(err)
+        timed_out = time.monotonic() - began >= bound.statement_timeout_s
+        if timed_out and error.sqlstate is None:
+            # A driver that loses the code (see record_batches) must not stop the slot.
+            error = replace(error, sqlstate=codes.QUERY_CANCELED)
+        raise peek_error(source.slot, error, timed_out=timed_out) from None
 
 
 def _statement(source: Source, bound: PeekBound) -> str:
