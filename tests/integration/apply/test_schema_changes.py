@@ -316,7 +316,8 @@ def test_types_that_print_otherwise(spark, database, lake):
     """A renamed label of an enum, an attribute of a composite type and a renamed object change what
     old rows show, and send nothing.
 
-    A label that is added changes nothing, nor do a renamed type or attribute.
+    A label that is added changes nothing, nor do a renamed type or attribute, nor a label that no
+    row has.
     """
     database.execute("create type mood as enum ('sad', 'ok'); create type pair as (a int, b text)")
     database.execute("create domain feeling as mood; create type span as range (subtype = mood)")
@@ -360,7 +361,7 @@ def test_types_that_print_otherwise(spark, database, lake):
     assert copied_again() == set()
     database.execute("alter type humour rename value 'sad' to 'blue'")
     assert "rewritten on the source" in check_idle(job).reason
-    assert copied_again() == {"e", "a", "d", "r", "m", "o"}
+    assert copied_again() == {"e", "a", "d", "r", "o"}
     database.execute("alter type pair add attribute more int")
     assert copied_again() == {"c", "o"}
     database.execute("alter type pair drop attribute b")

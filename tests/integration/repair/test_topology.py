@@ -161,7 +161,7 @@ def look(conn, file, states):
         if drift := find_drift(file, state, target.table, now_there, target.mapping):
             found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)
             known = replace(drift.state, storage=state.storage)
-        recorded.append(to_record(known, now_there.storage) or known)
+        recorded.append(to_record(known, now_there.storage, ()) or known)
     return {name: text for name, text in found.items() if text}, recorded
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.drift import read_catalog_state
+from waldelta.pipeline.drift.outdated_labels import is_in
 from waldelta.pipeline.drift.rewrites import relabelled
 from waldelta.postgres import connect
+from waldelta.stages.land import check_idle
+from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
 
@@ -97,12 +103,20 @@ def changed(conn, before):
     numbers = relabelled(storage, now_storage)
     return (
         {name for name, text in texts.items() if now_texts[name] != text},
-        {name for number, name in enumerate(texts, 1) if number in numbers},
+        {
+            name
+            for number, name in enumerate(texts, 1)
+            if any(is_in(texts[name], label) for label in numbers.get(number, ()))
+        },
     )
 
 
-def test_the_columns_that_print_another_text(any_database, role):
-    """Each is noticed; one that names another object of the kind may be, too."""
+@pytest.mark.parametrize("most", [1000, 8, 0], ids=["few", "by schema", "many schemas"])
+def test_the_columns_that_print_another_text(any_database, role, monkeypatch, most):
+    """Each is noticed, also where so many objects exist that only digests of schemas are recorded,
+    or one of all; one that names another object of the kind may be, too.
+    """
+    monkeypatch.setattr("waldelta.pipeline.drift.catalog_state.MOST_OBJECTS", most)
     with connect(any_database.conninfo, "test") as conn:
         before = read(conn)
         for name, (_, _, statement) in COLUMNS.items():
@@ -112,6 +126,45 @@ def test_the_columns_that_print_another_text(any_database, role):
             assert name in print_otherwise, name
             assert print_otherwise <= noticed, name
             assert not noticed & {"plain", "number"}, name
+        assert changed(conn, before) == (set(), set())
+
+
+def test_only_a_name_that_a_row_has_asks_for_a_copy(spark, database, lake):
+    """In the target, or in a change that has landed and isn't applied."""
+    database.execute("create schema s; create table s.one(); create table s.two()")
+    database.execute("create table s.none(); create table t(id int primary key, v regclass[])")
+    database.execute("insert into t values (1, '{s.one}')")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    sync(spark, job)
+    database.execute("drop table s.none; create table s.later()")
+    assert not check_idle(job).has_work
+    database.execute("insert into t values (2, '{s.later}')")
+    assert consume(spark, job).warnings == []
+    for names, waits in (("two", True), ("later", False)):
+        if waits:
+            database.execute(f"insert into t values (3, '{{s.{names}}}')")
+        database.execute(f'alter table s.{names} rename to "{names} of old"')
+        (warning,) = consume(spark, job).warnings
+        assert "the catalogs changed the values of column v (" in warning
+        state = job.read_states()["public.t"]
+        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert not check_idle(job).has_work
+
+
+def test_many_objects_take_little_of_the_ledger(any_database, role):
+    """Their names aren't recorded, and only those of the schema that was altered count."""
+    any_database.execute(
+        "create schema staging; do $$begin for i in 1..1200 loop execute format('create function"
+        " staging.f_%s() returns int language sql return 1', i); end loop; end$$"
+    )
+    with connect(any_database.conninfo, "test") as conn:
+        before = read(conn)
+        numbers = {name: number for number, name in enumerate(before[0], 1)}
+        labels = [
+            x for x in before[1].labels if x.attnum in (numbers["proc"], numbers["procedure"])
+        ]
+        assert 2 <= len(labels) < 10
+        conn.execute("drop function staging.f_7()")
         assert changed(conn, before) == (set(), set())
 
 

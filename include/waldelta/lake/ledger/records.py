@@ -124,8 +124,9 @@ class AttributeState:
 class LabelState:
     """Catalog texts that a column's values print: an enum's label, by its oid.
 
-    For a composite type, the type's oid and its attributes' numbers; for regclass and its kind, the
-    name of each object that a value may name. See waldelta.pipeline.drift.catalog_state.
+    For a composite type, the type's oid and its attributes' numbers. For regclass and its kind, the
+    name of each object that a value may name, or, with many objects, a digest of all in a schema.
+    See waldelta.pipeline.drift.catalog_state.
     """
 
     attnum: int

@@ -69,7 +69,7 @@ def read_catalog_tables(
     everything, because files and columns that are compared with earlier ones must be of the same
     moment.
     """
-    rows = fetch(connection, _TABLES, {"oids": list(relation_ids)})
+    rows = fetch(connection, _TABLES, {"oids": list(relation_ids), "most": MOST_OBJECTS})
     return {row.oid: _table(row) for row in rows}
 
 
@@ -184,11 +184,14 @@ def _is_unsure(column: dict[str, Any]) -> bool:
     return bool(column["has_default"] or column["not_null"] or column["is_generated"])
 
 
+# With more objects of a kind, what is recorded is a digest for each schema; with more schemas than
+# that, one for all.
+MOST_OBJECTS = 1000
 # PostgreSQL prints an enum's values, a composite type's attributes and the objects that a value
 # names as the catalogs have them at that moment. That holds within arrays, domains, ranges and
-# other composite types, too. Built-in types that
-# name objects are regclass and its kind, and aclitem, which names roles. The system's own objects
-# can't be renamed, except for schema public and the first role; temporary ones come and go.
+# other composite types, too. Built-in types that name objects are regclass and its kind, and
+# aclitem, which names roles. The system's own objects can't be renamed, except for schema public
+# and the first role; temporary ones come and go.
 #
 # A table that was created as a partition got its row of pg_inherits from the transaction that wrote
 # its system columns. Detaching and attaching a table, or a table between it and the root, replaces
@@ -287,17 +290,8 @@ part (root, attnum, oid) as (
     ) as inner_type (oid)
     where inner_type.oid >= 16384 or inner_type.oid in (select oid from printing)
 ),
-printed (root, attnum, oid, label) as (
-    select p.root, p.attnum, e.oid, e.enumlabel::text from part p join pg_enum e
-      on e.enumtypid = p.oid
-    union all
-    select p.root, p.attnum, t.oid, string_agg(c.attnum::text, ' ' order by c.attnum)
-    from part p
-    join pg_type t on t.oid = p.oid and t.typtype = 'c'
-    left join pg_attribute c on c.attrelid = t.typrelid and c.attnum > 0 and not c.attisdropped
-    group by p.root, p.attnum, t.oid
-    union all
-    select p.root, p.attnum, o.oid, o.name
+named (root, attnum, kind, oid, schema, label) as (
+    select p.root, p.attnum, p.oid, o.oid, o.schema, o.name
     from part p
     cross join lateral (
         select c.oid, c.relnamespace, c.oid::regclass::text
@@ -336,10 +330,40 @@ printed (root, attnum, oid, label) as (
     where o.schema not in ('pg_toast'::regnamespace, pg_my_temp_schema())
       and not pg_is_other_temp_schema(o.schema)
 ),
+counted as (
+    select *,
+           count(*) over (partition by root, attnum, kind) <= %(most)s as are_few,
+           dense_rank() over (partition by root, attnum, kind order by schema) as rank
+    from named
+),
+grouped as (
+    select *, max(rank) over (partition by root, attnum, kind) <= %(most)s as by_schema
+    from counted
+    where not are_few
+),
 label (root, attnum, oid, label) as (
-    select root, attnum, oid, string_agg(label, ' ' order by label)
-    from printed
-    group by root, attnum, oid
+    select p.root, p.attnum, e.oid, e.enumlabel::text from part p join pg_enum e
+      on e.enumtypid = p.oid
+    union all
+    select p.root, p.attnum, t.oid, string_agg(c.attnum::text, ' ' order by c.attnum)
+    from part p
+    join pg_type t on t.oid = p.oid and t.typtype = 'c'
+    left join pg_attribute c on c.attrelid = t.typrelid and c.attnum > 0 and not c.attisdropped
+    group by p.root, p.attnum, t.oid
+    union all
+    select root, attnum, oid, label from counted where are_few
+    union all
+    select root, attnum, schema,
+           case when schema <> 'pg_catalog'::regnamespace then schema::regnamespace || '.' else ''
+             end || '* ' || md5(string_agg(oid || ' ' || label, ',' order by oid))
+    from grouped
+    where by_schema
+    group by root, attnum, kind, schema
+    union all
+    select root, attnum, kind, '* ' || md5(string_agg(oid || ' ' || label, ',' order by oid))
+    from grouped
+    where not by_schema
+    group by root, attnum, kind
 )
 select r.oid,
        r.schema,
@@ -349,7 +373,7 @@ select r.oid,
          l.is_attached, l.above) order by l.oid)
         from leaf l where l.root = r.oid) as files,
        (select json_agg(json_build_array(l.attnum, l.oid::bigint, coalesce(l.label, ''))
-         order by l.attnum, l.oid)
+         order by l.attnum, l.oid, l.label)
         from label l where l.root = r.oid) as labels,
        array(select k.attnum::int
              from pg_index i, unnest(i.indkey::int2[]) with ordinality as k (attnum, position)

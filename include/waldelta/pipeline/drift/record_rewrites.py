@@ -12,6 +12,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState, now
 from waldelta.pipeline.drift.catalog_state import CatalogTable
+from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.rewrites import to_record, unsent_changes
 from waldelta.pipeline.drift.schema_evolution import refusal
 from waldelta.pipeline.job import Job
@@ -62,9 +63,10 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     When rows may have got other values that weren't sent, the policy decides: NeedsSync is raised
     (and the target marked), or SchemaChanged.
     """
-    what = "; ".join(unsent_changes(state, catalog.storage))
+    outdated = outdated_columns(job, state, catalog.storage)
+    what = "; ".join(unsent_changes(state, catalog.storage, outdated))
     renew = _is_stale(state, catalog.storage)
-    if not what and to_record(state, catalog.storage, renew=renew) is None:
+    if not what and to_record(state, catalog.storage, outdated, renew=renew) is None:
         return []
     copies = job.pipeline.target.copies(state.table_name)
     policy = job.pipeline.target.policy_of(state.table_name) if copies else "ignore"
@@ -77,7 +79,7 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     def with_storage(latest: TableState) -> TableState:
         if what:
             return replace(latest, storage=catalog.storage)
-        return to_record(latest, catalog.storage, renew=renew) or latest
+        return to_record(latest, catalog.storage, outdated, renew=renew) or latest
 
     if record_state(job, state, with_storage).storage != state.storage:
         fault_point("rewrite.recorded")

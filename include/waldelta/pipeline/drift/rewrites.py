@@ -20,7 +20,7 @@ on. A label added to an enum changes none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from waldelta.lake.ledger import TableState
@@ -43,31 +43,35 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
     return frozenset(a.attnum for a in now.attributes if not _is_same(before.get(a.attnum), a))
 
 
-def relabelled(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
-    """Return the numbers of columns whose rows print differently than ``then``.
+def relabelled(then: StorageState | None, now: StorageState | None) -> dict[int, set[str]]:
+    """Return the labels of ``then`` that the catalogs have otherwise now, by column number.
 
-    Their type was altered, or an object that their values may name was renamed or dropped.
+    The column's type was altered, or an object that its values may name was renamed or dropped.
     """
     if then is None or now is None:
-        return frozenset()
-    current = {(label.attnum, label.oid): label.label for label in now.labels}
-    columns = {attribute.attnum for attribute in now.attributes}
-    return frozenset(
-        label.attnum
-        for label in then.labels
-        if label.attnum in columns and current.get((label.attnum, label.oid)) != label.label
-    )
+        return {}
+    current, columns = set(now.labels), {attribute.attnum for attribute in now.attributes}
+    outdated: dict[int, set[str]] = {}
+    for label in then.labels:
+        if label.attnum in columns and label not in current:
+            outdated.setdefault(label.attnum, set()).add(label.label)
+    return outdated
 
 
-def unsent_changes(state: TableState, now: StorageState | None) -> list[str]:
-    """Describe what happened to a target's columns that may no longer hold what the source has."""
+def unsent_changes(
+    state: TableState, now: StorageState | None, outdated: Collection[int]
+) -> list[str]:
+    """Describe what happened to a target's columns that may no longer hold what the source has.
+
+    ``outdated``: see waldelta.pipeline.drift.outdated_labels.
+    """
     changes = [
         (
             rewritten(state.storage, now),
             "ALTER TABLE rewrote {columns}, and PostgreSQL doesn't replicate rewrites",
         ),
         (
-            relabelled(state.storage, now),
+            outdated,
             (
                 "the catalogs changed the values of {columns} (ALTER TYPE, or an object that they"
                 " name was renamed or dropped), and PostgreSQL doesn't replicate that"
@@ -85,7 +89,11 @@ def _columns(names: Sequence[str]) -> str:
 
 
 def to_record(
-    state: TableState, now: StorageState | None, *, renew: bool = False
+    state: TableState,
+    now: StorageState | None,
+    outdated: Collection[int],
+    *,
+    renew: bool = False,
 ) -> TableState | None:
     """Return the state with the current files and columns, when they differ and need no new copy;
     else None.
@@ -98,7 +106,7 @@ def to_record(
     then = state.storage
     if now is None:
         return None
-    if rewritten(then, now) or relabelled(then, now):
+    if rewritten(then, now) or outdated:
         if then is None:
             return None
         held = {file.oid: file.relfilenode for file in then.files}

@@ -16,6 +16,7 @@ from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves, with_leaves
 from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
 from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
@@ -146,7 +147,7 @@ def _read_source(
 def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool:
     target, catalog = source.targets.get(state.table_name), source.catalog_tables[state.table_name]
     if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
-        state, catalog.storage
+        state, catalog.storage, outdated_columns(job, state, catalog.storage)
     ):
         return False
     if target is None:

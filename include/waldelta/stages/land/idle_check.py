@@ -19,12 +19,13 @@ import psycopg
 from waldelta.errors import PeekTimeout, PeekTooLarge, SourceDiskFull, StateError
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.records import StorageState, now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job, SlotIdentity, slot_lock
 from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.partitions import read_own_tables, with_leaves
 from waldelta.pipeline.drift.record_drift import read_published_now
 from waldelta.pipeline.drift.rewrites import unsent_changes
@@ -283,7 +284,9 @@ def _changed_on_source(
     # then.
     replicated, catalog_tables = read_own_tables(connection, replicated, published, oldest_xid)
     if written_anew := [
-        s.table_name for s in replicated if unsent_changes(s, catalog_tables[s.table_name].storage)
+        s.table_name
+        for s in replicated
+        if _has_unsent(job, s, catalog_tables[s.table_name].storage)
     ]:
         return f"rewritten on the source without replicated changes: {', '.join(written_anew)}"
     drifted, _ = read_around(
@@ -295,6 +298,10 @@ def _changed_on_source(
     if drifted:
         return f"publication drift: {', '.join(drifted)}"
     return None
+
+
+def _has_unsent(job: Job, state: TableState, storage: StorageState | None) -> bool:
+    return bool(unsent_changes(state, storage, outdated_columns(job, state, storage)))
 
 
 def _has_unreported(job: Job) -> bool:

@@ -60,6 +60,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.drift import as_published
+from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
@@ -420,7 +421,7 @@ def _as_seen(
     ) or was_interrupted(then.entries, table.entries)
     if altered or leaves != {leaf.oid for leaf in then.leaves}:
         raise NeedsSync("what is published of it changed again during the repair")
-    if told := unsent_changes(state, storage):
+    if told := unsent_changes(state, storage, outdated_columns(job, state, storage)):
         raise NeedsSync("; ".join(told))
     then_files, files = (found.files if found else [] for found in (drifted.storage, storage))
     if then_files != files:

@@ -25,6 +25,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import CatalogTable, Evolution
+from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.schema_evolution import NewColumn
 from waldelta.postgres.type_catalog import read_types
@@ -66,7 +67,9 @@ def plan_replay(
     that can't be mapped by the ledger, and for changes of leaf partitions that may have been
     another target's.
     """
-    if what := "; ".join(unsent_changes(state, catalog.storage)):
+    if what := "; ".join(
+        unsent_changes(state, catalog.storage, outdated_columns(job, state, catalog.storage))
+    ):
         raise NeedsSync(f"{state.table_name}: {what}")
     stream, snapshot, name = batch_range.stream, Snapshot.parse(state.snapshot), state.table_name
     check_prepared(stream, state, snapshot)
