@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    QueryBuilder,
+    Schema,
+    Transaction,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from deltalake.transaction import AddAction, RemoveAction
+from psycopg import sql
 
 from waldelta.lake.delta_log import Commit, Definition, DeltaLog, read_metadata
 from waldelta.lake.delta_statements import COLUMN_MAPPING, DELETION_VECTORS
@@ -382,6 +390,13 @@ class TargetVersion:
     def dataset(self) -> ds.Dataset:
         """Return the rows as a dataset; timestamps are in microseconds, whoever wrote them."""
         return self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
+
+    def read_column(self, name: str) -> Iterator[pa.Array]:
+        """Yield the values of a column, a batch at a time, whatever features the table has."""
+        query = sql.SQL("select {} from target").format(sql.Identifier(name)).as_string()
+        rows = QueryBuilder().register("target", self.table).execute(query)
+        for batch in pa.RecordBatchReader.from_stream(rows):
+            yield batch.column(0)
 
     def committed(self, app_id: str) -> int:
         """Return the number of a transaction id's last commit; 0 without any."""

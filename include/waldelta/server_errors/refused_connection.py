@@ -166,7 +166,7 @@ class ConnectionRefusal:
         if texts.SERVER_ANSWERED.search(text) is None:
             return cls(text, None)
         answer = trace_login(make_conninfo(conninfo, **_NO_PASSWORD), timeout_s)
-        if not answer.asked_for_password:
+        if not answer.needs_password:
             return cls(text, answer.sqlstate)
         if _may_be_of_password(_reason(text), answer.user):
             return cls(text, codes.INVALID_PASSWORD)
@@ -183,7 +183,7 @@ class LoginAnswer:
     """What a server answered to a login: the SQLSTATE of its refusal, if it refused it."""
 
     sqlstate: str | None = None
-    asked_for_password: bool = False
+    needs_password: bool = False
     user: str = ""
 
 

@@ -12,16 +12,14 @@ from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import QueryBuilder
-from psycopg import sql
 
+from waldelta.lake import TargetVersion
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
 from waldelta.pipeline.drift.rewrites import relabelled
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import Watermarks
+from waldelta.pipeline.targets import Watermarks
 
 # With more distinct texts than this, a column may hold any.
 MOST_TEXTS = 10_000
@@ -85,10 +83,8 @@ def _may_hold(job: Job, state: TableState, column: str, labels: Collection[str])
 
 def _texts(table: TargetVersion, column: str) -> Iterator[list[str]]:
     """Yield the distinct texts in each part of a column."""
-    query = sql.SQL("select {} from target").format(sql.Identifier(column)).as_string()
-    rows = QueryBuilder().register("target", table.table).execute(query)
-    for batch in pa.RecordBatchReader.from_stream(rows):
-        for leaf in _leaves(batch.column(0)):
+    for values in table.read_column(column):
+        for leaf in _leaves(values):
             yield pc.unique(leaf).drop_null().to_pylist()
 
 

@@ -67,9 +67,8 @@ def plan_replay(
     that can't be mapped by the ledger, and for changes of leaf partitions that may have been
     another target's.
     """
-    if what := "; ".join(
-        unsent_changes(state, catalog.storage, outdated_columns(job, state, catalog.storage))
-    ):
+    outdated = outdated_columns(job, state, catalog.storage)
+    if what := "; ".join(unsent_changes(state, catalog.storage, outdated)):
         raise NeedsSync(f"{state.table_name}: {what}")
     stream, snapshot, name = batch_range.stream, Snapshot.parse(state.snapshot), state.table_name
     check_prepared(stream, state, snapshot)
