@@ -142,7 +142,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         "skipped_messages": AttentionKind("Targets that may differ", "reconcile the tables"),
         "failed_expectations": AttentionKind(
             "Data quality",
-            "open the report; correct the data, which is applied, or the expectation",
+            "open the report; correct the data, which the target has, or the expectation",
         ),
         "warned_expectations": AttentionKind("Data quality", "read the table's page"),
         "unevaluated_expectations": AttentionKind(
