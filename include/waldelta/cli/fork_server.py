@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 
 import waldelta
 from waldelta.cli._options import COMMAND
-from waldelta.fork_socket import other_end, receive_request
+from waldelta.cli.fork_socket import other_end, receive_request
 
 log = logging.getLogger("waldelta.fork_server")
 

@@ -50,9 +50,9 @@ def source_sql(text: str, types: Mapping[str, PgType]) -> str:
     prints, so it can be parsed again. Raises FilterNotTranslatable for a text that isn't one
     condition over these columns by functions with a signature.
 
-    >>> integer = PgType(23, -1, "integer")
-    >>> source_sql("((a > 5) AND (lower((a)::text) <> 'it''s'::text))", {"a": integer})
-    '(("a" > 5) AND ("lower"(("a")::"text") <> (\\'it\\'\\'s\\')::"text"))'
+    >>> types = {"a": PgType(23, -1, "integer"), "t": PgType(25, -1, "text")}
+    >>> source_sql("((a > 5) AND (lower(t) <> 'it''s'::text))", types)
+    '(("a" > 5) AND ("lower"("t") <> (\\'it\\'\\'s\\')::"text"))'
     """
     node = parse_analysed(text)
     stored = column_types(types, (), DEFAULT_TYPES)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from waldelta.fork_socket import other_end, send_request
+from waldelta.cli.fork_socket import other_end, send_request
 from waldelta_airflow.launchers.child_process import end_group
 from waldelta_airflow.settings import package_folder
 

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JJavaError
 
 from waldelta.spark.session import borrowed_session
 
@@ -25,7 +24,7 @@ def test_the_drivers_port_refuses_a_stranger(spark):
         "stranger", "127.0.0.1", "127.0.0.1", 0, plain, manager(plain, *defaults), 0, True
     )
     try:
-        with pytest.raises(Py4JJavaError, match="Expected SaslMessage"):
+        with pytest.raises(Exception, match="Expected SaslMessage"):
             stranger.setupEndpointRef(address, "HeartbeatReceiver")
     finally:
         stranger.shutdown()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -108,3 +110,21 @@ def test_a_single_task_is_run_here_before_a_session_is_there():
         run_tasks(spark, 1, told, fails)
     with pytest.raises(AssertionError, match="Spark isn't needed"):
         run_tasks(spark, 2, told, fails)
+
+
+PRINTING = """
+import os
+from waldelta.spark.session import _stdout_as_stderr
+with _stdout_as_stderr():
+    os.system("echo Deleted 0 files and directories in a total of 1 directories.")
+print("result")
+"""
+
+
+def test_a_process_that_a_session_starts_prints_to_stderr():
+    """Delta's VACUUM says there what it deleted; stdout has the JSON of the verb alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "result\n"
+    assert "Deleted 0 files" in done.stderr

@@ -256,12 +256,8 @@ def peek(
             times.messages = envelope.given
             check_settings(conninfo, connection)
     except adbc_driver_postgresql.dbapi.Error as err:
-        error = ServerError.of(err)
         timed_out = time.monotonic() - began >= bound.statement_timeout_s
-        if timed_out and error.sqlstate is None:
-            # A driver that loses the code (see record_batches) must not stop the slot.
-            error = replace(error, sqlstate=codes.QUERY_CANCELED)
-        raise peek_error(source.slot, error, timed_out=timed_out) from None
+        raise _read_error(source.slot, ServerError.of(err), timed_out) from None
 
 
 def _statement(source: Source, bound: PeekBound) -> str:
@@ -461,6 +457,13 @@ def _lacks_room(slot: str, error: ServerError) -> PeekTooLarge | SourceDiskFull 
         f"the server has no room for the result of reading slot {slot!r} ({error.shown}):"
         f" {remedies[error.sqlstate]}"
     )
+
+
+def _read_error(slot: str, error: ServerError, timed_out: bool) -> SourceError:
+    if timed_out and error.sqlstate is None:
+        # A driver that loses the code (see record_batches) must not stop the slot.
+        error = replace(error, sqlstate=codes.QUERY_CANCELED)
+    return peek_error(slot, error, timed_out=timed_out)
 
 
 def peek_error(slot: str, error: ServerError, *, timed_out: bool = True) -> SourceError:

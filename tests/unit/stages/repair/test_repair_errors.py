@@ -9,7 +9,10 @@ import pytest
 from psycopg.errors import DiskFull
 
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritable
+from waldelta.lake import Lake
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED
+from waldelta.lake.ledger.records import now
 from waldelta.pipeline import RunResult
 from waldelta.stages.repair import repair as stage
 from waldelta.stages.repair.reconcile_targets import ReconcileRequest, Reconciling
@@ -47,7 +50,9 @@ def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
         (DiskFull("No space left on device"), ApplyError, True, "public.t: DiskFull: No space"),
     ],
 )
-def test_a_failed_write_of_a_repair_has_its_remedy(monkeypatch, err, kind, retryable, remedy):
+def test_a_failed_write_of_a_repair_has_its_remedy(
+    monkeypatch, tmp_path, err, kind, retryable, remedy
+):
     """The same as in a replay or an apply. A full disk of the source isn't the target's."""
 
     def write(*_):
@@ -57,9 +62,10 @@ def test_a_failed_write_of_a_repair_has_its_remedy(monkeypatch, err, kind, retry
     monkeypatch.setattr(stage, "target_lock", lambda *_: nullcontext())
     monkeypatch.setattr(stage, "check_same_copy", lambda *_: None)
     monkeypatch.setattr(stage, "check_target", write)
-    drifted = SimpleNamespace(state=SimpleNamespace(table_name="public.t"))
+    drifted = SimpleNamespace(state=TableState(now(), "r", "public.t", 1, "synced"))
+    job = SimpleNamespace(lake=Lake(tmp_path.as_uri()))
     again = stage.Again("reason", "me", frozenset())
     with pytest.raises(kind, match=remedy) as failed:
-        stage.repair(None, None, drifted, again)
+        stage.repair(None, job, drifted, again)
     assert type(failed.value) is kind
     assert failed.value.retryable is retryable

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from waldelta.fork_socket import LONGEST_REQUEST, receive_request, send_request
+from waldelta.cli.fork_socket import LONGEST_REQUEST, receive_request, send_request
 
 LENGTH = struct.Struct("!I")
 
