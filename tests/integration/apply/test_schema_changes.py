@@ -680,7 +680,7 @@ def test_a_table_that_another_replaces(spark, database, lake):
     with pytest.raises(RunFailed, match=r"called public\.t_old on .* another .*: run setup") as err:
         pipeline.consume(spark)
     assert "remove" not in str(err.value)
-    (warned,) = pipeline.check().warnings
+    (warned,) = (text for text in pipeline.check().warnings if "is a superuser" not in text)
     assert warned.startswith("public.t isn't the table that its target was copied from")
     pipeline.setup()
     (warned,) = pipeline.consume(spark).warnings

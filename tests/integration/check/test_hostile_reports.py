@@ -190,9 +190,11 @@ def pipeline(tmp_path_factory) -> PipelineFile:
 
 
 @pytest.fixture(scope="module")
-def report(spark, pipeline) -> QualityReport:
+def report(spark_jvm, pipeline) -> QualityReport:
     """A check that nothing passes, of columns whose names and values are markup."""
-    frame = spark.createDataFrame([*ROWS, (None, None)], f"`{COLUMN}` string, `{OTHER}` string")
+    frame = spark_jvm().createDataFrame(
+        [*ROWS, (None, None)], f"`{COLUMN}` string, `{OTHER}` string"
+    )
     options = {"delta.columnMapping.mode": "name"}
     uri = target_uri(pipeline.target.root, *split_table_name(TABLE))
     frame.write.format("delta").options(**options).save(uri)
@@ -200,7 +202,7 @@ def report(spark, pipeline) -> QualityReport:
     state = TableState(now(), "sync", TABLE, 1, "synced", key_columns=[COLUMN], columns=columns)
     ledger = Ledger(Lake(pipeline.target.root))
     ledger.append(state)
-    return check(spark, pipeline, ledger, RUN_ID)
+    return check(spark_jvm(), pipeline, ledger, RUN_ID)
 
 
 def seen(browser: WebDriver, address: str) -> list[object]:

@@ -25,11 +25,11 @@ CELLS = [
 
 
 @pytest.fixture(scope="module")
-def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
+def matrix(postgres, spark_jvm, tmp_path_factory) -> Iterator[Matrix]:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     scene = Scene(postgres, tmp_path_factory.mktemp("faults"), seed)
-    scene.use(spark)
+    scene.use(spark_jvm())
     scene.set_up()
     with pytest.MonkeyPatch.context() as patch:
         # Which the matrix sets, for good.

@@ -423,13 +423,13 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def sync_points(spark, postgres, tmp_path_factory):
+def sync_points(spark_jvm, postgres, tmp_path_factory):
     """What was seen at each sync point, the copy first; and what is told of each target at the
     end.
     """
     with pytest.MonkeyPatch.context() as patch, new_database(postgres, patch) as database:
         lake = (tmp_path_factory.mktemp("points") / "lake").as_uri()
-        with running(spark, database, postgres, lake, all_together(), compare=False) as both:
+        with running(spark_jvm(), database, postgres, lake, all_together(), compare=False) as both:
             seen = [Seen.by(both)]
             for number in range(max(len(point.steps) for point in POINTS.values())):
                 both.write(step_of_all(number))

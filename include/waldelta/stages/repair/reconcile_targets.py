@@ -213,8 +213,8 @@ def _compare_group(
         # The batches are read before the snapshot: what a target gets during the comparison comes
         # after the batch it is compared at.
         marks = Watermarks(job, job.read_identity())
-        batches = {state.table_name: marks.of(state) for state in states}
-        states = _readable(work, states, marks.versions)
+        batches = _batches(work, states, marks)
+        states = _readable(work, [s for s in states if s.table_name in batches], marks.versions)
         by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
             session_settings(spark, _SMALL_BATCHES) if by_spark else nullcontext(),
@@ -238,6 +238,17 @@ def _compare_group(
             if state.table_name not in work.found:
                 work.fail(state.table_name, err)
         return {}
+
+
+def _batches(work: Reconciling, states: Sequence[TableState], marks: Watermarks) -> dict[str, int]:
+    """Returns the last batch that each target has; those that can't be opened are failures."""
+    batches: dict[str, int] = {}
+    for state in states:
+        try:
+            batches[state.table_name] = marks.of(state)
+        except WaldeltaError as err:
+            work.fail(state.table_name, err)
+    return batches
 
 
 def _readable(
