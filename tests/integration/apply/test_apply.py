@@ -156,6 +156,7 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, datab
     assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
 
 
+@pytest.mark.nightly("a failing table, as in test_altered_targets")
 def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync
     it catches up.
@@ -227,6 +228,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
+@pytest.mark.nightly("a race with another run, merged by Spark")
 @pytest.mark.parametrize("moment", ["count_statement", "commit_statement"])
 def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
     spark, database, lake, monkeypatch, moment
@@ -279,6 +281,7 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
+@pytest.mark.nightly("several tasks, as in test_target_where")
 @pytest.mark.usefixtures("compiled")
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
     """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and

@@ -238,6 +238,7 @@ def kept(job, **key):
     )
 
 
+@pytest.mark.nightly("messages of a quarantined row, which the page's tests read")
 @pytest.mark.usefixtures("compiled")
 def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
     """All of them, as they were sent: of a row that moved, of one that was there before, and of one
@@ -285,6 +286,7 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
     assert kept(job) == ("9", "IUUUUU")
 
 
+@pytest.mark.nightly("a decision, as in test_gate")
 def test_a_discarded_row(spark, database, job):
     """The target lacks it for good, whatever its key is by then: what changes it finds no row, and
     a new row at its key is a new row.
@@ -377,6 +379,7 @@ def merging(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.nightly("a kill of each step of a retry")
 def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merging):
     """Whether it had committed is asked of the target: nothing is copied, nothing is put right
     twice, or too late.

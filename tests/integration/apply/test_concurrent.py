@@ -138,6 +138,7 @@ def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(
     assert difference(spark, job).rows == 0
 
 
+@pytest.mark.nightly("a failing table beside a landing")
 def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, job, monkeypatch):
     """It holds up neither landing nor the others, isn't tried at each step, and is applied once it
     can be, within the same run.
@@ -179,6 +180,7 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
     }
 
 
+@pytest.mark.nightly("a kill beside a landing")
 def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(
     spark, database, job, monkeypatch
 ):
@@ -411,6 +413,7 @@ def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake
     assert difference(spark, job, "public.p").rows == 0
 
 
+@pytest.mark.nightly("a schema change beside a landing")
 def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypatch):
     """Each step goes by the catalogs as they are when it has landed; what was written later is the
     next step's.

@@ -224,6 +224,7 @@ def in_mode(job, mode):
     return replace(job, pipeline=job.pipeline.model_copy(update={"target": wanted}))
 
 
+@pytest.mark.nightly("a made-up mode beside those of the first test")
 def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
     """It is copied, applied, checked and compared; nothing of the product knows its name."""
     monkeypatch.setitem(modes.MODES, "archive", ARCHIVE)
@@ -261,6 +262,7 @@ class Killed(BaseException):
     """What a kill is to the process."""
 
 
+@pytest.mark.nightly("kills of modes, which test_mode_faults has at each step")
 @pytest.mark.parametrize(
     "step",
     [
@@ -307,6 +309,7 @@ def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkey
     assert changes == ["snapshot", "snapshot", "update", "update", "delete"]
 
 
+@pytest.mark.nightly("further moments of the modes that the first test walks")
 def test_what_is_kept_is_never_taken_away(spark, database, lake):
     """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there
     is a changelog alone.

@@ -69,6 +69,7 @@ def job_of(database, lake, tables=TABLES, **overrides):
 HELD = (True, 0, "warning")
 
 
+@pytest.mark.nightly("references in a whole run; unit tests have the rule")
 @pytest.mark.usefixtures("compiled")
 def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     """Nulls refer to nothing, char(n) is padded; a row that lost its partner in the lake is a

@@ -337,6 +337,7 @@ def listed(made):
     }
 
 
+@pytest.mark.nightly("a retry, as in test_read_again_or_discarded")
 def test_a_retry_judges_again(gated, database):
     """Rows that fail still stay in quarantine with the values of now, what was discarded stays so;
     the others enter.
@@ -671,6 +672,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
         )
 
 
+@pytest.mark.nightly("later changes of rows that test_rows_are_set_aside has")
 @pytest.mark.usefixtures("compiled")
 def test_later_changes_of_such_rows(gated, database, where_decoded):
     """Each is judged anew; what was sent for the row since is read from the source, however it is
