@@ -145,6 +145,9 @@ def test_a_failed_check_takes_the_event_of_its_table_only(shop, mails):
     (shop.suites / "public.customers.yml").unlink()
     assert events == ["shop/public.orders"]
     assert shop.is_equal()
+    run = shop.run("cdc")  # The corrected file is judged, though nothing has changed.
+    (event,) = shop.client.asset_events(source_dag_id="shop_cdc", source_run_id=run.run_id)
+    assert event["name"] == "shop/public.customers"
     wait_until(lambda: told(mails, "QualityFailed"))
     assert [mail["to"] for mail in told(mails, "QualityFailed")] == ["team@example.org"]
 
