@@ -1,0 +1,54 @@
+"""The tiers of the tests, CI's share of them, and a night's report."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import share, tiers
+from tests.nightly import _FAILURE
+
+
+@pytest.mark.parametrize(
+    ("marks", "tier"),
+    [((), "test"), (("pg",), "test"), (("nightly",), "test-all"), (("nightly", "soak"), "soak")],
+)
+def test_the_longest_tier_that_a_test_is_marked_with_counts(marks, tier, monkeypatch):
+    monkeypatch.setattr(tiers, "is_on_spark", lambda: False)
+    assert tiers.tier(marks) == tier
+
+
+def test_the_shares_cover_the_tier_and_keep_files_together():
+    tests = [f"tests/{file}.py::{test}" for file in "abcdefg" for test in range(ord(file) % 5 + 1)]
+    shares = [share.share(tests, number, 3) for number in range(10, 13)]
+    assert sorted(test for own in shares for test in own) == sorted(tests)
+    files = [{test.partition("::")[0] for test in own} for own in shares]
+    assert sum(map(len, files)) == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "is_failure"),
+    [
+        ("FAILED tests/unit/test_x.py::test_y - AssertionError", True),
+        ("failed      tests/integration/test_x.py::test_y", True),
+        ("129 of 130 mutations caught; not caught: 7", True),
+        ("130 of 130 mutations caught", False),
+        ("1 cells aren't well: ['land.begun | driver']", True),
+        ("not reached tests/integration/test_x.py::test_y", False),
+    ],
+)
+def test_a_nights_report_names_what_failed(line, is_failure):
+    assert bool(_FAILURE.findall(line)) == is_failure
+
+
+def test_every_mark_of_a_tier_has_a_reason():
+    files = (tiers.ROOT / "tests").rglob("*.py")
+    assert [mark for path in files for mark in tiers.bare_marks(path)] == []
+
+
+def test_a_mark_without_a_reason_is_found(tmp_path):
+    file = tmp_path / "test_x.py"
+    file.write_text(
+        "import pytest\nA = pytest.mark.soak\nB = pytest.mark.nightly('too few')\n"
+        "C = pytest.mark.soak('a reason of five words')\n"
+    )
+    assert tiers.bare_marks(file) == ["test_x.py:2", "test_x.py:3"]
