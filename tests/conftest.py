@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers
-from tests.support.seeds import is_long
+from tests.support.seeds import is_long, is_on_spark
 
 pytest_plugins = [
     "tests.support.fixtures.postgres",
@@ -53,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _UNIT in item.path.parents:
             item.add_marker("unit")
         limits = [_TIMEOUTS_S[name] for name in _TIMEOUTS_S if item.get_closest_marker(name)]
+        limits += [_TIMEOUTS_S["nightly"]] * is_on_spark()
         limits += [_TIMEOUTS_S["soak"]] * is_long()
         if limits:
             item.add_marker(pytest.mark.timeout(max(limits)))
