@@ -204,8 +204,7 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     assert (result.targets.needs_sync, result.targets.never_copied) == ([], [])
     (told,) = result.warnings
     assert told.startswith(
-        "in the pipeline file, but not in its publication: public.t; PostgreSQL sends none of"
-        " their changes"
+        "in the pipeline file, but not published: public.t; PostgreSQL sends none of their changes"
     )
     assert status(job) == ("removed", 1)
     insert(database, 2)

@@ -498,7 +498,7 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
         Scene(spark, database, lake).sync()
     ready = Scene(spark, database, lake).set_up()
     with pytest.raises(
-        ConfigError, match=r"the pipeline has no table public\.absent: it has public\.t"
+        ConfigError, match=r"the pipeline has no table public\.absent: did you mean public\.t"
     ):
         ready.sync("public.absent")
     with pytest.raises(ConfigError, match=r"the pipeline has no table public\.absent"):
