@@ -146,8 +146,18 @@ def _type(rows: dict[int, Any], names: dict[tuple[int, int], str], pair: tuple[i
     )
 
 
+# A lateral query of the types that a row t of pg_type consists of: the base type of a domain, the
+# element of an array, the columns of a composite type, the subtype of a range. 0 is none.
+PARTS_OF_TYPE = """values (t.typbasetype), (t.typelem)
+        union all
+        select a.atttypid
+        from pg_attribute a
+        where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+        union all
+        select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)"""
+
 # int2vector (22) and oidvector (30) subscript like arrays but print as '1 2 3'.
-_TYPES = """
+_TYPES = f"""
 with recursive reachable (oid) as (
     select unnest(%(oids)s::oid[])
     union
@@ -164,13 +174,7 @@ parts (whole, oid) as (
     from parts p
     join pg_type t on t.oid = p.oid
     cross join lateral (
-        values (t.typbasetype), (t.typelem)
-        union all
-        select a.atttypid
-        from pg_attribute a
-        where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
-        union all
-        select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
+        {PARTS_OF_TYPE}
     ) as v (oid)
     where v.oid <> 0
 )
@@ -194,7 +198,7 @@ select t.oid,
 from reachable r
 join pg_type t on t.oid = r.oid
 join pg_namespace n on n.oid = t.typnamespace
-"""
+"""  # noqa: S608 - no value in it
 
 _TYPE_NAMES = """
 select w.oid, w.typmod, format_type(w.oid, w.typmod) as name

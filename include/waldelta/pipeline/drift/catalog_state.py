@@ -14,7 +14,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.postgres import TableId
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres.type_catalog import PARTS_OF_TYPE, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ join unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
 where c.relkind in ('r', 'p')
 """
 
-_TABLES = """
+_TABLES = f"""
 with recursive printing (oid) as (
     select n.oid
     from pg_type t
@@ -228,7 +228,7 @@ relation as (
     where c.oid = any(%(oids)s::oid[])
 ),
 tree (root, oid, is_leaf, inherits, above, made, attached) as (
-    select r.oid, r.oid, false, null::text, '{}'::bigint[], 0, null::int from relation r
+    select r.oid, r.oid, false, null::text, '{{}}'::bigint[], 0, null::int from relation r
       where r.relkind = 'p'
     union all
     select t.root, i.inhrelid, c.relkind <> 'p', concat_ws(' ', i.xmin, t.inherits),
@@ -243,7 +243,7 @@ tree (root, oid, is_leaf, inherits, above, made, attached) as (
 ),
 leaf as (
     select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name, t.inherits,
-      coalesce(t.above, '{}') as above,
+      coalesce(t.above, '{{}}') as above,
            t.attached is not null and (t.made < 0 or t.made >= t.attached) as is_attached
     from relation r
     left join tree t on t.root = r.oid and t.is_leaf
@@ -281,12 +281,7 @@ part (root, attnum, oid) as (
     from part p
     join pg_type t on t.oid = p.oid
     cross join lateral (
-        values (t.typbasetype), (t.typelem)
-        union all
-        select g.rngsubtype from pg_range g where t.oid in (g.rngtypid, g.rngmultitypid)
-        union all
-        select c.atttypid from pg_attribute c where c.attrelid = t.typrelid and c.attnum > 0
-          and not c.attisdropped
+        {PARTS_OF_TYPE}
     ) as inner_type (oid)
     where inner_type.oid >= 16384 or inner_type.oid in (select oid from printing)
 ),
@@ -385,4 +380,4 @@ select r.oid,
          as columns
 from relation r
 where exists (select from attribute a where a.root = r.oid)
-"""
+"""  # noqa: S608 - no value in it

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from waldelta.postgres import Connection
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres.type_catalog import PARTS_OF_TYPE, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def read_foreign_functions(
 
 
 # A function that PostgreSQL's own code or operators call has no entry in pg_depend.
-_FUNCTIONS = """
+_FUNCTIONS = f"""
 with recursive tree (root, oid) as (
     select t, t from unnest(%(oids)s::oid[]) as t
     union
@@ -57,15 +57,9 @@ types (root, oid) as (
     union
     select y.root, v.oid
     from types y
-    join pg_type p on p.oid = y.oid
+    join pg_type t on t.oid = y.oid
     cross join lateral (
-        values (p.typbasetype), (p.typelem)
-        union all
-        select a.atttypid
-        from pg_attribute a
-        where a.attrelid = p.typrelid and a.attnum > 0 and not a.attisdropped
-        union all
-        select r.rngsubtype from pg_range r where p.oid in (r.rngtypid, r.rngmultitypid)
+        {PARTS_OF_TYPE}
     ) as v (oid)
     where v.oid <> 0
 ),
@@ -110,4 +104,4 @@ join pg_proc f on f.oid = o.oprcode
 join pg_roles r on r.oid = f.proowner
 where not r.rolsuper and r.rolname <> current_user
 order by 1, 2, 3
-"""
+"""  # noqa: S608 - no value in it
