@@ -44,6 +44,20 @@ _SUFFIXES = (".yml", ".yaml")
 _MEANT = (*_SUFFIXES, ".json")
 
 
+def is_condition(argument: str) -> bool:
+    """Returns whether an argument of an expectation is a condition or a query.
+
+    >>> is_condition("row_condition"), is_condition("unexpected_rows_query"), is_condition("regex")
+    (True, True, False)
+    """
+    return argument in _CONDITIONS or argument.endswith("_query")
+
+
+def is_sql(argument: str, kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether a condition is Spark SQL, and not Great Expectations' own notation."""
+    return argument != "row_condition" or kwargs.get("condition_parser", "spark") == "spark"
+
+
 class OwnExpectation(StrictModel):
     """One expectation by its Great Expectations name, with its arguments."""
 
@@ -77,7 +91,7 @@ class OwnExpectation(StrictModel):
         """Refuse regular expressions for which Java may need exponential time."""
         for name, value in kwargs.items():
             texts = value if isinstance(value, list) else [value]
-            if name in _CONDITIONS or name.endswith("_query"):
+            if is_condition(name):
                 texts = patterns_in(value) if isinstance(value, str) else []
             elif name not in _PATTERNS:
                 continue

@@ -103,9 +103,10 @@ def _evaluate(
     started = time.monotonic()
     target, plan = item.target, item.plan
     try:
-        result = item.suite.run(target.frame(session), *item.measurements)
+        frame = target.frame(session)
+        result = item.suite.run(frame, *item.measurements)
         if plan.table in run.decided:
-            plan = _judge_undecided(run, item, target.frame(session), result)
+            plan = _judge_undecided(run, item, frame, result)
     except Exception as err:
         return failed(plan.table, target.version, err), None
     seconds = time.monotonic() - started

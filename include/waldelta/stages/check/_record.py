@@ -73,9 +73,10 @@ def _record(
             outcome.unexpected_count,
             verdict.version,
             list(verdict.omitted) if outcome is verdict.outcomes[0] else None,
-            own.digest_of(verdict.table),
+            digest,
         )
         for verdict in _last_words(report, later)
+        for digest in [own.digest_of(verdict.table)]
         for outcome in verdict.outcomes
     ]
     ledger.append_all(rows, after)

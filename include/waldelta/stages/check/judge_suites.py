@@ -26,7 +26,11 @@ from waldelta.pipeline import Job
 from waldelta.spark import open_session
 from waldelta.spark_sql import quote
 from waldelta.stages.check.great_expectations.judge_rows import judge_rows
-from waldelta.stages.check.great_expectations.own_expectations import why_refused, why_unevaluable
+from waldelta.stages.check.great_expectations.own_expectations import (
+    NUMBERS,
+    why_refused,
+    why_unevaluable,
+)
 from waldelta.stages.check.suite import PlannedExpectation, kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.expectations import JudgeSuite
@@ -47,7 +51,6 @@ _SAMPLES = {
     "timestamp_ntz": "timestamp_ntz'2000-01-01'",
     "binary": "X''",
 }
-_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 
 
 def judge_names(_: str, file: OwnSuiteFile, columns: TargetColumns) -> Iterator[Finding]:
@@ -193,4 +196,4 @@ def _sample(spark: SparkSession, types: Mapping[str, str]) -> DataFrame:
 
 
 def _sample_of(type_name: str) -> str:
-    return "0" if type_name.startswith(_NUMBERS) else _SAMPLES.get(type_name, "null")
+    return "0" if type_name.startswith(NUMBERS) else _SAMPLES.get(type_name, "null")

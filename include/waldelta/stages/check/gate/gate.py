@@ -35,6 +35,8 @@ from waldelta.config.expectation_files import (
     OwnExpectation,
     TargetColumns,
     assign_suites,
+    is_condition,
+    is_sql,
     read_each,
 )
 from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
@@ -543,19 +545,13 @@ def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] 
     asked: set[str] = set()
     for argument, text in _texts(kwargs):
         asked.add(text.lower())
-        if argument not in _CONDITIONS and not argument.endswith("_query"):
+        if not is_condition(argument):
             continue
-        # Great Expectations' own notation for row conditions isn't SQL.
-        is_sql = argument != "row_condition" or kwargs.get("condition_parser", "spark") == "spark"
-        named = columns_of(text) if is_sql else None
+        named = columns_of(text) if is_sql(argument, kwargs) else None
         if named is None:
             return None
         asked.update(name.lower() for name in named)
     return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
-
-
-# Arguments that are conditions, at any depth, in Great Expectations and in waldelta.
-_CONDITIONS = frozenset({"condition", "row_condition", "pass_through_filter"})
 
 
 def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:

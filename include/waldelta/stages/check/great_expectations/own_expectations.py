@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from waldelta.config.expectation_files import OwnExpectation, TargetColumns
+from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.suite import kind_of
 from waldelta.stages.check.suite.kinds import KINDS
@@ -21,7 +21,7 @@ from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_n
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 # An expectation of this kind asks whether the column is there.
 _ASKS_FOR_COLUMN = "expect_column_to_exist"
-_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 _MOMENTS = ("date", "timestamp")
 _BETWEEN = "expect_column_values_to_be_between"
 
@@ -85,9 +85,7 @@ def _absent(name: str, columns: TargetColumns) -> str:
 def _of_sql(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
     for argument in ("condition", "row_condition"):
         text = item.kwargs.get(argument)
-        if not isinstance(text, str) or (
-            argument == "row_condition" and item.kwargs.get("condition_parser", "spark") != "spark"
-        ):
+        if not isinstance(text, str) or not is_sql(argument, item.kwargs):
             continue
         if (why := why_not_parsed(text)) is not None:
             yield f"kwargs.{argument} is no condition in Spark SQL: {why}"
@@ -126,16 +124,12 @@ def _misfit(value: Any, type_name: str) -> str | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is None or isinstance(value, Mapping):
         return None
-    if type_name.startswith(_NUMBERS):
+    if type_name.startswith(NUMBERS):
         return None if is_number or _is_numeric(value) else "a number"
     if type_name.startswith(_MOMENTS):
         return "a date or time" if is_number or isinstance(value, bool) else None
     if type_name == "string":
-        return (
-            None
-            if isinstance(value, str) or not isinstance(value, (int, float))
-            else ("a text in quotes")
-        )
+        return "a text in quotes" if isinstance(value, (int, float)) else None
     if type_name == "boolean":
         return None if isinstance(value, bool) else "true or false"
     return None

@@ -100,8 +100,8 @@ class RowKind(ExpectationKind):
     def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
         """Returns the condition; None for arguments that only Great Expectations takes."""
         required = self.required.union(self.columns)
-        rest = {n: kwargs[n] for n in kwargs if n not in required | self.optional}
-        if not required <= kwargs.keys() or not are_common(rest):
+        common = {name: kwargs[name] for name in kwargs.keys() & {"mostly"} - self.optional}
+        if not required <= kwargs.keys() or self.other_arguments(kwargs) or not are_common(common):
             return None
         names = tuple(column_name(kwargs[argument]) for argument in self.columns)
         values = [F.col(quote(name)) for name in names]

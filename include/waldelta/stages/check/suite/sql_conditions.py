@@ -5,9 +5,15 @@ value. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from waldelta.metadata_columns import RAW
 from waldelta.spark_sql import quote, string
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
 
 
 def value_condition(column: str) -> str:
@@ -44,12 +50,9 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     >>> columns_of("exists (select * from o where o.b = a)")
     ('a', 'b', 'o')
     """
-    import sqlglot  # few tables have such a condition
     from sqlglot import exp
 
-    try:
-        tree = sqlglot.parse_one(condition, read="spark")
-    except sqlglot.errors.SqlglotError:
+    if isinstance(tree := _parsed(condition), Exception):
         return None
     # A star stands for all columns of the row, except in a subquery's select list. A query may join
     # by columns that it doesn't name.
@@ -76,16 +79,15 @@ def why_not_parsed(condition: str) -> str | None:
     >>> why_not_parsed("case when a then 1")
     'Expected END after CASE (column 18)'
     """
-    import sqlglot
     from sqlglot import exp
+    from sqlglot.errors import ParseError
 
-    try:
-        tree = sqlglot.parse_one(condition, read="spark")
-    except sqlglot.errors.ParseError as err:
-        first = err.errors[0] if err.errors else {}
-        told = str(first.get("description", "it doesn't parse")).partition(" for <class")[0]
-        return f"{told} (column {first.get('col', 1)})"
-    except sqlglot.errors.SqlglotError:
+    tree = _parsed(condition)
+    if isinstance(tree, ParseError):
+        first = tree.errors[0] if tree.errors else {}
+        reason = str(first.get("description", "it doesn't parse")).partition(" for <class")[0]
+        return f"{reason} (column {first.get('col', 1)})"
+    if isinstance(tree, Exception):
         return "a quote isn't closed"
     # A name behind an expression would be its alias.
     return "only one expression is allowed" if isinstance(tree, exp.Alias) else None
@@ -101,14 +103,10 @@ def unresolved_columns(condition: str, columns: Collection[str]) -> list[str]:
     >>> unresolved_columns("exists(items, x -> x > 1) and `a b` > localtimestamp", ["items"])
     ['a b']
     """
-    import sqlglot
     from sqlglot import exp
 
-    try:
-        tree = sqlglot.parse_one(condition, read="spark")
-    except sqlglot.errors.SqlglotError:
-        return []
-    if tree.find(exp.Query) is not None:
+    tree = _parsed(condition)
+    if isinstance(tree, Exception) or tree.find(exp.Query) is not None:
         return []
     there = {name.lower() for name in columns} | _MOMENTS
     return list(
@@ -130,13 +128,11 @@ def is_fixed(condition: str) -> bool:
     >>> is_fixed("a > date 'today'"), is_fixed("a in (select b from t)")
     (False, False)
     """
-    import sqlglot
     from sqlglot import exp
 
-    try:
-        nodes = list(sqlglot.parse_one(condition, read="spark").walk())
-    except sqlglot.errors.SqlglotError:
+    if isinstance(tree := _parsed(condition), Exception):
         return False
+    nodes = list(tree.walk())
     # Some functions without parentheses parse as columns, and words such as 'today' in a date
     # literal mean the query's date.
     moments = {
@@ -145,6 +141,17 @@ def is_fixed(condition: str) -> bool:
         if isinstance(node, exp.Identifier) or (node.key == "literal" and node.is_string)
     }
     return {node.key for node in nodes} <= _FIXED and not moments & _MOMENTS
+
+
+@lru_cache(256)
+def _parsed(condition: str) -> exp.Expr | SqlglotError:
+    """Several questions are asked of each condition, in each check of its table."""
+    import sqlglot  # few tables have such a condition
+
+    try:
+        return sqlglot.parse_one(condition, read="spark")
+    except sqlglot.errors.SqlglotError as err:
+        return err
 
 
 # Node kinds of a parsed condition that return the same for the same values. Any other node may not.
