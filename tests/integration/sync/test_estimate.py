@@ -49,7 +49,6 @@ def estimate(database, lake, monkeypatch):
         own_everything(database, owner)
         connect_as(monkeypatch, database, owner)
         yield checked
-        database.execute(f"alter database {database.name} owner to current_user")
 
 
 @pytest.mark.parametrize(

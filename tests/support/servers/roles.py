@@ -20,7 +20,10 @@ def new_role(database, name: str, attributes: str = "login replication") -> Iter
     try:
         yield full
     finally:
-        database.execute(f"reset role; drop owned by {role} cascade; drop role {role}")
+        database.execute(
+            f"reset role; alter database {database.name} owner to current_user;"
+            f" drop owned by {role} cascade; drop role {role}"
+        )
 
 
 def connect_as(monkeypatch: pytest.MonkeyPatch, database, role: str) -> None:

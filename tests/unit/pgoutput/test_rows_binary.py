@@ -90,7 +90,8 @@ def test_damaged_binary_rows_never_become_wrong_rows():
     """
     rng = chosen_random()
     refused = mixed = 0
-    for _ in rounds(120):
+    tries = rounds(320)
+    for _ in tries:
         given = [random_message(rng) for _ in range(rng.randrange(1, 5))]
         at = rng.randrange(len(given))
         given[at] = damage(rng, given[at])
@@ -110,5 +111,5 @@ def test_damaged_binary_rows_never_become_wrong_rows():
         for row, (its_new, its_old) in enumerate(expected):
             assert [column[row] for column in new] == its_new
             assert [column[row] for column in old] == its_old
-    assert refused > 3
-    assert mixed < refused
+    assert refused > len(tries) / 10
+    assert mixed < len(tries) * 25 / 80

@@ -175,7 +175,8 @@ def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFram
         kind = kind_of(item.type)
         condition = kind.row_condition(item.kwargs)
         if condition is None:
-            if isinstance(text := item.kwargs.get("row_condition"), str):
+            text = item.kwargs.get("row_condition")
+            if isinstance(text, str) and is_sql("row_condition", item.kwargs):
                 sample.where(text).limit(0).collect()
             continue
         # Whether other conditions can be evaluated depends on the row's values.
