@@ -60,6 +60,7 @@ psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's opti
 # E2e files first, because they take longest; a file's tests share what is expensive to make.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --maxfail 40
 TESTS := tests/e2e tests/integration tests/unit
+ORDINARY := -m "not nightly and not soak"
 ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED))
 
 ##@ Checks
@@ -88,7 +89,7 @@ type: setup ## types alone
 .PHONY: test
 test: setup ## the tests that a change is likely to break, in ten minutes; SEED=1 shuffles them
 ifeq ($(ARGS),)
-	@$(PYTEST) $(PARALLEL) $(ORDER) -m "not nightly and not soak" $(TESTS)
+	@$(PYTEST) $(PARALLEL) $(ORDER) $(ORDINARY) $(TESTS)
 else
 	@$(PYTEST) $(ORDER) $(ARGS)
 endif
@@ -116,7 +117,7 @@ mutations: setup ## whether tests catch the defects of tests/mutations: ARGS="--
 
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
-	@$(PYTEST) $(PARALLEL) -m "not nightly and not soak" tests/unit $(ARGS)
+	@$(PYTEST) $(PARALLEL) $(ORDER) $(ORDINARY) tests/unit $(ARGS)
 
 .PHONY: pg
 pg: setup ## tests on the embedded PostgreSQL

@@ -47,13 +47,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(tiers.Record())
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark unit tests as such, and give long tests more time until they count as hanging."""
+    """Mark unit tests and those with a Spark session as such, and give long tests more time until
+    they count as hanging. Options that choose tests by their marks come afterwards.
+    """
     for item in items:
         if _UNIT in item.path.parents:
             item.add_marker("unit")
-        limits = [_TIMEOUTS_S[name] for name in _TIMEOUTS_S if item.get_closest_marker(name)]
-        limits += [_TIMEOUTS_S["nightly"]] * is_on_spark()
-        limits += [_TIMEOUTS_S["soak"]] * is_long()
-        if limits:
+        if "spark_jvm" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+        names = {mark.name for mark in item.iter_markers()}
+        names |= {"nightly"} if is_on_spark() else set()
+        names |= {"soak"} if is_long() else set()
+        if limits := [_TIMEOUTS_S[name] for name in names & _TIMEOUTS_S.keys()]:
             item.add_marker(pytest.mark.timeout(max(limits)))

@@ -10,7 +10,6 @@ then.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -26,17 +25,16 @@ _FAILURE: Final = re.compile(
     r"|^\d+\. .+: (?!works).+",
     re.MULTILINE,
 )
-_PARALLEL: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def commands(soak_minutes: float) -> dict[str, list[str]]:
-    """Return the parts of a night and their commands, without the interpreter."""
-    tests = ("tests/e2e", "tests/integration", "tests/unit")
+    """Return the parts of a night and their commands."""
+    module = [sys.executable, "-m"]
     return {
-        "test-all": ["-m", "pytest", *_PARALLEL, "-m", "not soak", *tests],
-        "mutations": ["-m", "tests.mutations"],
-        "soak": ["-m", "tests.share", "soak", "--minutes", str(soak_minutes)],
-        "versions": ["-m", "tests.soak.versions"],
+        "test-all": ["make", "test-all", "ARGS=--maxfail=0"],
+        "mutations": [*module, "tests.mutations"],
+        "soak": [*module, "tests.share", "soak", "--minutes", str(soak_minutes)],
+        "versions": [*module, "tests.soak.versions"],
     }
 
 
@@ -45,9 +43,8 @@ def run(part: str, command: list[str]) -> tuple[int, list[str]]:
     LOGS.mkdir(parents=True, exist_ok=True)
     with (LOGS / f"{part}.log").open("w") as log:
         started = subprocess.Popen(
-            [sys.executable, *command],
+            command,
             cwd=ROOT,
-            env=os.environ | {"WALDELTA_TESTS_ON_SPARK": "1"} if part == "test-all" else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

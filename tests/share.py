@@ -29,9 +29,9 @@ from tests.soak.steps import STEPS
 ROOT: Final = Path(__file__).parents[1]
 # Into how many shares a tier is divided; a sixth of the soak each night covers it in a week.
 SHARES: Final = {"test-all": 4, "soak": 6}
-_MARKED: Final = {"test-all": "not soak", "soak": "soak"}
+_MARKED: Final = {"test-all": "(nightly or spark) and not soak", "soak": "soak"}
 _PROGRAMS_SHARE: Final = 0.25
-_WHERE: Final = ("tests/e2e", "tests/integration")
+_WHERE: Final = ("tests/e2e", "tests/integration", "tests/unit")
 # Where the controlling process of pytest writes each result.
 _RESULTS: Final = "WALDELTA_SHARE_RESULTS"
 

@@ -6,7 +6,7 @@ runs those that are marked soak. Each mark has a reason: the ordinary test that 
 defect, or the kind of variant that the test adds.
 
 Every session of pytest records the seconds of its tests. ``make test-profile`` (``python -m
-tests.tiers``) writes what was recorded to tests/profile.md and tests/profile.json.
+tests.tiers``) writes tests/profile.md of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ ROOT: Final = Path(__file__).parents[1]
 ORDINARY: Final = "not nightly and not soak"
 MARKS: Final = ("soak", "nightly")
 TIERS: Final = ("test", "test-all", "soak")
-# The seconds of every test that ran here, and what of them was recorded in the repository.
+# The seconds of every test that ran in this checkout, and the page about them.
 SECONDS: Final = ROOT / ".waldelta" / "test-seconds.json"
-PROFILE: Final = ROOT / "tests" / "profile.json"
-# Two workers for ten minutes, less their starts.
-BUDGET_S: Final = 2 * (600 - 20)
+PROFILE: Final = ROOT / "tests" / "profile.md"
 
 
 def tier(marks: Collection[str]) -> str:
@@ -74,6 +72,8 @@ class Record:
         self._tiers[tier(report.keywords)][report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
+        if not any(self._tiers.values()):
+            return
         SECONDS.parent.mkdir(exist_ok=True)
         recorded = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
         SECONDS.write_text(
@@ -81,44 +81,26 @@ class Record:
         )
 
 
-def sizes(profile: dict) -> dict[str, tuple[int, float]]:
-    """Return the tests and seconds of each tier of a profile (tests/profile.json).
-
-    Files that are gone don't count.
-    """
-    totals: dict[str, tuple[int, float]] = {}
-    for name, files in profile["tiers"].items():
-        there = [size for path, size in files.items() if (ROOT / path).exists()]
-        totals[name] = (sum(tests for tests, _ in there), sum(seconds for _, seconds in there))
-    return totals
-
-
-def summary(profile: dict) -> list[str]:
-    """Return a line for each tier: its tests, its seconds."""
-    return [
-        f"{name}: {tests:,} tests, {seconds:,.0f} s of a worker"
-        for name, (tests, seconds) in sizes(profile).items()
-    ]
-
-
 def write_profile() -> None:
-    """Write what was recorded to tests/profile.json and tests/profile.md, and print the tiers."""
-    seconds: dict[str, dict[str, float]] = json.loads(SECONDS.read_text())
-    files: dict[str, dict[str, list]] = {name: {} for name in TIERS}
-    for name, tests in seconds.items():
-        for test, took in tests.items():
-            entry = files[name].setdefault(test.partition("::")[0], [0, 0.0])
-            entry[0], entry[1] = entry[0] + 1, round(entry[1] + took, 2)
-    profile = {
-        "pandas_import_s": round(pandas_import_s(), 2),
-        "tiers": {name: dict(sorted(own.items())) for name, own in files.items()},
+    """Write what was recorded to tests/profile.md, and print the tiers' sizes."""
+    recorded: dict[str, dict[str, float]] = json.loads(SECONDS.read_text())
+    tiers = {
+        name: {test: took for test, took in tests.items() if _is_there(test)}
+        for name, tests in recorded.items()
     }
-    PROFILE.write_text(json.dumps(profile, indent=1) + "\n")
-    (ROOT / "tests" / "profile.md").write_text(_page(profile, Counter(seconds["test"])))
-    print("\n".join(summary(profile)))
+    lines = [
+        f"{name}: {len(tests):,} tests, {sum(tests.values()):,.0f} s of a worker"
+        for name, tests in tiers.items()
+    ]
+    PROFILE.write_text(_page(lines, Counter(tiers["test"])))
+    print("\n".join(lines))
 
 
-def _page(profile: dict, ordinary: Counter[str]) -> str:
+def _is_there(test: str) -> bool:
+    return (ROOT / test.partition("::")[0]).exists()
+
+
+def _page(sizes: list[str], ordinary: Counter[str]) -> str:
     files: Counter[str] = Counter()
     folders: Counter[str] = Counter()
     for test, took in ordinary.items():
@@ -128,9 +110,9 @@ def _page(profile: dict, ordinary: Counter[str]) -> str:
     lines = [
         "# Where the time of the tests goes",
         "`make test-profile` writes this page from the last runs on one machine. There, a new",
-        f"process took {profile['pandas_import_s']} s of CPU to import pandas.",
+        f"process took {pandas_import_s():.2f} s of CPU to import pandas.",
         "",
-        *(f"- {line}" for line in summary(profile)),
+        *(f"- {line}" for line in sizes),
         *_table("`make test`, by folder", "folder", folders, 20),
         *_table("`make test`, by file", "file", files, 40),
         *_table("`make test`, by test", "test", ordinary, 40),

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from tests.mutations import MUTATIONS
@@ -102,6 +103,13 @@ def _verdict(root: Path, mutation: Mutation) -> tuple[bool, str]:
     return failed is not None, failed[1] if failed else f"NO RESULT\n{output[-2000:]}"
 
 
+@cache
+def _recorded() -> dict[str, str]:
+    """Return the digests of the modules whose mutations were caught last."""
+    return json.loads(CAUGHT.read_text()) if CAUGHT.exists() else {}
+
+
+@cache
 def _digest(file: str) -> str:
     """Return a digest of a module's code in HEAD and of its mutations."""
     code = subprocess.check_output(["git", "-C", str(ROOT), "show", f"HEAD:{LIBRARY / file}"])
@@ -110,20 +118,21 @@ def _digest(file: str) -> str:
 
 
 def _record(chosen: dict[int, Mutation], missed: list[int]) -> None:
-    """Write down the modules whose mutations were all tried and caught."""
-    recorded = json.loads(CAUGHT.read_text()) if CAUGHT.exists() else {}
-    files = {mutation.file for mutation in MUTATIONS}
-    for number, mutation in enumerate(MUTATIONS, 1):
-        if number not in chosen or number in missed:
-            files.discard(mutation.file)
-    recorded |= {file: _digest(file) for file in files}
+    """Write down the modules whose mutations were all tried and caught, and no longer those of a
+    missed one.
+    """
+    survived = {MUTATIONS[number - 1].file for number in missed}
+    untried = {m.file for number, m in enumerate(MUTATIONS, 1) if number not in chosen}
+    caught = {mutation.file for mutation in MUTATIONS} - survived - untried
+    recorded = {file: digest for file, digest in _recorded().items() if file not in survived}
+    recorded |= {file: _digest(file) for file in caught}
     CAUGHT.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + "\n")
 
 
 def _is_changed(mutation: Mutation) -> bool:
     """Return whether a module of the core has other code than when its mutations were caught."""
-    recorded = json.loads(CAUGHT.read_text()) if CAUGHT.exists() else {}
-    return mutation.file.startswith(_CORE) and recorded.get(mutation.file) != _digest(mutation.file)
+    file = mutation.file
+    return file.startswith(_CORE) and _recorded().get(file) != _digest(file)
 
 
 def _check(root: Path, chosen: dict[int, Mutation]) -> list[int]:

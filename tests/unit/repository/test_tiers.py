@@ -40,6 +40,10 @@ def test_a_nights_report_names_what_failed(line, is_failure):
     assert bool(_FAILURE.findall(line)) == is_failure
 
 
+def test_make_test_chooses_what_the_mutations_are_caught_by():
+    assert f'"{tiers.ORDINARY}"' in (tiers.ROOT / "Makefile").read_text()
+
+
 def test_every_mark_of_a_tier_has_a_reason():
     files = (tiers.ROOT / "tests").rglob("*.py")
     assert [mark for path in files for mark in tiers.bare_marks(path)] == []
