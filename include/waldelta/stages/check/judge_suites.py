@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, TargetColumns
+from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, TargetColumns, is_sql
 from waldelta.errors import WaldeltaError
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake import READ_FAILURES
