@@ -40,7 +40,8 @@ class SparkConnectServer:
     def start(self, environment: Mapping[str, str]) -> Part:
         """Start the server; it takes some seconds until ``is_listening``."""
         spark_submit = str(Path(self.python).with_name("spark-submit"))
-        command, own = self._server.prepare(spark_submit)
+        server = ConnectServer(self.folder, self.port, self.memory, self.python, self.store)
+        command, own = server.prepare(spark_submit)
         own |= {"JAVA_HOME": str(java_home()), TOKEN_VARIABLE: self.token}
         try:
             with port_on_ipv6(self.port) as held:
@@ -66,11 +67,3 @@ class SparkConnectServer:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False
-
-    def settings(self) -> dict[str, str]:
-        """Return the server's Spark configuration."""
-        return self._server.settings()
-
-    @property
-    def _server(self) -> ConnectServer:
-        return ConnectServer(self.folder, self.port, self.memory, self.python, self.store)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.errors import ConfigError
+from waldelta.spark.connect_server import ConnectServer
 from waldelta.spark.settings import S3_LOG_STORE, driver_settings, jars, local_settings
 
 DELTA, SDK, LOG_STORE = "delta.jar", "s3/aws.jar", "s3/waldelta-log-store.jar"
@@ -63,8 +63,7 @@ def test_the_operators_log_store_comes_first(have, tmp_path, monkeypatch, line, 
 
 def test_the_connect_server_does_so_too(have, tmp_path):
     have(DELTA, LOG_STORE)
-    server = SparkConnectServer(tmp_path / "spark", 15002, "token", tmp_path / "log")
-    settings = server.settings()
+    settings = ConnectServer(tmp_path / "spark").settings()
     assert settings[IMPL] == S3_LOG_STORE
     assert settings["spark.jars"].endswith(LOG_STORE)
 
@@ -92,8 +91,8 @@ def test_the_ports_of_a_local_driver_refuse_strangers(master, authenticates):
 
 def test_those_of_the_connect_server_too(have, tmp_path):
     have(DELTA)
-    server = SparkConnectServer(tmp_path / "spark", 15002, "token", tmp_path / "log")
-    assert server.settings()["spark.authenticate"] == "true"
+    settings = ConnectServer(tmp_path / "spark").settings()
+    assert settings["spark.authenticate"] == "true"
 
 
 def test_the_log_store_is_where_its_class_is_named():
