@@ -24,7 +24,7 @@ from waldelta.pipeline.task_errors import (
 from waldelta.server_errors import texts
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
-from waldelta.spark.session_settings import session_settings, set_settings
+from waldelta.spark.session_settings import is_connect, session_settings, set_settings
 from waldelta.spark.settings import (
     LOCAL_MASTER,
     SESSION_SETTINGS,
@@ -369,13 +369,6 @@ def has_siblings(spark: SparkSession) -> bool:
     A Connect session made by hand doesn't know its address.
     """
     return not is_connect(spark) or "SPARK_REMOTE" in os.environ
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Return whether the session is of a Spark Connect server, which continues when its client is
-    gone.
-    """
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def _classic_session(master: str, name: str) -> SparkSession:

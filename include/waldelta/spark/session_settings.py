@@ -19,8 +19,9 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
 
     Raises ConfigError as set_settings() does.
     """
-    before = set_settings(spark, settings)
+    before = _different(spark, settings)
     try:
+        _set_all(spark, settings, before)
         yield
     finally:
         for name, value in before.items():
@@ -37,21 +38,36 @@ def set_settings(
 
     Raises ConfigError for a setting that the session refuses, or that has another value afterwards.
     """
-    before = {
+    before = _different(spark, settings)
+    _set_all(spark, settings, before)
+    return before
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether the session is of a Spark Connect server, which continues when its client is
+    gone.
+    """
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def _different(spark: SparkSession, settings: Mapping[str, str]) -> dict[str, str | None]:
+    return {
         name: value for name, value in _values(spark, settings).items() if value != settings[name]
     }
-    for name in before:
+
+
+def _set_all(spark: SparkSession, settings: Mapping[str, str], names: Mapping[str, object]) -> None:
+    for name in names:
         _set(spark, name, settings[name])
-    for name, value in _values(spark, before).items():
+    for name, value in _values(spark, names).items():
         if value != settings[name]:
             raise ConfigError(_refusal(name, settings[name], f"it is {value!r} afterwards"))
-    return before
 
 
 def _values(spark: SparkSession, names: Mapping[str, object]) -> dict[str, str | None]:
     if not names:
         return {}
-    if type(spark).__module__.startswith("pyspark.sql.connect."):
+    if is_connect(spark):
         # One request has all settings; asking for each would take a request each.
         values = spark.conf.getAll
         return {name: values.get(name) for name in names}

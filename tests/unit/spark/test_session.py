@@ -15,7 +15,8 @@ from pyspark.accumulators import AccumulatorTCPServer
 from waldelta.errors import PeekTimeout
 from waldelta.spark import deferred_session, open_session, run_tasks
 from waldelta.spark import session as module
-from waldelta.spark.session import DeferredSession, is_connect, is_started
+from waldelta.spark.session import DeferredSession, is_started
+from waldelta.spark.session_settings import is_connect
 
 WAIT_S = 30
 

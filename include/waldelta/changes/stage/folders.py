@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.lake.storage import remove_folder
 from waldelta.server_errors import texts
-from waldelta.spark.session import is_connect
+from waldelta.spark.session_settings import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
