@@ -445,7 +445,8 @@ _COLUMN = re.compile(r"`((?:[^`]|``)+)`")
 _REPEATED = re.compile(r"(['\"]).*\1|(?<![\w.])[-+]?\d[\w.,:+-]*", re.DOTALL)
 # A message may be a JVM's with the whole stack.
 _LONGEST = 50_000
-_IN_ROW = re.compile(r"(violated by value in row:).*", re.DOTALL)
+# delta-rs adds the row that violates a constraint.
+VIOLATING_ROW = re.compile(r"(violated by value in row:).*", re.DOTALL)
 _OF_FILES = re.compile(r"Parquet|IPC|file|folder|director|path|No such|Error creating|Kernel error")
 
 
@@ -466,7 +467,7 @@ def without_values(err: BaseException) -> str:
         columns = dict.fromkeys(_COLUMN.findall("\n".join(_FRAGMENT.findall(text))))
         of_columns = f" in an expression of {', '.join(columns)}" if columns else ""
         return f"[{found[1]}] SQLSTATE: {found[2]}{of_columns}"
-    line = _IN_ROW.sub(r"\1 …", _first_line(text)) or type(err).__name__
+    line = VIOLATING_ROW.sub(r"\1 …", _first_line(text)) or type(err).__name__
     is_of_value = isinstance(err, (ValueError, LookupError, ArithmeticError, TypeError))
     if is_of_value and not isinstance(err, UnicodeError):
         before = _REPEATED.split(text, maxsplit=1)[0]

@@ -8,7 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from waldelta.errors import LakeError, StoreMissing, StoreRefused, StoreUnreachable
+from waldelta.errors import (
+    VIOLATING_ROW,
+    LakeError,
+    StoreMissing,
+    StoreRefused,
+    StoreUnreachable,
+)
 from waldelta.server_errors import texts
 
 
@@ -54,7 +60,7 @@ def answer_in(text: str) -> StoreAnswer | None:
 def store_text(err: BaseException) -> str:
     """Return an error's message on one line, without signatures."""
     text = texts.SIGNED_DETAILS.sub("", texts.LAYOUT.sub("", str(err)))
-    text = texts.VIOLATING_ROW.sub(r"\1 …", text)
+    text = VIOLATING_ROW.sub(r"\1 …", text)
     return texts.ADDRESS_QUERY.sub(r"\1?…", " ".join(text.split()))
 
 

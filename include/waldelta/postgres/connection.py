@@ -83,8 +83,6 @@ _VIEWS = (
     "case when pg_catalog.current_setting('restrict_nonsystem_relation_kind', true) is not null"
     " then pg_catalog.set_config('restrict_nonsystem_relation_kind', '{kind}', {is_local}) end"
 )
-# SQLSTATE of a statement that would read one: object_not_in_prerequisite_state.
-VIEW_REFUSED = "55000"
 # ADBC reads the names of all types and columns while it connects. With this encoding, PostgreSQL
 # sends them unconverted. Otherwise a name that UTF-8 can't represent, of any object, would end each
 # connection.

@@ -60,8 +60,6 @@ LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
 ADDRESS_QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 # What a store repeats of the request that it refused: parts of the signature.
 SIGNED_DETAILS = re.compile(r"<(StringToSign|CanonicalRequest)\w*>.*?</\1\w*>", re.DOTALL)
-# delta-rs adds the row that violates a constraint.
-VIOLATING_ROW = re.compile(r"(violated by value in row:).*", re.DOTALL)
 # In errors of delta-rs's object store. Others of the network are of something else.
 OF_STORE = re.compile(r"Generic \w+ error|Error performing|Kernel error")
 NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)

@@ -39,7 +39,6 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
 from waldelta.postgres.connection import (
-    VIEW_REFUSED,
     check_settings,
     connect_arrow,
     limit_batches,
@@ -48,6 +47,7 @@ from waldelta.postgres.connection import (
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.postgres.planner_estimate import rows_where
 from waldelta.row_filter import RowFilter
+from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.snapshot.chunks import Chunk
 from waldelta.types import TargetType, column_types
@@ -66,10 +66,8 @@ METADATA_COLUMNS: dict[str, Any] = {
 
 # Errors of a reader when the relation was dropped, renamed or altered since the snapshot, or the
 # snapshot's session ended.
-GONE = {"3F000", "42P01", "42703", "42804", "42883", VIEW_REFUSED}
-NO_SNAPSHOT = {"22023", "42704"}
-NO_PRIVILEGE = "42501"
-LOCKED = "55P03"
+GONE = {"3F000", "42P01", "42703", "42804", "42883", codes.OBJECT_NOT_IN_PREREQUISITE_STATE}
+NO_SNAPSHOT = {codes.INVALID_PARAMETER_VALUE, codes.UNDEFINED_OBJECT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,10 +410,10 @@ def _named(err: adbc.Error, conninfo: str, copy: TableCopy) -> SourceError:
         return SnapshotLost(
             f"the snapshot of {copy.table} is gone ({reason}): its copy starts again"
         )
-    if state == NO_PRIVILEGE:
+    if state == codes.INSUFFICIENT_PRIVILEGE:
         remedy = privilege_remedy(conninfo, copy.table)
         return PrivilegeMissing(f"{copy.table} can't be copied ({reason}): {remedy}")
-    if state == LOCKED:
+    if state == codes.LOCK_NOT_AVAILABLE:
         return TableBusy(
             f"{copy.table} can't be copied now: it stayed locked for"
             f" {COPY_LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"

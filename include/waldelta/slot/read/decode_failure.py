@@ -29,6 +29,7 @@ from waldelta.pipeline import Job
 from waldelta.postgres.lock_waits import limited
 from waldelta.postgres.publication_tables import filtered_tables
 from waldelta.postgres.walsender import stream_slot
+from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.server_errors.texts import DECODED_POSITION
 from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options, whole
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 # resources, locks, operators, disks.
 _PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
 # Privileges, and a missing publication, which is an error of its own.
-_OTHERS = ("42501", "42704")
+_OTHERS = (codes.INSUFFICIENT_PRIVILEGE, codes.UNDEFINED_OBJECT)
 _CORRUPT = "XX"
 _UNCONVERTED = ("22021", "22P05")
 # This is only for the message of an error, so a transaction of gigabytes isn't read to its end.

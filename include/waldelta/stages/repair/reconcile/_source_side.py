@@ -32,6 +32,7 @@ from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, connect, describe
 from waldelta.postgres.connection import check_settings, lacks_room
 from waldelta.postgres.planner_estimate import rows_where
+from waldelta.server_errors import sqlstate as codes
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
 from waldelta.snapshot.exported_snapshot import reader_name
@@ -40,7 +41,6 @@ from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_file
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
     GONE,
-    NO_PRIVILEGE,
     NO_SNAPSHOT,
     chunk_conditions,
     chunk_relation,
@@ -290,7 +290,7 @@ def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
         return SnapshotLost(
             f"{copy.table} or its snapshot changed while it was compared ({reason}): run again"
         )
-    if err.sqlstate == NO_PRIVILEGE:
+    if err.sqlstate == codes.INSUFFICIENT_PRIVILEGE:
         remedy = privilege_remedy(conninfo, copy.table)
         return PrivilegeMissing(f"{copy.table} can't be compared ({reason}): {remedy}")
     if (full := lacks_room(err)) is not None:
