@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ _MORE: Final = "…"
 _BEGINNING: Final = re.compile(r"(?:(?:slot )?…: )?.+?(?=[:;] |(?<=…), | \([^)]*…|$)")
 
 
+@cache
 def texts() -> dict[str, list[str]]:
     """The beginnings of each kind's texts, with ``…`` for their arguments."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}

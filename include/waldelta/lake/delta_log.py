@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from deltalake.exceptions import DeltaError
@@ -33,12 +33,17 @@ if TYPE_CHECKING:
 APPEND_ONLY = "delta.appendOnly"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Definition:
-    """What a table is by its log: its columns by name, as Delta's JSON has them, and properties."""
+    """What a table is by its log: its schema, as Delta's JSON, and its properties."""
 
-    columns: Mapping[str, Mapping[str, Any]]
+    schema: str
     properties: Mapping[str, str]
+
+    @cached_property
+    def columns(self) -> Mapping[str, Mapping[str, Any]]:
+        """The columns by name, as Delta's JSON has them."""
+        return {field["name"]: field for field in parse_json(self.schema)["fields"]}
 
     @property
     def constraints(self) -> list[str]:
@@ -64,11 +69,6 @@ class Definition:
     def required(self) -> list[str]:
         """The NOT NULL columns."""
         return [name for name, field in self.columns.items() if not field.get("nullable", True)]
-
-    @classmethod
-    def of(cls, schema: str, properties: Mapping[str, str]) -> Self:
-        """Returns the definition with this schema, as Delta's JSON."""
-        return cls({field["name"]: field for field in parse_json(schema)["fields"]}, properties)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Commit:
         """The table's definition from this commit on; None when the commit doesn't change it."""
         actions = self._actions("metaData")
         return next(
-            (Definition.of(one["schemaString"], one.get("configuration", {})) for one in actions),
+            (Definition(one["schemaString"], one.get("configuration", {})) for one in actions),
             None,
         )
 

@@ -332,7 +332,7 @@ class TargetVersion:
     @property
     def definition(self) -> Definition:
         """The columns and properties, as the commits of Delta's log have them."""
-        return Definition.of(self._delta_schema.to_json(), self.properties)
+        return Definition(self._delta_schema.to_json(), self.properties)
 
     @property
     def properties(self) -> dict[str, str]:

@@ -46,8 +46,7 @@ def read_status(job: Job) -> dict[str, Any]:
     standings = read_lifecycles(job, published)
     quarantine = Quarantine(job.lake)
     generations = target_generations(job.ledger)
-    lacking = quarantine.open_counts(generations)
-    discarded = quarantine.discarded_counts(generations)
+    lacking, discarded = quarantine.missing_counts(generations)
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,

@@ -118,7 +118,7 @@ def read_table_details(
 
 def _content(ledger: Ledger, state: TableState) -> TargetContent:
     quarantine, of_copy = Quarantine(ledger.lake), {state.table_name: state.generation}
-    counts = (quarantine.open_counts(of_copy), quarantine.discarded_counts(of_copy))
+    counts = quarantine.missing_counts(of_copy)
     return read_content(state, *(found.get(state.table_name, 0) for found in counts))
 
 

@@ -214,12 +214,13 @@ def merge_states(
     """Commit the staged rows; returns the tag they were committed under."""
     kept, source = kept_of(plan), staged.source
     truncates = plan.decode.unfolding.truncates if plan.decode.unfolding else ()
-    if kept.mode.fold.has_changes and truncates:
-        folder = f"{staged.folder}-truncates"
-        write_parquet(folder, _truncate_rows(truncates))
-        source = f"({_with_truncates(kept, source, folder)})"
-    stored_key = kept.mode.stored_key(plan.state.table_name, target.frame(spark), kept.key_names)
-    kept = replace(kept, stored_key=stored_key)
+    if kept.mode.fold.has_changes:
+        name, frame = plan.state.table_name, target.frame(spark)
+        kept = replace(kept, stored_key=kept.mode.stored_key(name, frame, kept.key_names))
+        if truncates:
+            folder = f"{staged.folder}-truncates"
+            write_parquet(folder, _truncate_rows(truncates))
+            source = f"({_with_truncates(kept, source, folder)})"
     statement = kept.mode.statement(target.relation, kept, source, truncates)
     return commit_statement(spark, tag, statement)
 

@@ -200,12 +200,14 @@ class Quarantine:
         """
         return _counts(self.scan_open(generations))
 
-    def discarded_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
-        """Return how many discarded rows each table lacks, or has outdated, in the given
-        generation.
+    def missing_counts(
+        self, generations: Mapping[str, int]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many quarantined rows each table lacks in the given generation, and how many
+        discarded ones it lacks or has outdated.
         """
-        rows = self._table.scan(_OF_KEY, chosen=of_tables(generations), kept=False)
-        return _counts(_open(rows, generations, DISCARDED))
+        rows = self._table.scan(_OF_KEY, chosen=of_tables(generations))
+        return _counts(_open(rows, generations)), _counts(_open(rows, generations, DISCARDED))
 
     def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
         """Return the latest row for each key that these tables lack in the given generation.

@@ -55,11 +55,8 @@ def is_in(text: str, label: str) -> bool:
     >>> is_in("{app.orders,app.items}", "app.items")
     True
     """
-    if _ANY.fullmatch(label):
-        return True
-    if (schema := _OF_SCHEMA.fullmatch(label)) is not None:
-        return _longest_part(schema[1]) in text
-    return text == label or (_COMPOUND.search(text) is not None and _longest_part(label) in text)
+    is_digest = _ANY.fullmatch(label) or _OF_SCHEMA.fullmatch(label)
+    return text == label or bool((is_digest or _COMPOUND.search(text)) and _sought(label) in text)
 
 
 def _longest_part(label: str) -> str:

@@ -278,7 +278,8 @@ def _origins(table: TargetVersion, alterations: Sequence[_Alteration]) -> list[C
 
     The log is read once, because it may have thousands of commits in an object store.
     """
-    values = [alteration.value(table.definition) for alteration in alterations]
+    current = table.definition
+    values = [alteration.value(current) for alteration in alterations]
     latest: list[Commit | None] = [None] * len(values)
     origins = list(latest)
     searched = set(range(len(values)))

@@ -116,7 +116,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     with job.source.connect("sync") as connection:
         check_source(connection, job)
         known, insists = job.ledger.table_states(), tables is not None and not only_waiting
-        wanted = _choose(spark, _read_targets(connection, job), job, tables, insists=insists)
+        wanted = _choose(spark, _read_targets(connection, job), job, tables, known, insists=insists)
         if not wanted:
             close_gaps(job)
             return []
@@ -381,6 +381,7 @@ def _choose(
     targets: Sequence[ReplicatedTarget],
     job: Job,
     names: Sequence[str] | None,
+    states: Mapping[str, TableState],
     *,
     insists: bool,
 ) -> list[ReplicatedTarget]:
@@ -388,7 +389,7 @@ def _choose(
     copy.
     """
     named, published = None if names is None else _named(names), {target.id for target in targets}
-    absent, states = (named or set()) - published, job.ledger.table_states()
+    absent = (named or set()) - published
     removed = {name for name, state in states.items() if state.status == REMOVED}
     if insists and (lacking := removed & set(map(str, absent))):
         raise ConfigError(f"{min(lacking)} {NOT_PUBLISHED}")
