@@ -59,7 +59,7 @@ def run_tests(tier: str, tests: list[str], ends: float) -> bool:
         file = Path(folder) / "results"
         file.touch()
         command = [sys.executable, "-m", "pytest", "-p", "tests.share", "-q", "-n", "2"]
-        command += ["--dist", "loadfile", "--no-loadscope-reorder", "-m", _MARKED[tier], *tests]
+        command += ["--dist", "worksteal", "-m", _MARKED[tier], *tests]
         environment = os.environ | {_RESULTS: str(file), "WALDELTA_TESTS_ON_SPARK": "1"}
         run = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
         try:
