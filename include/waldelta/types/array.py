@@ -13,7 +13,16 @@ from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
 from waldelta.types.base import Representable, Selected, TargetType, split_representable, utf8
 from waldelta.types.checksum import Marks
-from waldelta.types.scan import Quotes, find_quotes, joined, numbers, packed, quoted, take_bytes
+from waldelta.types.scan import (
+    Quotes,
+    find_quotes,
+    joined,
+    lists_as_bytes,
+    numbers,
+    packed,
+    quoted,
+    take_bytes,
+)
 
 _NULL_WORD = b"NULL"
 
@@ -99,8 +108,19 @@ class Array(TargetType):
 
     def exact_sql(self, value: str) -> str:
         """Return the array of its elements' exact forms."""
-        element = self.element.exact_sql("x")
-        return value if element == "x" else f"transform({value}, x -> {element})"
+        return _transformed(value, self.element.exact_sql("x"))
+
+    def equal_sql(self, value: str) -> str:
+        """Return the array of its elements' equal forms."""
+        return _transformed(value, self.element.equal_sql("x"))
+
+    def exact_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the elements' exact forms, packed."""
+        return lists_as_bytes(values, self.element.exact_values(storage(values.flatten())))
+
+    def equal_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the elements' equal forms, packed."""
+        return lists_as_bytes(values, self.element.equal_values(storage(values.flatten())))
 
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
         """Return which values have one dimension with lower bound 1.
@@ -158,6 +178,10 @@ class Array(TargetType):
             ends,
             ~is_null,
         )
+
+
+def _transformed(value: str, element: str) -> str:
+    return value if element == "x" else f"transform({value}, x -> {element})"
 
 
 def _covered(size: int, starts: Positions, ends: Positions) -> Mask:

@@ -93,6 +93,18 @@ class TargetType(ABC):
         """Return Spark SQL whose results are equal where the values are equal in PostgreSQL."""
         return value
 
+    def exact_values(self, values: ArrowArray) -> ArrowArray:
+        """Return values that Arrow can hash, equal within the array where those of exact_sql()
+        are.
+        """
+        return values
+
+    def equal_values(self, values: ArrowArray) -> ArrowArray:
+        """Return values that Arrow can hash, equal within the array where those of equal_sql()
+        are.
+        """
+        return values
+
     def compared_with(self, referenced: TargetType) -> Comparison | None:
         """Return how values of a foreign key are compared with the referenced ones, as PostgreSQL
         does; None where equality is uncertain.

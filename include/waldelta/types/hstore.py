@@ -12,7 +12,16 @@ import pyarrow.compute as pc
 from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
-from waldelta.types.scan import find_quotes, joined, numbers, packed, quoted, take_bytes
+from waldelta.types.scan import (
+    find_quotes,
+    joined,
+    lists_as_bytes,
+    numbered,
+    numbers,
+    packed,
+    quoted,
+    take_bytes,
+)
 
 # Outside quotes hstore prints exactly these: "=>" in each pair, ", " between pairs, NULL.
 _PAIR = '"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"=>(?:"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|NULL)'
@@ -72,6 +81,19 @@ class Hstore(TargetType):
     def equal_sql(self, value: str) -> str:
         """Return the same, since only maps with the same entries are equal."""
         return self.exact_sql(value)
+
+    def exact_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the entries in the order of their keys, packed."""
+        lists = values.cast(_ENTRIES)
+        entries = lists.flatten()
+        keys, texts = (storage(entries.field(n)) for n in (0, 1))
+        rows = lists.value_parent_indices().to_numpy(zero_copy_only=False)
+        order = numbers(np.lexsort((numbered(keys), rows)))
+        return lists_as_bytes(lists, keys.take(order), texts.take(order))
+
+    def equal_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the same, since only maps with the same entries are equal."""
+        return self.exact_values(values)
 
 
 def _has_shape(text: ArrowArray) -> Mask:

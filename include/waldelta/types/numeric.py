@@ -134,9 +134,20 @@ class Fraction(AnyNumber):
     def equal_texts(self, texts: ArrowArray) -> ArrowArray:
         """Return the texts of the typed values."""
         typed, _ = self.from_text(texts)
-        if pa.types.is_floating(typed.type):
-            typed = pc.add(typed, pa.scalar(0.0, typed.type))  # Adding 0 turns -0 into 0.
-        return typed.cast(pa.string()).cast(pa.binary())
+        return self.equal_values(typed).cast(pa.string()).cast(pa.binary())
+
+    def equal_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the numbers, with one zero."""
+        # Adding 0 turns -0 into 0.
+        return pc.add(values, pa.scalar(0.0, values.type)) if _is_floating(values) else values
+
+    def exact_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the texts of floats, which distinguish -0 from 0."""
+        return values.cast(pa.string()) if _is_floating(values) else values
+
+
+def _is_floating(values: ArrowArray) -> bool:
+    return bool(pa.types.is_floating(values.type))
 
 
 @dataclass(frozen=True)
@@ -283,6 +294,11 @@ class NumericAsText(Text):
         """Return the text without the zeros at the end of a fraction."""
         shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
         return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
+
+    def equal_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the texts without the zeros at the end of a fraction."""
+        shortest = pc.utf8_rtrim(pc.utf8_rtrim(values, "0"), ".")
+        return pc.if_else(pc.match_substring(values, "."), shortest, values)
 
 
 def _digits(text: ArrowArray) -> ArrowArray:

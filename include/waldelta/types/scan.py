@@ -63,6 +63,33 @@ def joined(lists: ArrowArray, elements: ArrowArray, separator: str) -> ArrowArra
     return pc.if_else(lists.is_valid(), texts, pa.scalar(None, pa.string()))
 
 
+def numbered(values: ArrowArray) -> NDArray[np.int64]:
+    """Return integers that are equal exactly where the values are, or where both are null."""
+    encoded: Any = values.dictionary_encode()
+    indices = encoded.indices.fill_null(len(encoded.dictionary))
+    return np.asarray(indices.to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def lists_as_bytes(lists: ArrowArray, *elements: ArrowArray) -> ArrowArray:
+    """Return bytes that are equal exactly where lists of these elements are; null for null.
+
+    ``elements`` are columns of values, without gaps. Arrow can't hash lists.
+    """
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    numbers_of = np.stack([numbered(column) for column in elements], axis=1)
+    width = numbers_of.itemsize * len(elements)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) * width
+    return pa.Array.from_buffers(
+        pa.large_binary(),
+        len(lists),
+        [
+            validity(np.asarray(lists.is_valid())),
+            arrow_buffer(offsets),
+            arrow_buffer(numbers_of.reshape(-1)),
+        ],
+    )
+
+
 def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
     """Return where the quotes are; None when there is none.
 

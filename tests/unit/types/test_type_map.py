@@ -19,6 +19,7 @@ from waldelta.config.type_options import DEFAULT_TYPES, TableTypeOptions
 from waldelta.errors import DecodeError, LakeError
 from waldelta.postgres import PgType
 from waldelta.types import column_types, stored_type
+from waldelta.types.scan import numbered
 from waldelta.types.type_map import target_type
 
 
@@ -211,9 +212,12 @@ def test_which_types_may_need_raw_text(pg_type, options, expected):
     assert (stored.spark, stored.arrow) == (kind.spark, kind.arrow)
 
 
-NUMERIC_TEXT = (
-    "case when instr(v, '.') > 0 then trim(trailing '.' from trim(trailing '0' from v)) else v end"
-)
+def numeric_text(value: str) -> str:
+    shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
+    return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
+
+
+NUMERIC_TEXT = numeric_text("v")
 
 
 @pytest.mark.parametrize(
@@ -233,6 +237,12 @@ NUMERIC_TEXT = (
         (array_of(TEXT), DEFAULT_TYPES, "v", "v"),
         (array_of(FLOAT8), DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
         (VECTOR, DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
+        (
+            array_of(ANY_NUMERIC),
+            DEFAULT_TYPES,
+            "v",
+            f"transform(v, x -> {numeric_text('x')})",
+        ),
     ],
     ids=str,
 )
@@ -249,6 +259,32 @@ def test_a_numeric_that_is_named_as_text_is_compared_as_a_number():
     types = {"n": numeric(12, 2), "t": INT4}
     found = column_types(types, [], TypeOptions(text=("n", "t")))
     assert [kind.equal_sql("v") for kind in found.values()] == [NUMERIC_TEXT, "v"]
+
+
+@pytest.mark.parametrize(
+    ("pg_type", "equal", "exact"),
+    [
+        (TEXT, [["0", "0"], ["-0"], [""], [None]], []),
+        (ANY_NUMERIC, [["1.0", "1.00", "1"], ["10"], ["NaN"], [None]], ["1.0", "1.00", "1"]),
+        (FLOAT8, [["0", "-0"], ["NaN"], ["1"], [None]], ["0", "-0"]),
+        (array_of(FLOAT4), [["{0,NULL}", "{-0,NULL}"], ["{0}"], ["{}"], [None]], ["{0}", "{-0}"]),
+        (array_of(ANY_NUMERIC), [["{1.0}", "{1.00}"], ["{1.0,1}"], [None]], ["{1.0}", "{1.00}"]),
+        (array_of(BYTEA), [['{"\\\\xff"}', '{"\\\\xff"}'], ['{"\\\\xfe"}']], []),
+        (HSTORE, [['"a"=>"1", "b"=>NULL', '"b"=>NULL, "a"=>"1"'], ['"a"=>"1"'], [""], [None]], []),
+    ],
+    ids=str,
+)
+def test_values_that_arrow_compares(pg_type, equal, exact):
+    """Equal ones are one value, and those that are written differently are several."""
+    kind = target_type(pg_type)
+    values, raw = kind.from_text(texts(*(text for alike in equal for text in alike)))
+    assert raw is None
+    numbers = iter(numbered(kind.equal_values(values)).tolist())
+    found = [{next(numbers) for _ in alike} for alike in equal]
+    assert [len(alike) for alike in found] == [1] * len(equal)
+    assert len(set.union(*found)) == len(equal)
+    values, _ = kind.from_text(texts(*exact, *exact))
+    assert len(set(numbered(kind.exact_values(values)).tolist())) == len(exact)
 
 
 @pytest.mark.parametrize(

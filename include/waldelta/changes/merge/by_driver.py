@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from waldelta.arrow import table_of
+from waldelta.arrow import Ints, table_of
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
+from waldelta.changes.merge._duplicates import match_duplicates
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import READ_FAILURES, TargetVersion
@@ -27,7 +29,9 @@ from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import row_group_bytes
+from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
+from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
 
@@ -41,27 +45,37 @@ def merge_in_driver(
     """Commit net changes under ``tag``; returns the tag with counts of what they did.
 
     The net changes have the columns of ``plan.decode.net_schema``. ``fence`` is verified after the
-    target was read. Returns None where Spark must merge: for a target that isn't small, duplicate
-    rows, truncated leaves, features of Delta that only Spark writes, or when the target can't be
-    written as it was read.
+    target was read. Returns None where Spark must merge: for a target that isn't small, truncated
+    leaves of a table with a key, features of Delta that only Spark writes, or when the target can't
+    be written as it was read.
     """
-    if not is_for_arrow(plan, tag):
+    decode = plan.decode
+    if plan.truncated_leaves and decode.shape.key:
         return None
-    written = WrittenColumns(
-        plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
+    written = WrittenColumns(decode.names, decode.shape, job.pipeline.target.metadata_columns)
+    changes = NetChanges(
+        net,
+        written,
+        plan.is_truncated,
+        plan.truncated_leaves,
+        decode.columns if changes_copies(plan, tag) else None,
     )
-    return commit_in_driver(
-        job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, fence
-    )
+    return commit_in_driver(job, plan.state.table_name, changes, tag, fence)
 
 
 @dataclass(frozen=True, slots=True)
 class NetChanges:
-    """Net changes, their target columns, and whether all rows that the target had are gone."""
+    """Net changes, their target columns, and whether all rows that the target had are gone.
+
+    ``truncated_leaves`` are the oids of leaves whose rows are gone. ``duplicates`` are the columns
+    of a table without a key whose rows the changes update or delete.
+    """
 
     rows: pa.Table
     written: WrittenColumns
     is_truncated: bool = False
+    truncated_leaves: Sequence[int] = ()
+    duplicates: Sequence[tuple[str, TargetType]] | None = None
 
     @classmethod
     def whole(
@@ -72,14 +86,29 @@ class NetChanges:
         """
         return cls(rows, WrittenColumns(names, shape, metadata))
 
+    @property
+    def truncates(self) -> bool:
+        """Whether rows are gone that no change names."""
+        return self.is_truncated or bool(self.truncated_leaves)
+
+    def remaining(self, rows: pa.Table) -> pa.Table:
+        """Return the target's rows that aren't of truncated leaves."""
+        if not self.truncated_leaves:
+            return rows
+        leaves = pa.array(self.truncated_leaves, rows[RELID].type)
+        return rows.filter(pc.invert(pc.is_in(rows[RELID], value_set=leaves)))
+
+    def match(self, rows: pa.Table) -> Ints:
+        """Return, for each row of the target, the net change that takes it; -1 for none."""
+        if self.duplicates is None:
+            return match(rows, self.rows, self.written)
+        return match_duplicates(rows, self.rows, self.duplicates, metadata=self.written.metadata)
+
 
 def commit_in_driver(
     job: Job, table_name: str, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
-    """Commit as merge_in_driver() does, for changes that Arrow can merge.
-
-    These change rows with a key, or only add rows.
-    """
+    """Commit as merge_in_driver() does."""
     table = job.lake.target(table_name).open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
@@ -101,27 +130,21 @@ def _merge(
     held = table.schema.empty_table() if changes.is_truncated else _read(table)
     if held is None:
         return None
-    of_row = match(held, net, written)
+    held = changes.remaining(held)
+    of_row = changes.match(held)
     new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
     merge = MergedRows(held, net, of_row, new, written)
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
     adds_only = not (
-        changes.is_truncated or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
+        changes.truncates or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
     appends = adds_only and len(table.files) < _MOST_FILES
     fence.verify()
     rows = merge.new_rows() if appends else merge.rows()
     replace_by_rows(table, [] if appends else table.sized_files, rows, tag.delta)
     return tag
-
-
-def is_for_arrow(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Return whether Arrow can merge: rows have a key or are only added, and no single leaf is
-    truncated.
-    """
-    return not changes_copies(plan, tag) and not plan.truncated_leaves
 
 
 def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:

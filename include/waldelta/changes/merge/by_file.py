@@ -26,10 +26,7 @@ from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
-from waldelta.changes.merge.by_driver import (
-    is_for_arrow,
-    written_columns,
-)
+from waldelta.changes.merge.by_driver import changes_copies, written_columns
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,
@@ -107,9 +104,9 @@ def merge_files(
     """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
 
     ``run`` executes tasks (tasks.run_tasks). ``fence`` is verified, and None returned, as in
-    merge_in_driver().
+    merge_in_driver(); None also for updates and deletes of duplicate rows, and truncated leaves.
     """
-    if not is_for_arrow(plan, tag):
+    if changes_copies(plan, tag) or plan.truncated_leaves:
         return None
     table = job.lake.target(plan.state.table_name).open()
     if table.committed(tag.app_id) >= tag.batch:

@@ -15,7 +15,7 @@ from tests.unit.changes.decode.test_collapse import (
     SHAPE,
     events_table,
 )
-from waldelta.changes.decode.collapse import EventShape, collapse
+from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
@@ -24,6 +24,8 @@ from waldelta.lake.fence import UNFENCED
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
+from waldelta.types.numeric import Number
+from waldelta.types.text import Characters
 
 NAMES = ("Id", "the `v`", "it's.big")
 SCHEMA = pa.schema(
@@ -163,3 +165,40 @@ def test_rows_that_unpack_to_much_are_not_read_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "batches", read)
     assert module.read_within(dataset, dataset.schema) is None
+
+
+def test_duplicate_rows_of_merged_partitions(job):
+    """A change takes one of the equal rows, the truncated leaf's rows are gone, and a column that
+    the source lacks keeps its values.
+    """
+    schema = pa.schema([("v", pa.string()), ("_wd_relid", pa.int64()), *list(SCHEMA)[3:]])
+    held = [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    target = [{"v": v, "_wd_relid": leaf, "gone": 0.5, "_wd_lsn": -1} for v, leaf in held]
+    write(job, pa.Table.from_pylist(target, schema), schema_mode="overwrite")
+    shape = EventShape(2, ())
+    found = [
+        {"action": "update", "b0": "a", "b1": 1, "c0": "A", "c1": 1, "lsn": 9, "place": 2},
+        {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 3},
+        {"action": "delete", "b0": "b", "b1": 1, "lsn": 9, "place": 4},
+        {"action": "insert", "c0": "new", "c1": 2, "lsn": 9, "place": 5},
+    ]
+    types = [pa.string(), pa.int64()]
+    net = net_schema(shape, types).append(pa.field("place", pa.int64()))
+    for name in ("base_raw", "raw"):
+        net = net.append(pa.field(name, RAW_TYPE))
+    leaf = plan(truncated=True, leaves=(2,), shape=shape)
+    kinds = (Characters(), Number("bigint", pa.int64(), "int8"))
+    leaf.decode.names = ("v", "_wd_relid")
+    leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))
+    counts = {"update": 1, "delete": 2, "insert": 1}
+    done = merge_in_driver(
+        job, leaf, pa.Table.from_pylist(found, net), replace(tag(), counts=counts), UNFENCED
+    )
+    rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [
+        ("A", 1, 0.5, 9),
+        ("a", 1, 0.5, -1),
+        ("new", 2, None, 9),
+    ]
+    cut = read_commit(job, leaf.state, done)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 1, 1, 1)

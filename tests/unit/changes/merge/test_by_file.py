@@ -29,6 +29,7 @@ from tests.unit.changes.merge.test_by_driver import (
     tag,
     write,
 )
+from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge import by_file as module
 from waldelta.changes.merge.by_file import merge_files
@@ -276,3 +277,10 @@ def test_files_carry_statistics(job):
     assert told == {(1, 1, "b"), (1, 7, "c")}
     for add in adds:
         assert pq.read_metadata(local_path(table_uri(job)) / add["path"]).num_rows == 1
+
+
+def test_duplicate_rows_are_left_to_spark(job):
+    """Which of them a change takes isn't seen file by file."""
+    deleted = [("D", 4, None, None, None)]
+    assert merged(job, deleted, shape=EventShape(3, ())) is None
+    assert table(job).version() == 0

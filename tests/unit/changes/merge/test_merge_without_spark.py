@@ -110,10 +110,6 @@ def _partitioned(job):
 
 UNKNOWN = {
     "a truncated leaf": (lambda job: None, {"truncated": True, "leaves": (7,)}),
-    "copies of equal rows": (
-        lambda job: None,
-        {"shape": EventShape(3, ()), "event": ("D", 4, None, None, None)},
-    ),
     "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
     "append only": (
         lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
@@ -130,11 +126,10 @@ UNKNOWN = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_is_left_to_spark(job, merged, case):
     """It is told before anything is written."""
-    arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
+    arrange, options = UNKNOWN[case]
     arrange(job)
     before = table(job).version()
-    event = options.pop("event", ("I", None, 4, "d", "D"))
-    assert merged(job, [event], **options) is None
+    assert merged(job, [("I", None, 4, "d", "D")], **options) is None
     assert table(job).version() == before
 
 
