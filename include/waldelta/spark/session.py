@@ -24,7 +24,7 @@ from waldelta.pipeline.task_errors import (
 from waldelta.server_errors import texts
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
-from waldelta.spark.session_settings import is_connect, session_settings, set_settings
+from waldelta.spark.session_settings import is_connect, set_settings, shared_settings
 from waldelta.spark.settings import (
     LOCAL_MASTER,
     SESSION_SETTINGS,
@@ -108,12 +108,12 @@ def is_started(spark: SparkSession | None) -> bool:
 def prepared_session(spark: SparkSession | None) -> AbstractContextManager[None]:
     """Give a session the settings that values depend on, for the block.
 
-    It may be the caller's own, with other settings, which it has again afterwards. A session that
-    isn't made yet gets them when it is made. Raises ConfigError for a setting that it refuses.
+    It may be the caller's own, with other settings, which it has again when its last job has ended.
+    A session that isn't made yet gets them when it is made. Raises ConfigError for a setting that
+    it refuses.
     """
-    if spark is None or not is_started(spark):
-        return nullcontext()
-    return session_settings(spark, SESSION_SETTINGS)
+    session = spark.made if isinstance(spark, DeferredSession) else spark
+    return nullcontext() if session is None else shared_settings(session, SESSION_SETTINGS)
 
 
 @contextmanager

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from waldelta.errors import ConfigError, without_values
 from waldelta.spark.settings import SESSION_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass
+class _Use:
+    """The number of users of a session, and how its earlier settings come back."""
+
+    users: int = 0
+    restored: ExitStack = field(default_factory=ExitStack)
+
+
+_USES: WeakKeyDictionary[SparkSession, _Use] = WeakKeyDictionary()
+_USES_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -29,6 +44,28 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
+
+
+@contextmanager
+def shared_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set settings as session_settings() does, in a session that others may use at the same time.
+
+    The last user restores the settings that the session had before the first one.
+    """
+    with _USES_LOCK:
+        use = _USES.setdefault(spark, _Use())
+        if use.users:
+            set_settings(spark, settings)
+        else:
+            use.restored.enter_context(session_settings(spark, settings))
+        use.users += 1
+    try:
+        yield
+    finally:
+        with _USES_LOCK:
+            use.users -= 1
+            if not use.users:
+                use.restored.close()
 
 
 def set_settings(

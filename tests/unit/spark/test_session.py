@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pyspark.accumulators import AccumulatorTCPServer
 from waldelta.errors import PeekTimeout
 from waldelta.spark import deferred_session, open_session, run_tasks
 from waldelta.spark import session as module
-from waldelta.spark.session import DeferredSession, is_started
+from waldelta.spark.session import DeferredSession, is_started, prepared_session
 from waldelta.spark.session_settings import is_connect
 
 WAIT_S = 30
@@ -129,3 +130,35 @@ def test_a_process_that_a_session_starts_prints_to_stderr():
     )
     assert done.stdout == "result\n"
     assert "Deleted 0 files" in done.stderr
+
+
+class Session:
+    """A session, as far as its settings go."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+        self.conf = SimpleNamespace(
+            get=settings.get,
+            set=settings.__setitem__,
+            unset=settings.pop,
+        )
+
+
+def test_the_last_of_two_jobs_restores_the_session(monkeypatch):
+    """However they overlap; the second one corrects what was changed since the first began."""
+    monkeypatch.setattr(module, "SESSION_SETTINGS", {"zone": "UTC", "ansi": "true"})
+    spark, other = Session(zone="Asia/Tokyo"), Session(zone="Europe/Rome")
+    ours = {"zone": "UTC", "ansi": "true"}
+    with ExitStack() as second:
+        with prepared_session(spark), prepared_session(other):
+            spark.conf.set("ansi", "false")
+            second.enter_context(prepared_session(DeferredSession(lambda: spark)))
+            made = DeferredSession(lambda: spark)
+            assert made.settings["ansi"] == "false"
+            second.enter_context(prepared_session(made))
+            assert spark.settings == ours
+        assert (spark.settings, other.settings) == (ours, {"zone": "Europe/Rome"})
+    assert spark.settings == {"zone": "Asia/Tokyo"}
+    with prepared_session(spark):
+        assert spark.settings == ours
+    assert spark.settings == {"zone": "Asia/Tokyo"}
