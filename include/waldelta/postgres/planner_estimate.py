@@ -31,8 +31,7 @@ def planned_rows(conn: Connection, statement: sql.Composable) -> int:
     """Return the planner's estimate of the rows that a SELECT returns.
 
     The planner takes a table's present size, even if the table was never analyzed. It needs SELECT
-    on the table. A superuser may only have those rows planned that it reads next: see
-    is_superuser().
+    on the table. A superuser must not have it: see is_superuser().
     """
     query = sql.SQL("explain (format json) {}").format(statement)
     ((found,),) = conn.execute(query).fetchall()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import psycopg
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from psycopg import sql
 
 from tests.support.pipelines import pipeline_file
@@ -15,6 +16,7 @@ from tests.support.servers.roles import connect_as, new_role
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, SnapshotLost
 from waldelta.jobs import Pipeline
+from waldelta.lake import Lake
 from waldelta.postgres import TableId, connect
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.row_filter import refused_filter, resolve_filter
@@ -23,6 +25,7 @@ from waldelta.snapshot.chunks import plan_chunks
 from waldelta.snapshot.key_columns import key_columns
 from waldelta.snapshot.read_selected import is_one_of
 from waldelta.snapshot.read_table import read_chunks
+from waldelta.stages.repair._repair_rows import estimate_rows
 
 pytestmark = pytest.mark.pg
 
@@ -74,7 +77,7 @@ def any_owner(any_database):
 def test_a_superuser_plans_no_query_of_the_table(
     database, owner, lake, monkeypatch, tmp_path, where
 ):
-    """By check and init; whoever plans one calls the function."""
+    """By check, init and repair; whoever plans one calls the function."""
     for statement in PLANNED[where].split("; "):
         database.execute(statement)
     database.execute("analyze app.t")
@@ -92,6 +95,10 @@ def test_a_superuser_plans_no_query_of_the_table(
         target = {"root": lake, "tables": {"app.t": {"where": "n > 5"}}}
         plan = Pipeline(pipeline_file(lake, slot, source=source, target=target)).check()
         assert main(["init", "test_source", "--yes", "--output", "p.yml"]) == 0
+        write_deltalake(f"{lake}/app/t", pa.table({"id": range(1000)}))
+        rows = [sql.SQL("select from app.t where id > {}").format(least) for least in (0, 990)]
+        with database.connect() as session:
+            assert estimate_rows(session, Lake(lake).target("app.t"), rows) == [1000, 0]
     assert seen == []
     assert any("role postgres is a superuser" in text for text in plan.warnings)
     assert any("uses app.seen(integer) of role" in text for text in plan.warnings)

@@ -22,13 +22,15 @@ from waldelta.changes.decode.row_keys import named_keys
 from waldelta.changes.merge.snapshot_rows import staged_names, staged_shape
 from waldelta.changes.stage import Staged
 from waldelta.errors import NeedsSync
-from waldelta.lake import write_parquet
+from waldelta.lake import DeltaTarget, write_parquet
+from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.moving_rows import MovingRows, moving_rows
 from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, within_leaves
-from waldelta.postgres.planner_estimate import planned_rows
+from waldelta.postgres.connection import Connection
+from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
@@ -111,9 +113,10 @@ def plan_rows(
     leaves = _leaving(drifted, moving, own, connection, with_metadata=with_metadata)
     # A target of one partition doesn't take its siblings' rows.
     taken = own.analysed if own is not None and drifted.partition is not None else "true"
-    size, *entering = (
-        planned_rows(connection, sql.SQL(choice.statement(copy)))
-        for choice in (whole_table(table, taken, files), *moving.enter)
+    size, *entering = estimate_rows(
+        connection,
+        job.lake.target(state.table_name),
+        [sql.SQL(c.statement(copy)) for c in (whole_table(table, taken, files), *moving.enter)],
     )
     if is_dear(sum(entering), size):
         raise NeedsSync(
@@ -122,6 +125,19 @@ def plan_rows(
         )
     unheld = _unheld_keys(connection, state.key_columns, named)
     return RepairRows(drifted, own, holder, copy, moving.enter, again, key, leaves, size, unheld)
+
+
+def estimate_rows(
+    connection: Connection, target: DeltaTarget, statements: Sequence[sql.Composable]
+) -> list[int]:
+    """Return the estimated rows of a table's SELECTs, of which the first reads the whole table.
+
+    A superuser has no query planned for an estimate: the whole table is as large as its target, and
+    nothing is known of the others.
+    """
+    if is_superuser(connection):
+        return [row_count(target.open().files) or 0, *(0 for _ in statements[1:])]
+    return [planned_rows(connection, statement) for statement in statements]
 
 
 def _leaving(
