@@ -299,3 +299,18 @@ def test_random_changes_of_copies(spark, database, postgres, job):
             assert target_rows(job) == expected, seed
         wait_until_caught_up(database, slot)
         assert equal_rows(source_rows(subscriber)) == equal_rows(expected), seed
+
+
+def test_a_column_of_another_writer_keeps_its_values(spark, database, job):
+    """In rows that change, too; new ones have none."""
+    database.execute("insert into t(a, b) values ('x', 1), ('x', 2)")
+    sync(spark, job)
+    target = job.lake.target("public.t")
+    spark.sql(f"alter table {target.relation} add columns (note string)")
+    spark.sql(f"update {target.relation} set note = concat('of ', b)")
+    database.execute("update t set b = 3 where b = 2; insert into t(a) values ('z')")
+    assert run(spark, job) == (1, 1, 0, 0)
+    rows = read_target(target.uri, "b", "note")
+    assert Counter((row["b"], row["note"]) for row in rows) == Counter(
+        [(1, "of 1"), (3, "of 2"), (None, None)]
+    )

@@ -14,7 +14,8 @@ as many for every column.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.decode.collapse_keyless import PLACE
@@ -23,24 +24,79 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import quote
 from waldelta.types import TargetType
 
-# The columns of a target by name.
-Columns: TypeAlias = Sequence[tuple[str, TargetType]]
+if TYPE_CHECKING:
+    from waldelta.changes.decode import TargetPlan
+    from waldelta.pipeline import Job
 
 
-def count_statement(
-    target: str,
-    source: str,
-    columns: Columns,
-    *,
-    metadata_columns: bool,
-    truncated: Sequence[int] = (),
-) -> str:
+@dataclass(frozen=True, slots=True)
+class KeylessTarget:
+    """The columns of a target without a key: those that the source has, by name, and the others.
+
+    ``truncated`` are the oids of leaves whose rows are removed first.
+    """
+
+    columns: Sequence[tuple[str, TargetType]]
+    metadata_columns: bool
+    others: Sequence[str] = ()
+    truncated: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, job: Job, plan: TargetPlan) -> KeylessTarget:
+        """Return the target of a plan, with the columns that only its Delta table has."""
+        columns, metadata = plan.decode.columns, job.pipeline.target.metadata_columns
+        ours = {name for name, _ in columns} | ({LSN, COMMIT_TS, RAW} if metadata else set())
+        names = job.lake.target(plan.state.table_name).open().schema.names
+        others = [name for name in names if name not in ours]
+        return cls(columns, metadata, others, plan.truncated_leaves)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, quoted."""
+        metadata = [LSN, COMMIT_TS, RAW] if self.metadata_columns else []
+        return [quote(name) for name in (*self._sources, *metadata, *self.others)]
+
+    @property
+    def aliases(self) -> list[str]:
+        """The columns' names in statements, since a source's column may have any name."""
+        return [*self._written("v"), *self._others]
+
+    @property
+    def staged(self) -> list[str]:
+        """Values of new rows, in the order of the aliases; the others have none."""
+        return [*(f"r.{name}" for name in self._written("c")), *(["null"] * len(self.others))]
+
+    @property
+    def changed(self) -> list[str]:
+        """Values of changed rows, in the order of the aliases; the others stay."""
+        return [*(f"r.{name}" for name in self._written("c")), *(f"t.{x}" for x in self._others)]
+
+    def renamed(self) -> str:
+        """Return the columns under their aliases, as a list of a SELECT."""
+        return ", ".join(
+            f"{name} as {alias}" for name, alias in zip(self.names, self.aliases, strict=True)
+        )
+
+    @property
+    def _sources(self) -> list[str]:
+        return [name for name, _ in self.columns]
+
+    @property
+    def _others(self) -> list[str]:
+        return [f"x{i}" for i in range(len(self.others))]
+
+    def _written(self, prefix: str) -> list[str]:
+        metadata = ["lsn", "commit_ts", "raw"] if self.metadata_columns else []
+        return [f"{prefix}{i}" for i in range(len(self.columns))] + metadata
+
+
+def count_statement(target: str, source: str, table: KeylessTarget) -> str:
     """Return the query of how many staged updates and deletes find their row.
 
     It returns a row ``action, rows`` for each action that has any.
     """
     return (
-        f"with {_chosen(target, source, columns, metadata_columns, truncated)}\n"
+        f"with {_chosen(target, source, table)}\n"
         "select r.action, count(*) as rows\n"
         "from chosen as t\n"
         "join numbered as r on t.alike = r.alike and t.n = r.n\n"
@@ -48,115 +104,76 @@ def count_statement(
     )
 
 
-def rewrite_statement(
-    target: str,
-    source: str,
-    columns: Columns,
-    *,
-    metadata_columns: bool,
-    truncated: Sequence[int] = (),
-) -> str:
-    """Return the INSERT OVERWRITE that applies net changes (as in collapse_copies) from ``source``.
-
-    ``truncated`` are the oids of leaves whose rows are removed first.
+def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
+    """Return the INSERT OVERWRITE that applies net changes (as in collapse_copies) from
+    ``source``.
     """
-    names, _ = _named(columns, metadata_columns=metadata_columns)
-    rows = rewritten_rows(
-        target, source, columns, metadata_columns=metadata_columns, truncated=truncated
-    )
-    return f"insert overwrite {target} ({', '.join(names)})\n{rows}"
+    rows = rewritten_rows(target, source, table)
+    return f"insert overwrite {target} ({', '.join(table.names)})\n{rows}"
 
 
-def rewritten_rows(
-    base: str,
-    source: str,
-    columns: Columns,
-    *,
-    metadata_columns: bool,
-    truncated: Sequence[int] = (),
-) -> str:
+def rewritten_rows(base: str, source: str, table: KeylessTarget) -> str:
     """Return the SELECT of relation ``base`` with the net changes applied, in the target's column
     order.
     """
-    held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
-    if metadata_columns:
-        held, staged = [*held, "lsn", "commit_ts", "raw"], [*staged, "lsn", "commit_ts", "raw"]
-    changed = [
-        f"case when r.action is null then t.{v} else r.{c} end"
-        for v, c in zip(held, staged, strict=True)
-    ]
+    stored = ", ".join(f"t.{alias}" for alias in table.aliases)
+    changed = ", ".join(
+        f"case when r.action is null then t.{alias} else {value} end"
+        for alias, value in zip(table.aliases, table.changed, strict=True)
+    )
     return (
-        f"with {_chosen(base, source, columns, metadata_columns, truncated)}\n"
-        f"select {', '.join(f't.{v}' for v in held)}\n"
+        f"with {_chosen(base, source, table)}\n"
+        f"select {stored}\n"
         "from held as t\n"
         "left anti join wanted as w on t.alike = w.alike\n"
         "union all\n"
-        f"select {', '.join(changed)}\n"
+        f"select {changed}\n"
         "from chosen as t\n"
         "left join numbered as r on t.alike = r.alike and t.n = r.n\n"
         f"where r.action is null or r.action = '{ACTION_UPDATE}'\n"
         "union all\n"
-        f"select {', '.join(f's.{c}' for c in staged)}\n"
-        f"from {source} as s\n"
-        f"where s.action = '{ACTION_INSERT}'"
+        f"select {', '.join(table.staged)}\n"
+        f"from {source} as r\n"
+        f"where r.action = '{ACTION_INSERT}'"
     )
 
 
-def different_rows(target: str, rows: str, columns: Columns, *, metadata_columns: bool) -> str:
+def different_rows(target: str, rows: str, table: KeylessTarget) -> str:
     """Return the query of how many rows of ``rows`` the target lacks, and how many it has too many.
 
     ``rows`` is a relation as rewritten_rows() returns it.
     """
-    names, aliases = _named(columns, metadata_columns=metadata_columns)
-    held = ", ".join(f"{name} as {alias}" for name, alias in zip(names, aliases, strict=True))
-    forms = _forms("v", columns, "raw" if metadata_columns else None)
-    moment = ", lsn, commit_ts" if metadata_columns else ""
+    forms = _forms("v", table.columns, "raw" if table.metadata_columns else None)
+    moment = ", lsn, commit_ts" if table.metadata_columns else ""
     return (
-        f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1"
-        f" as n from {target}),\ncounted as (select sum(n) as n from both {forms} group by"
-        f" exact{moment})\nselect coalesce(sum(case when n > 0 then n end), 0) as lacking,"
-        " coalesce(-sum(case when n < 0 then n end), 0) as many\nfrom counted"
+        f"with both as (select {', '.join(table.aliases)}, 1 as n from {rows} union all select"
+        f" {table.renamed()}, -1 as n from {target}),\ncounted as (select sum(n) as n from both"
+        f" {forms} group by exact{moment})\nselect coalesce(sum(case when n > 0 then n end), 0) as"
+        " lacking, coalesce(-sum(case when n < 0 then n end), 0) as many\nfrom counted"
     )
 
 
-def replace_statement(target: str, rows: str, columns: Columns, *, metadata_columns: bool) -> str:
+def replace_statement(target: str, rows: str, table: KeylessTarget) -> str:
     """Return the INSERT OVERWRITE with relation ``rows``, as rewritten_rows() returns it."""
-    names, aliases = _named(columns, metadata_columns=metadata_columns)
     return (
-        f"insert overwrite {target} ({', '.join(names)})\nselect {', '.join(aliases)} from {rows}"
+        f"insert overwrite {target} ({', '.join(table.names)})\nselect"
+        f" {', '.join(table.aliases)} from {rows}"
     )
 
 
-def _named(columns: Columns, *, metadata_columns: bool) -> tuple[list[str], list[str]]:
-    """Return the target's column names, and their aliases in statements."""
-    own = ([LSN, COMMIT_TS, RAW], ["lsn", "commit_ts", "raw"]) if metadata_columns else ([], [])
-    return [quote(name) for name, _ in columns] + own[0], [
-        f"v{i}" for i in range(len(columns))
-    ] + own[1]
-
-
-def _chosen(
-    base: str,
-    source: str,
-    columns: Columns,
-    metadata_columns: bool,
-    truncated: Sequence[int],
-) -> str:
+def _chosen(base: str, source: str, table: KeylessTarget) -> str:
     """Return CTEs of the staged removals and the matching target rows, numbered within equal rows.
 
-    The target's columns are renamed by position, since a source's column may have any name.
     Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal
     values that are written differently.
     """
-    held = [f"{quote(name)} as v{i}" for i, (name, _) in enumerate(columns)]
-    if metadata_columns:
-        held += [f"{LSN} as lsn", f"{COMMIT_TS} as commit_ts", f"{RAW} as raw"]
-    there = f" as o where not coalesce({of_leaves('o', truncated)}, false)" if truncated else ""
-    raws = ("raw", "base_raw") if metadata_columns else (None, None)
+    cut = table.truncated
+    there = f" as o where not coalesce({of_leaves('o', cut)}, false)" if cut else ""
+    raws = ("raw", "base_raw") if table.metadata_columns else (None, None)
     return (
-        f"plain as (select {', '.join(held)} from {base}{there}),\nheld as (select * from plain"
-        f" {_forms('v', columns, raws[0])}),\nremovals as (select * from {source}"
-        f" {_forms('b', columns, raws[1])} where action in ('{ACTION_UPDATE}',"
+        f"plain as (select {table.renamed()} from {base}{there}),\nheld as (select * from plain"
+        f" {_forms('v', table.columns, raws[0])}),\nremovals as (select * from {source}"
+        f" {_forms('b', table.columns, raws[1])} where action in ('{ACTION_UPDATE}',"
         f" '{ACTION_DELETE}')),\nnumbered as (select *, row_number() over (partition by alike order"
         f" by {PLACE}) as n from removals),\nwanted as (select distinct alike from"
         " removals),\nwanted_exact as (select exact, count(*) as copies from removals group by"
@@ -168,7 +185,7 @@ def _chosen(
     )
 
 
-def _forms(prefix: str, columns: Columns, raw: str | None) -> str:
+def _forms(prefix: str, columns: Sequence[tuple[str, TargetType]], raw: str | None) -> str:
     """Return the LATERAL VIEW that adds ``alike`` and ``exact`` to rows with these columns."""
     values = [f"{prefix}{i}" for i in range(len(columns))]
     alike = [kind.equal_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]

@@ -13,7 +13,7 @@ from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
-from waldelta.changes.merge.keyless import count_statement, rewrite_statement
+from waldelta.changes.merge.keyless import KeylessTarget, count_statement, rewrite_statement
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -95,20 +95,16 @@ def _merge(
     keep_metadata = job.pipeline.target.metadata_columns
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
-    columns, cut = plan.decode.columns, plan.truncated_leaves
+    cut, has_key = plan.truncated_leaves, bool(plan.decode.shape.key)
     found: dict[str, int] = {}
-    if changes_copies(plan, tag):
-        statement = count_statement(
-            target, source, columns, metadata_columns=keep_metadata, truncated=cut
-        )
+    if changes_copies(plan, tag) or (cut and not has_key):
+        statement = count_statement(target, source, KeylessTarget.of(job, plan))
         found = _count_found(spark, statement)
         tag = replace(tag, counts=tag.counts | found)
         fence.verify()  # Counting may have taken long.
-    if any(found.values()) or (cut and not plan.decode.shape.key):
-        statement = rewrite_statement(
-            target, source, columns, metadata_columns=keep_metadata, truncated=cut
-        )
-    elif plan.is_truncated or not plan.decode.shape.key:
+    if any(found.values()) or (cut and not has_key):
+        statement = rewrite_statement(target, source, KeylessTarget.of(job, plan))
+    elif plan.is_truncated or not has_key:
         statement = insert_statement(
             target, source, names, metadata_columns=keep_metadata, overwrite=plan.is_truncated
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge.keyless import rewrite_statement
+from waldelta.changes.merge.keyless import KeylessTarget, rewrite_statement
 from waldelta.changes.merge.statements import insert_statement, merge_statement
 from waldelta.spark_sql import quote
 from waldelta.types import stored_type
@@ -40,7 +40,7 @@ def test_truncated_leaves():
     merged = merge_statement("delta.`u`", "src", NAMES, SHAPE, **cut)
     assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
     columns = [("_wd_relid", stored_type("bigint", "bigint"))]
-    rewritten = rewrite_statement("delta.`u`", "src", columns, **cut)
+    rewritten = rewrite_statement("delta.`u`", "src", KeylessTarget(columns, **cut))
     assert (
         "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9),"
         " false))" in rewritten
@@ -76,10 +76,13 @@ def test_rewrite_statement():
     entries.
     """
     columns = [("the `row", Text()), ("n", NumericAsText()), ("h", Hstore())]
-    statement = rewrite_statement("delta.`u`", "src", columns, metadata_columns=True)
+    table = KeylessTarget(columns, metadata_columns=True, others=["it`s gone"])
+    statement = rewrite_statement("delta.`u`", "src", table)
     assert statement.startswith(
-        "insert overwrite delta.`u` (`the ``row`, `n`, `h`, _wd_lsn, _wd_commit_ts, _wd_raw)\n"
-        "with plain as (select `the ``row` as v0, `n` as v1, `h` as v2, _wd_lsn as lsn, "
+        "insert overwrite delta.`u` (`the ``row`, `n`, `h`, `_wd_lsn`, `_wd_commit_ts`, `_wd_raw`,"
+        " `it``s gone`)\nwith plain as (select `the ``row` as v0, `n` as v1, `h` as v2,"
+        " `_wd_lsn` as lsn, `_wd_commit_ts` as commit_ts, `_wd_raw` as raw, `it``s gone` as x0 from"
+        " delta.`u`),"
     )
     for column, raw in (("v2", "raw"), ("b2", "base_raw")):
         entries = f"case when size({raw}) > 0 then array_sort(map_entries({raw})) end"
@@ -87,7 +90,9 @@ def test_rewrite_statement():
             f"array_sort(map_entries({column})), {entries})))) forms as alike, exact" in statement
         )
     assert statement.endswith(
-        "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action ="
+        "select r.c0, r.c1, r.c2, r.lsn, r.commit_ts, r.raw, null\nfrom src as r\nwhere r.action ="
         " 'insert'"
     )
-    assert "raw" not in rewrite_statement("delta.`u`", "src", columns, metadata_columns=False)
+    assert "else t.x0 end" in statement
+    plain = rewrite_statement("delta.`u`", "src", KeylessTarget(columns, metadata_columns=False))
+    assert "raw" not in plain

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
-from waldelta.changes.merge.keyless import different_rows, rewritten_rows
+from waldelta.changes.merge.keyless import KeylessTarget, different_rows, rewritten_rows
 from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
@@ -55,20 +55,17 @@ def write_rows(
 
     Raises SchemaChanged when the copy's version is gone, or had other columns.
     """
-    plan, kept = replay.target, job.pipeline.target.metadata_columns
-    columns, target = plan.decode.columns, job.lake.target(plan.state.table_name)
+    plan, table = replay.target, KeylessTarget.of(job, replay.target)
+    target = job.lake.target(plan.state.table_name)
     staged = stage(spark, change_log, plan, f"{folder}-net/net")
     base = (
         f"{target.relation} limit 0"
         if plan.is_truncated
         else target.relation_at(_version_of_copy(plan.state, target))
     )
-    cut = plan.truncated_leaves
-    rows = spark.sql(
-        rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut)
-    )
+    rows = spark.sql(rewritten_rows(base, staged.source, table))
     rows.write.mode("overwrite").parquet(folder)
-    statement = different_rows(target.relation, parquet(folder), columns, metadata_columns=kept)
+    statement = different_rows(target.relation, parquet(folder), table)
     ((lacking, many),) = spark.sql(statement).collect()
     found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
     return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}

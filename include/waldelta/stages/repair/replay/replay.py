@@ -30,7 +30,7 @@ from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
-from waldelta.changes.merge.keyless import replace_statement
+from waldelta.changes.merge.keyless import KeylessTarget, replace_statement
 from waldelta.changes.merge.statements import as_stored, commit_statement, merge_statement
 from waldelta.changes.stage import staged_in
 from waldelta.errors import (
@@ -337,10 +337,9 @@ def _mend_whole(
 ) -> tuple[TargetCut, int]:
     """Replace all rows of a table without a key, if they differ; there are no keys to count."""
     job, state = run.job, plan.target.state
-    target, kept = job.lake.target(state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, folder)
-    columns = plan.target.decode.columns
-    statement = replace_statement(target.relation, parquet(folder), columns, metadata_columns=kept)
+    relation, table = job.lake.target(state.table_name).relation, KeylessTarget.of(job, plan.target)
+    statement = replace_statement(relation, parquet(folder), table)
     return _commit(run, plan, statement, replace(tag, counts=counts), fence), 0
 
 
