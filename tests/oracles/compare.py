@@ -9,11 +9,13 @@ nobody writes, or after a run that caught up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import raw_entries
@@ -22,6 +24,7 @@ from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import TableState
+from waldelta.lake.storage import is_local
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.target_filter import filter_of
@@ -32,8 +35,10 @@ from waldelta.snapshot.chunks import Chunk, plan_chunks, plan_tasks
 from waldelta.snapshot.exported_snapshot import reader_name
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark.arrow_schema import ddl
+from waldelta.spark.session import is_started
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote
+from waldelta.target_modes import MIRROR
 from waldelta.types import stored_type
 
 if TYPE_CHECKING:
@@ -78,8 +83,9 @@ def compare_target(
     """Compare a target (now, or at one of its versions) with the source's filtered rows: counts and
     full content.
 
-    Raises SchemaChanged when the target lacks a published column or has one that isn't, StateError
-    when the table isn't published any more.
+    A mirror is compared in this process while ``spark`` isn't started, so that a test that needs
+    no Spark starts none. Raises SchemaChanged when the target lacks a published column or has one
+    that isn't, StateError when the table isn't published any more.
     """
     table_id = TableId.parse(state.table_name)
     with SnapshotHolder(conninfo, f"waldelta compare {pipeline.source.slot} {table_id}") as holder:
@@ -98,18 +104,25 @@ def compare_target(
         )
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_TASK), BYTES_PER_TASK)
         reader = _reader(conninfo, copy, tasks, holder.pid)
-        schema = ddl(copy.schema)
-        source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(once(reader), schema)
-        source = stored_frame(source, copy.columns)
-        target = _read_target(
-            spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version
-        )
-        target = state.kept_as.live_rows(target, state.key_columns)
-        _check_columns(table_id, source, target)
         names = [name for name, _ in copy.columns]
         if with_metadata:
             names.append(RAW)
-        found = difference(source, target, names, state.key_columns, state.table_name)
+        uri = target_uri(pipeline.target.root, table_id.schema, table_id.name)
+        compared = (names, state.key_columns, state.table_name)
+        held = None if is_started(spark) else _read_here(uri, state, copy, version)
+        if held is not None:
+            numbers = pa.RecordBatch.from_pydict({"id": list(range(len(tasks)))})
+            rows = pa.Table.from_batches(reader(iter([numbers])), copy.schema)
+            _check_columns(table_id, _kinds(rows), _kinds(held))
+            found = difference_here(rows, held, *compared)
+        else:
+            source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(
+                once(reader), ddl(copy.schema)
+            )
+            source = stored_frame(source, copy.columns)
+            target = state.kept_as.live_rows(_read_target(spark, uri, version), state.key_columns)
+            _check_columns(table_id, source.dtypes, target.dtypes)
+            found = difference(source, target, *compared)
     log.info(
         "table=%s compared source_rows=%d target_rows=%d missing=%d extra=%d",
         found.table,
@@ -199,11 +212,81 @@ def _read_target(spark: SparkSession, uri: str, version: int | None) -> DataFram
     return (reader if version is None else reader.option("versionAsOf", version)).load(uri)
 
 
-def _check_columns(table: TableId, source: DataFrame, target: DataFrame) -> None:
+def _read_here(
+    uri: str, state: TableState, copy: TableCopy, version: int | None
+) -> pa.Table | None:
+    """The target's rows as delta-rs reads them; None where Spark has to."""
+    is_variant = any(kind.stored_sql("x") != "x" for _, kind in copy.columns)
+    if state.kept_as is not MIRROR or is_variant or not is_local(uri):
+        return None
+    table = DeltaTable(uri, version=version)
+    # delta-rs reads neither mapped columns nor deletion vectors.
+    return table.to_pyarrow_table() if table.protocol().min_reader_version == 1 else None
+
+
+def _kinds(rows: pa.Table) -> list[tuple[str, str]]:
+    """Names and types, whatever width of offsets a reader chose."""
+    return [(field.name, _kind(field.type)) for field in rows.schema]
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        return f"map<{_kind(kind.key_type)}, {_kind(kind.item_type)}>"
+    if isinstance(kind, pa.ListType | pa.LargeListType):
+        return f"list<{_kind(kind.value_type)}>"
+    return str(kind).removeprefix("large_").removesuffix("_view")
+
+
+def difference_here(
+    source: pa.Table,
+    target: pa.Table,
+    names: Sequence[str],
+    key_columns: Sequence[str],
+    table: str,
+) -> Difference:
+    """The same of a few rows, without Spark."""
+    ours, theirs = ([*_exact_rows(rows.select(list(names)))] for rows in (source, target))
+    texts = dict([*ours, *theirs])
+    (published, held) = (Counter(exact for exact, _ in rows) for rows in (ours, theirs))
+    sides = {"missing": published - held, "extra": held - published}
+    keys = [*key_columns] or list(names)
+    shown = sorted(
+        f"{side} " + ", ".join(f"{name}={texts[row][names.index(name)]}" for name in keys)
+        for side, rows in sides.items()
+        for row in rows
+    )
+    missing, extra = (rows.total() for rows in sides.values())
+    return Difference(table, len(ours), len(theirs), missing, extra, tuple(shown[:KEYS_SHOWN]))
+
+
+def _exact_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Each row in a form in which equal means identical (-0 isn't 0, NaN is NaN), and as texts."""
+    columns = [_values(name, rows[name]) for name in rows.column_names]
+    for row in zip(*columns, strict=True):
+        yield (
+            tuple(map(repr, row)),
+            tuple("null" if value is None else str(value) for value in row),
+        )
+
+
+def _values(name: str, column: pa.ChunkedArray) -> list[object]:
+    kind = column.type
+    if pa.types.is_timestamp(kind):  # Python's end with the year 9999, in each time zone.
+        column = column.cast(pa.int64())
+    values: list[object] = column.to_pylist()
+    if pa.types.is_map(kind):  # Its entries have no order, and no raw values are none.
+        entries = [value and sorted(value, key=repr) for value in values]
+        return [(value or None) if name == RAW else value for value in entries]
+    return values
+
+
+def _check_columns(
+    table: TableId, source: Iterable[tuple[str, str]], target: Iterable[tuple[str, str]]
+) -> None:
     """Names and types: a union of int and bigint would be made equal in silence."""
     published, held = (
-        {(name, kind) for name, kind in frame.dtypes if not name.startswith("_wd_")}
-        for frame in (source, target)
+        {(name, kind) for name, kind in side if not name.startswith("_wd_")}
+        for side in (source, target)
     )
     if published != held:
         lacks, odd = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import date
+from functools import partial
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.oracles.compare import compare_target, difference
+from tests.oracles.compare import compare_target, difference, difference_here
 from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
@@ -27,9 +29,35 @@ ROWS = [
 ]
 
 
-def compare(spark, source, target, keys=("id",)):
+NAMES = ["id", "text", "number", "_wd_raw"]
+
+
+def compared_by_spark(request, source, target, keys=("id",)):
+    spark = request.getfixturevalue("spark")
     frames = [spark.createDataFrame(rows, SCHEMA) for rows in (source, target)]
-    return difference(*frames, ["id", "text", "number", "_wd_raw"], list(keys), "public.t")
+    return difference(*frames, NAMES, list(keys), "public.t")
+
+
+def compared_here(_request, source, target, keys=("id",)):
+    kinds = [pa.int32(), pa.string(), pa.float64(), pa.map_(pa.string(), pa.string())]
+    sides = [
+        pa.table([pa.array([row[n] for row in rows], kind) for n, kind in enumerate(kinds)], NAMES)
+        for rows in (source, target)
+    ]
+    return difference_here(*sides, NAMES, list(keys), "public.t")
+
+
+@pytest.fixture(
+    params=[
+        compared_here,
+        pytest.param(
+            compared_by_spark, marks=pytest.mark.nightly("the oracle as make test-all uses it")
+        ),
+    ]
+)
+def compare(request):
+    """Compares two lists of rows."""
+    return partial(request.param, request)
 
 
 CASES = {
@@ -48,22 +76,22 @@ CASES = {
 
 
 @pytest.mark.parametrize("target, missing, extra", CASES.values(), ids=CASES.keys())
-def test_frames_are_compared_as_multisets_of_exact_values(spark, target, missing, extra):
+def test_frames_are_compared_as_multisets_of_exact_values(compare, target, missing, extra):
     """Missing and extra rows are counted with their multiplicity."""
-    found = compare(spark, ROWS, target)
+    found = compare(ROWS, target)
     assert (found.source_rows, found.target_rows) == (len(ROWS), len(target))
     assert (found.missing, found.extra, found.rows) == (missing, extra, missing + extra)
 
 
-def test_a_few_keys_of_the_rows_concerned_are_told(spark):
+def test_a_few_keys_of_the_rows_concerned_are_told(compare):
     """Key columns only, so that the report shows where to look."""
-    found = compare(spark, ROWS, [(1, "b", 1.5, None), *ROWS[1:]])
+    found = compare(ROWS, [(1, "b", 1.5, None), *ROWS[1:]])
     assert sorted(found.keys) == ["extra id=1", "missing id=1"]
 
 
-def test_without_a_key_whole_rows_are_told(spark):
+def test_without_a_key_whole_rows_are_told(compare):
     """A multiset of rows has nothing else to name them by."""
-    found = compare(spark, ROWS, ROWS[1:], keys=())
+    found = compare(ROWS, ROWS[1:], keys=())
     assert found.keys == ("missing id=1, text=a, number=1.5, _wd_raw=null",)
 
 
