@@ -9,17 +9,22 @@ from collections.abc import Iterable, Iterator
 from waldelta.metadata_columns import OURS
 from waldelta.target_modes.modes import mode_column_names
 
-# Columns that Delta's commands add to a table's own: MERGE its marks of rows, a change feed what
-# happened to a row. Commands on a table with deletion vectors read Spark's _metadata. Tried on
-# Delta 4.4.
+# Columns that Delta's commands add to a table's own. Tried on Delta 4.4, in small and large
+# letters: a MERGE fails for its marks of rows, on every table; MERGE, UPDATE and DELETE for the
+# columns by which Spark finds deleted rows, on a table with deletion vectors. With one of the last
+# four, a table can't have a change data feed, or its commits fail then. _row_id_, _file_name_,
+# _condition_ and __delta_internal_row_index, of Delta's code, are harmless.
 _DELTAS = (
-    "_metadata",
     "_row_dropped_",
     "_source_row_present_",
     "_target_row_present_",
+    "_metadata",
+    "_tmp_metadata_row_index",
+    "__delta_internal_is_row_deleted",
     "_change_type",
     "_commit_version",
     "_commit_timestamp",
+    "__is_cdc",
 )
 
 

@@ -13,10 +13,22 @@ from waldelta.target_modes.column_names import clashes
         (["a", "b"], None),
         (["a", "A"], "column 'a'"),
         (["_wd_LSN"], "a column of waldelta's own"),
-        (["_metadata"], "a column of Delta's own"),
-        (["_ROW_dropped_"], "a column of Delta's own"),
-        (["_commit_version"], "a column of Delta's own"),
-        (["metadata", "_metadata_", "row_dropped", "_commit"], None),
+        *(
+            ([name], "a column of Delta's own")
+            for name in (
+                "_ROW_dropped_",
+                "_source_row_present_",
+                "_target_row_present_",
+                "_Metadata",
+                "_tmp_metadata_row_index",
+                "__delta_internal_is_row_deleted",
+                "_change_type",
+                "_commit_version",
+                "_commit_timestamp",
+                "__IS_cdc",
+            )
+        ),
+        (["_row_id_", "_file_name_", "_condition_", "_metadata_", "row_dropped", "_commit"], None),
     ],
 )
 def test_clashes(names, other):
