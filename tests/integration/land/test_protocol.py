@@ -83,12 +83,11 @@ def emit(transactional, prefix, content):
     return f"select pg_logical_emit_message({str(transactional).lower()}, '{prefix}', '{content}')"
 
 
-def messages(spark, job):
+def messages(job):
     """What the table of messages holds, in its order."""
-    frame = (
-        spark.read.format("delta").load(job.lake.bookkeeping(MESSAGES).uri).orderBy("batch", "seq")
+    rows = sorted(
+        read_target(job.lake.bookkeeping(MESSAGES).uri), key=lambda row: (row.batch, row.seq)
     )
-    rows = frame.collect()
     assert all((row.xid8 is None) == (row.commit_ts is None) != row.transactional for row in rows)
     return [(row.prefix, bytes(row.content), row.transactional) for row in rows]
 
@@ -149,18 +148,8 @@ def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
     database.execute("delete from t where id = 9001")
     run(spark, job)
     assert_same(spark, job, database)
-    lsns = [
-        row[0]
-        for row in (
-            spark.read.format("delta")
-            .load(job.lake.target("public.t").uri)
-            .select("_wd_lsn")
-            .distinct()
-            .collect()
-        )
-    ]
-    assert len(lsns) == 1
-    assert lsns[0] is not None
+    ((lsn,),) = {tuple(row) for row in read_target(job.lake.target("public.t").uri, "_wd_lsn")}
+    assert lsn is not None
 
 
 def test_a_transaction_over_several_batches(spark, database, lake):
@@ -353,9 +342,7 @@ def test_any_mixture(spark, database, lake):
         run(spark, job)
         assert_same(spark, job, database)
         write_messages(spark, job)
-        found = [
-            content.decode() for _, content, transactional in messages(spark, job) if transactional
-        ]
+        found = [content.decode() for _, content, transactional in messages(job) if transactional]
         written = [v for (v,) in database.execute("select v from t where v like 'message %'")]
         assert (f"seed {seed}", sorted(found)) == (f"seed {seed}", sorted(written))
     finally:

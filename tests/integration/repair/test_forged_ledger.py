@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
@@ -76,8 +77,7 @@ def test_a_type_name_is_no_sql(spark, database, job):
     called = f"int4 + {CALL}::int4 - 1"
     key, *others = job.read_states()["public.t"].columns
     forge(job, columns=[replace(key, type_name=called), *others])
-    target = job.lake.target("public.t")
-    spark.sql(f"update {target.relation} set big = 'another' where id = 10")
+    DeltaTable(job.lake.target("public.t").uri).update({"big": "'another'"}, predicate="id = 10")
     with nothing_is_called(database), pytest.raises(RunFailed):
         Pipeline(job.pipeline).reconcile(spark, run_id="first")
 
