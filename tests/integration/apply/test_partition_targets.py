@@ -81,6 +81,14 @@ KINDS = {
         "replica identity using index {leaf}_v",
     ),
 }
+# The key columns of their targets.
+TARGET_KEYS = {
+    "by_root": ["id", "part"],
+    "by_leaf": ["_wd_relid", "id"],
+    "by_full": [],
+    "full_key": ["id", "part"],
+    "by_index": ["_wd_relid", "v"],
+}
 LEAVES = ("1", "2_a", "2_b", "3", "4")
 
 
@@ -190,7 +198,7 @@ DUPLICATES = [
 ]
 
 
-def on_each(database, statements, roots=tuple(KINDS)):
+def on_each(database, statements, roots):
     """Run the statements, which are about ``t``, on each root."""
     for root in roots:
         for statement in statements:
@@ -199,44 +207,47 @@ def on_each(database, statements, roots=tuple(KINDS)):
                 database.execute(TIDY[root].replace("t_5", f"{root}_5"))
 
 
-def test_gathered_leaves(spark, database, lake, monkeypatch):
+@pytest.mark.parametrize(
+    "roots",
+    [
+        ("by_leaf", "by_full"),
+        pytest.param(
+            ("by_root", "full_key", "by_index"),
+            marks=pytest.mark.nightly("the same statements on further keys and identities"),
+        ),
+    ],
+    ids=" ".join,
+)
+def test_gathered_leaves(spark, database, lake, monkeypatch, roots):
     """Copy and changes, TRUNCATE of one leaf between others, rows that cross leaves, a new leaf, a
     new column.
     """
-    for root in KINDS:
+    for root in roots:
         database.execute(ddl(root))
-    on_each(database, BEFORE)
-    gathered = {root: {"partition_root": True} for root in KINDS}
-    made = pipeline(database, lake, KINDS, gathered, checked=False)
-    assert (
-        "public.by_leaf merges partitions public.by_leaf_1, public.by_leaf_2_a"
-        in made.setup().describe()
-    )
+    on_each(database, BEFORE, roots)
+    gathered = {root: {"partition_root": True} for root in roots}
+    made = pipeline(database, lake, roots, gathered, checked=False)
+    told, root = made.setup().describe(), roots[0]
+    assert f"public.{root} merges partitions public.{root}_1, public.{root}_2_a" in told
     made.sync(spark)
     columns = ["_wd_relid", "id", "part", "v", "big"]
 
     def compare(*what):
-        for root in KINDS:
+        for root in roots:
             theirs = source_rows(database, root, *["tableoid::bigint", *columns[1:]])
             assert_equal(target_rows(made, root, *columns), theirs, root, what)
 
     compare("copied")
     keys = {name: state.key_columns for name, state in made.job().read_states().items()}
-    assert keys == {
-        "public.by_root": ["id", "part"],
-        "public.by_leaf": ["_wd_relid", "id"],
-        "public.by_full": [],
-        "public.full_key": ["id", "part"],
-        "public.by_index": ["_wd_relid", "v"],
-    }
-    for statement in DUPLICATES:
+    assert keys == {f"public.{root}": TARGET_KEYS[root] for root in roots}
+    for statement in DUPLICATES if "by_full" in roots else ():
         database.execute(statement)
     for number, statements in enumerate((CHANGES, THEN, LAST)):
         if statements is THEN:
-            on_each(database, THEN, ("by_root", "by_full"))
-            on_each(database, ALL, ("by_leaf", "full_key", "by_index"))
+            for root in roots:
+                on_each(database, THEN if root in ("by_root", "by_full") else ALL, (root,))
         else:
-            on_each(database, statements)
+            on_each(database, statements, roots)
         with monkeypatch.context() as patch:
             if number == 0:
                 patch.setattr(
@@ -245,13 +256,8 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
             assert made.consume(spark, f"run {number}").warnings == []
         columns += ["more"] if statements is LAST else []
         compare(statements)
-    for name in ("public.by_leaf", "public.by_full"):
-        assert (
-            compare_target(
-                spark, made.job().source.conninfo, made.file, made.job().read_states()[name]
-            ).rows
-            == 0
-        )
+    for state in made.job().read_states().values():
+        assert compare_target(spark, made.job().source.conninfo, made.file, state).rows == 0
     assert {found["action"] for found in made.status()["targets"].values()} == {"apply"}
 
 

@@ -113,67 +113,98 @@ def check_intervals(rows):
             ), states
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.fixture
+def workload(database):
+    """Random transactions on a table of each mode, with the connection that makes them."""
+    with database.connect(autocommit=True) as connection:
+        yield Workload(connection, chosen_seed(), list(MODES))
+
+
+def write(workload, transactions):
+    """So many transactions."""
+    for _ in range(transactions):
+        workload.transaction()
+
+
+def assert_equal(spark, job, what):
+    """Of each table the target's current rows are the source's."""
+    for state in job.read_states().values():
+        difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
+        assert difference.rows == 0, (what, difference)
+
+
 def test_every_mode_holds_what_the_source_has_and_had(
-    spark, database, lake, where_decoded, monkeypatch
+    spark, database, lake, where_decoded, workload
 ):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
-    seed = chosen_seed()
-    with database.connect(autocommit=True) as connection:
-        workload = Workload(connection, seed, list(MODES))
-        job = job_of(database, lake)
-        for _ in range(20):
-            workload.transaction()
-        sync(spark, job)
-        sampled = {}
-        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
-            for _ in range(4):
-                for _ in range(10):
-                    workload.transaction()
-                ((lsn,),) = connection.execute(
-                    "select pg_current_wal_insert_lsn()::text"
-                ).fetchall()
-                sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
-            result = consume(spark, job)
-            what = (f"WALDELTA_SEED={seed}", run, result.warnings)
-            for state in job.read_states().values():
-                difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
-                assert difference.rows == 0, (what, difference)
-            check_intervals(held(job, "w1"))
-            for lsn, then in sampled.items():
-                assert (what, as_of(held(job, "w1"), lsn)) == (what, then["w1"])
-                assert (what, replayed(held(job, "w3"), lsn)) == (what, then["w3"])
-            deleted = [r for r in held(job, "w2") if r["_wd_deleted"]]
-            assert all(r["_wd_deleted_at"] is not None for r in deleted)
-            keys = [(r["id"], r["part"]) for r in held(job, "w2")]
-            assert len(keys) == len(set(keys)), what
-        # A copy of what is there already changes nothing; of a source that went on unseen, what
-        # differs.
-        before = {name: held(job, name) for name in MODES}
-        sync(spark, job, [f"public.{name}" for name in MODES])
-        assert {name: sorted(map(repr, held(job, name))) for name in MODES} == {
-            name: sorted(map(repr, rows)) for name, rows in before.items()
-        }
-        for _ in range(10):
-            workload.transaction()
-        # One after the other: a session has one transaction id and one userMetadata for all
-        # commits.
-        threads = set()
-        real = copy_states.commit_statement
-        monkeypatch.setattr(
-            copy_states,
-            "commit_statement",
-            lambda *of: threads.add(current_thread().name) or real(*of),
-        )
-        sync(spark, job, [f"public.{name}" for name in MODES])
-        assert len(threads) <= 1
-        consume(spark, job)
-        for lsn, then in sampled.items():
-            assert as_of(held(job, "w1"), lsn) == then["w1"]
+    connection = workload.connection
+    job = job_of(database, lake)
+    write(workload, 20)
+    sync(spark, job)
+    sampled = {}
+    for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
+        for _ in range(4):
+            write(workload, 10)
+            ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+            sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
+        result = consume(spark, job)
+        what = (run, result.warnings)
         check_intervals(held(job, "w1"))
-        assert replayed(held(job, "w3")) == source(connection, "w3")
-        for state in job.read_states().values():
-            assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+        for lsn, then in sampled.items():
+            assert (what, as_of(held(job, "w1"), lsn)) == (what, then["w1"])
+            assert (what, replayed(held(job, "w3"), lsn)) == (what, then["w3"])
+        deleted = [r for r in held(job, "w2") if r["_wd_deleted"]]
+        assert all(r["_wd_deleted_at"] is not None for r in deleted)
+        current = [r for r in held(job, "w2") if not r["_wd_deleted"]]
+        found = sorted((tuple(r[n] for n in NAMES) for r in current), key=repr)
+        assert (what, found) == (what, source(connection, "w2"))
+        keys = [(r["id"], r["part"]) for r in held(job, "w2")]
+        assert len(keys) == len(set(keys)), what
+
+
+def test_a_copy_of_a_target_that_keeps_more(spark, database, lake, workload, monkeypatch):
+    """Of a source that went on unseen it takes what differs, and changes go on from there."""
+    connection = workload.connection
+    job = job_of(database, lake)
+    write(workload, 10)
+    sync(spark, job)
+    write(workload, 10)
+    # One after the other: a session has one transaction id and one userMetadata for all commits.
+    threads = set()
+    real = copy_states.commit_statement
+    monkeypatch.setattr(
+        copy_states,
+        "commit_statement",
+        lambda *of: threads.add(current_thread().name) or real(*of),
+    )
+    sync(spark, job, [f"public.{name}" for name in MODES])
+    assert len(threads) == 1
+    consume(spark, job)
+    check_intervals(held(job, "w1"))
+    assert replayed(held(job, "w3")) == source(connection, "w3")
+    assert_equal(spark, job, "after the copy")
+
+
+@pytest.mark.nightly("a copy without differences, between the moments of the two tests before")
+@pytest.mark.usefixtures("compiled")
+def test_a_copy_of_what_is_there_already_changes_nothing(spark, database, lake, workload):
+    """Behind it the states before it are still there."""
+    connection = workload.connection
+    job = job_of(database, lake)
+    write(workload, 20)
+    sync(spark, job)
+    write(workload, 20)
+    consume(spark, job)
+    ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+    then, before = source(connection, "w1"), {name: held(job, name) for name in MODES}
+    sync(spark, job, [f"public.{name}" for name in MODES])
+    assert {name: sorted(map(repr, held(job, name))) for name in MODES} == {
+        name: sorted(map(repr, rows)) for name, rows in before.items()
+    }
+    write(workload, 10)
+    consume(spark, job)
+    assert as_of(held(job, "w1"), Lsn.parse(lsn).value) == then
+    assert_equal(spark, job, "after the copy")
 
 
 class Archive(TargetMode):
