@@ -110,13 +110,13 @@ def test_cross_product(spark, database, postgres, lake):
             both.step(*for_all(concerned, statements), what=what)
 
 
-SCENARIOS = int(os.environ.get("WALDELTA_SCENARIOS") or 8)
+SCENARIOS = int(os.environ.get("WALDELTA_SCENARIOS") or 4)
 TOGETHER = 16  # over one slot
 
 
 @pytest.mark.parametrize("first", range(0, SCENARIOS, TOGETHER))
 def test_random_scenarios(spark, database, postgres, lake, first):
-    """Eight in make test; WALDELTA_SCENARIOS says how many; their seeds are printed, and
+    """Four in make test; WALDELTA_SCENARIOS says how many; their seeds are printed, and
     WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone.
     """
     seed = chosen_seed() + first
