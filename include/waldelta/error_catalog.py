@@ -39,6 +39,16 @@ ERROR_CATALOG: Final = MappingProxyType(
             "pipeline file shop.yml is refused:\n"
             "  - target.tables.public.orders.wher: unknown key: remove it, or correct its spelling",
         ),
+        "JavaMissing": ErrorEntry(
+            "A run has more to do than one process does, or needs Spark for another reason, and"
+            " Spark finds no Java, or one that is too old.",
+            "What was landed before stays: the next run goes on from there.",
+            "install Java 17 or 21 on the machine that runs the job, and set JAVA_HOME to it, or"
+            " set SPARK_REMOTE to a Spark Connect server",
+            "Spark needs Java: JAVA_HOME isn't set, and there is no java on PATH: set JAVA_HOME, or"
+            " install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless;"
+            " macOS: brew install openjdk@17)",
+        ),
         "FilterNotTranslatable": ErrorEntry(
             "Spark can't evaluate a part of a row filter exactly as PostgreSQL does.",
             "",

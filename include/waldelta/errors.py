@@ -4,6 +4,7 @@
 
     WaldeltaError
      +-- ConfigError                 the pipeline file, an expression in it, or the environment
+     |    +-- JavaMissing                Spark is needed and finds no Java
      |    +-- FilterNotTranslatable      a row filter that Spark can't evaluate as PostgreSQL does
      +-- SourceError                 the PostgreSQL side
      |    +-- SourceUnreachable          (retryable)
@@ -85,6 +86,10 @@ class WaldeltaError(Exception):
 
 class ConfigError(WaldeltaError):
     """The pipeline file or the environment is wrong; nothing was changed."""
+
+
+class JavaMissing(ConfigError):
+    """A run has more to do than one process does, and Spark has no Java that it can start."""
 
 
 class FilterNotTranslatable(ConfigError):

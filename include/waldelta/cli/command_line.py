@@ -305,7 +305,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     from waldelta.pipeline.run_result import RunFailed
     from waldelta.pipeline.targets.table_names import check_names
-    from waldelta.spark import deferred_session, open_session
+    from waldelta.spark import deferred_session
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
@@ -319,7 +319,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     # The report reads PostgreSQL and the ledger; a session would cost more than the report does.
     key = _session_key(pipeline, options)
     # A reconciliation of small tables needs no session either, nor does the repair of their rows.
-    opened = deferred_session if options.verb == "reconcile" else open_session
+    opened = deferred_session
     with nullcontext(None) if options.stage == ["report"] else opened(name, job, key) as spark:
         cause: BaseException | None = None
         try:

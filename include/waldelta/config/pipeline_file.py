@@ -34,6 +34,9 @@ from waldelta.errors import ConfigError
 from waldelta.target_modes import MODES, Feature, TargetMode, named_mode
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
+RunnerName = Literal["auto", "spark"]
+# It takes the place of the file's ``runner``.
+RUNNER_VARIABLE = "WALDELTA_RUNNER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +413,12 @@ class PipelineFile(StrictModel):
     tags: tuple[str, ...] = Field((), description="tags of the DAGs in Airflow")
     spark_conn_id: str = Field(
         "waldelta_spark", description="Airflow connection of type spark or spark_connect"
+    )
+    runner: RunnerName = Field(
+        "auto",
+        description=(
+            "auto: Spark starts when there is more to do than one process does; spark: it does all"
+        ),
     )
     batch: Batch = Field(Batch(), description="bounds of one read and of apply")
     quality: Quality = Field(Quality(), description="checks, reports and reconciliation")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,13 +17,15 @@ from waldelta.pipeline.lock_wait import waiting_for_locks
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.pipeline.task_errors import describe_error
-from waldelta.spark.session import prepared_session
+from waldelta.spark.session import prepared_session, uses_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
 log = logging.getLogger(__name__)
+
+SPARK, THIS_PROCESS = "Spark", "this process"
 
 # The stages that a stage depends on; if one failed, it is skipped. After a failed apply, other
 # tables are worth checking.
@@ -97,11 +100,21 @@ def _run_each(
             with result.stage(name) as progress:
                 log.info("stage %s of %s", name, job.run_id)
                 run = partial(stages[name], spark, job, result, progress)
-                waiting_for_locks(job.lock_wait_s, run, partial(_warn_of_wait, result, name))
+                with _runner_recorded(spark, progress):
+                    waiting_for_locks(job.lock_wait_s, run, partial(_warn_of_wait, result, name))
         except Exception as err:
             log.error("stage %s failed%s", name, _reason(err, failures))
             failures[name] = err
     return failures
+
+
+@contextmanager
+def _runner_recorded(spark: SparkSession, stage: StageResult) -> Iterator[None]:
+    before = uses_of(spark)
+    try:
+        yield
+    finally:
+        stage.runner = THIS_PROCESS if before is not None and uses_of(spark) == before else SPARK
 
 
 def _warn_of_wait(result: RunResult, stage: str, why: str) -> None:
@@ -153,8 +166,9 @@ def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None
 
 def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
     """Returns one error for the failures of several tables, by name."""
-    if len(failures) == 1:
-        return next(iter(failures.values()))
+    first = next(iter(failures.values()))
+    if len({(type(err), str(err)) for err in failures.values()}) == 1:
+        return first
     error = ApplyError(
         "several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values())
     )

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from waldelta.lake.delta_target import (
         READ_FAILURES,
         WRITE_FAILURES,
+        CommitConflict,
         DeltaTarget,
         TableError,
         Tag,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "READ_FAILURES",
     "WRITE_FAILURES",
+    "CommitConflict",
     "DeltaLog",
     "DeltaTarget",
     "Lake",
@@ -39,7 +41,9 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     delta_log="DeltaLog",
-    delta_target="DeltaTarget TableError Tag TargetVersion READ_FAILURES WRITE_FAILURES",
+    delta_target=(
+        "CommitConflict DeltaTarget TableError Tag TargetVersion READ_FAILURES WRITE_FAILURES"
+    ),
     lake="Lake",
     storage="bookkeeping_uri check_writable target_uri write_parquet",
 )

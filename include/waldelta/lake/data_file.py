@@ -121,6 +121,8 @@ def replace_by_rows(
     rows: pa.Table,
     tag: Tag,
     rows_per_group: int | None = None,
+    *,
+    changes_data: bool = True,
 ) -> int:
     """Replace files (path, bytes) of a table by one with these rows, as replace_files() does.
 
@@ -132,7 +134,7 @@ def replace_by_rows(
         new = file.close()
     added = [(new["path"], new["size"], new["stats"])] if new else []
     try:
-        return table.replace_files(removed, added, tag)
+        return table.replace_files(removed, added, tag, changes_data=changes_data)
     except Overtaken:
         for path, *_ in added:
             with suppress(OSError):

@@ -83,7 +83,11 @@ def set_retention(spark: SparkSession, table: TargetVersion, hours: int) -> None
         _LOG_RETENTION: f"interval {_LOG_HOURS} hours",
     }
     kept = usual | table.properties
-    if any(kept[name] != value for name, value in wanted.items()):
+    if all(kept[name] == value for name, value in wanted.items()):
+        return
+    if table.is_writable:
+        table.set_properties(wanted)
+    else:
         _set_properties(spark, table.place, wanted)
 
 

@@ -29,6 +29,7 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, Vari
 from deltalake.transaction import AddAction, RemoveAction
 from psycopg import sql
 
+from waldelta.lake import driver_limits
 from waldelta.lake.delta_log import Commit, Definition, DeltaLog, read_metadata
 from waldelta.lake.delta_statements import COLUMN_MAPPING, DELETION_VECTORS
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 # delta-rs's error about a table, as DeltaTarget.open() raises it.
 TableError = DeltaError
+# Another writer's commit came before ours.
+CommitConflict = CommitFailedError
 # What reading a table may raise, and what writing to it may.
 READ_FAILURES = (TableError, OSError, pa.ArrowException)
 WRITE_FAILURES = (TableError, OSError)
@@ -301,6 +304,17 @@ class TargetVersion:
         return self.table.version()
 
     @property
+    def is_small(self) -> bool:
+        """Whether this process reads all rows; False where they aren't counted."""
+        return self.is_at_most(driver_limits.MOST_DRIVER_ROWS, driver_limits.MOST_FILE_BYTES)
+
+    def is_at_most(self, rows: int, size: int) -> bool:
+        """Return whether this process reads a table with so many rows and bytes of files, and this
+        one has no more.
+        """
+        return not self.place.lake.on_spark and driver_limits.is_at_most(self.files, rows, size)
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns."""
         return pa.schema(self.table.schema().to_arrow())
@@ -450,6 +464,12 @@ class TargetVersion:
         )
         self.update()
 
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the table in one commit, which is durable on return."""
+        self._stored.alter.set_table_properties({**properties}, **_ONE_COMMIT)
+        self.update()
+        self.keep(self.version)
+
     @property
     def _stored(self) -> DeltaTable:
         """The table where its files are."""
@@ -461,15 +481,17 @@ class TargetVersion:
         added: Iterable[tuple[str, int, str]],
         tag: Tag,
         partition: Mapping[str, str] | None = None,
+        *,
+        changes_data: bool = True,
     ) -> int:
         """Replace files (path, bytes) by others (path, bytes, statistics); returns the version.
 
-        The new files are of this ``partition``. The commit is a compare-and-swap on this version,
+        The new files are of this ``partition``. Without ``changes_data`` they have the same rows,
+        as those of an OPTIMIZE. The commit is a compare-and-swap on this version,
         and durable on return. When only its answer was lost, it is found by its userMetadata.
         Raises Overtaken, or CommitFailedError when it isn't known whether the commit exists.
         """
-        at, values = int(time.time() * 1000), dict(partition or {})
-        made = self.version + 1
+        at, values, made = int(time.time() * 1000), dict(partition or {}), self.version + 1
         properties = CommitProperties(
             custom_metadata={"userMetadata": tag.metadata},
             max_commit_retries=0,
@@ -478,10 +500,10 @@ class TargetVersion:
         try:
             self.table.create_write_transaction(
                 [
-                    *(RemoveAction(path, True, at, size, {}) for path, size in removed),
+                    *(RemoveAction(path, changes_data, at, size, {}) for path, size in removed),
                     *(
-                        AddAction(path, size, values, at, True, stats)
-                        for path, size, stats in added
+                        AddAction(p, size, values, at, changes_data, stats)
+                        for p, size, stats in added
                     ),
                 ],
                 mode="append",

@@ -1,4 +1,4 @@
-"""Limits up to which the driver reads, stages, merges and checks with Arrow itself.
+"""Limits up to which this process reads, stages, merges and checks with Arrow itself.
 
 For less than that, Spark's planning and compiling takes longer than the work itself. Above, a job
 that reads only what it needs, in several tasks, is cheaper.
@@ -18,14 +18,6 @@ MOST_DRIVER_BYTES = 64 << 20
 MOST_FILE_BYTES = 16 << 20
 # Of row messages, which are decoded in memory.
 MOST_DRIVER_MESSAGE_BYTES = 32 << 20
-
-
-def is_small(files: pa.Table) -> bool:
-    """Return whether a target with these files is read in the driver; False without row counts.
-
-    ``files`` is what Delta's log has of them (``TargetVersion.files``).
-    """
-    return is_at_most(files, MOST_DRIVER_ROWS, MOST_FILE_BYTES)
 
 
 def is_at_most(files: pa.Table, most_rows: int, most_bytes: int) -> bool:

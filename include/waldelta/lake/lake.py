@@ -151,6 +151,8 @@ class Lake:
 
     root: str
     storage_options: dict[str, str] | None = field(default=None, repr=False, compare=False)
+    # Whether Spark does all work, however small it is.
+    on_spark: bool = False
     cache: TableCache = field(default_factory=TableCache, init=False, repr=False, compare=False)
 
     @classmethod
@@ -159,9 +161,11 @@ class Lake:
         root: str,
         conn_id: str | None = None,
         environment: Mapping[str, str] = os.environ,
+        *,
+        on_spark: bool = False,
     ) -> Lake:
         """Return the lake with its store's options; see read_store_options(), also for errors."""
-        return cls(root, read_store_options(root, conn_id, environment) or None)
+        return cls(root, read_store_options(root, conn_id, environment) or None, on_spark)
 
     def target(self, table_name: str) -> DeltaTarget:
         """Return the target of a table, by its name with the schema."""

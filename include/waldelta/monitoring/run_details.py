@@ -44,6 +44,7 @@ class StageLine:
     seconds: float
     detail: str
     error: str | None
+    runner: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,7 @@ def _stage(name: str, stage: dict[str, Any]) -> StageLine:
         float(stage.get("seconds") or 0),
         stage.get("detail") or "",
         error.get("message"),
+        stage.get("runner") or "",
     )
 
 

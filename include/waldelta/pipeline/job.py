@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import RUNNER_VARIABLE, RunnerName
+from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
@@ -26,9 +28,14 @@ from waldelta.postgres.connection import conninfo_from_environment
 def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ) -> Lake:
     """Return a pipeline's lake; the environment has what opens its object store.
 
-    Raises ConfigError as read_store_options() does.
+    Raises ConfigError as read_store_options() does, and for another value of WALDELTA_RUNNER than
+    those of ``runner``.
     """
-    return Lake.of(pipeline.target.root, pipeline.target.conn_id, environment)
+    runner = environment.get(RUNNER_VARIABLE, pipeline.runner)
+    if runner not in get_args(RunnerName):
+        raise ConfigError(f"{RUNNER_VARIABLE} is {runner!r}: set it to auto or spark, or unset it")
+    target = pipeline.target
+    return Lake.of(target.root, target.conn_id, environment, on_spark=runner == "spark")
 
 
 def ledger_of(pipeline: PipelineFile) -> Ledger:

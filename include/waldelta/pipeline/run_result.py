@@ -88,12 +88,16 @@ _PARTS = ("landed", "targets", "checked", "reported")
 
 @dataclass
 class StageResult:
-    """The outcome of one stage; ``error`` as in RunResult."""
+    """The outcome of one stage; ``error`` as in RunResult.
+
+    ``runner``: "Spark" where a session worked for it, "this process" otherwise.
+    """
 
     status: str
     seconds: float
     detail: str = ""
     error: dict[str, Any] | None = None
+    runner: str = ""
 
 
 @dataclass(frozen=True)
@@ -396,7 +400,8 @@ class RunResult:
         if self.tables:
             console.print(self._table())
         stages = ", ".join(
-            f"{name} {done.seconds:.1f} s ({done.status})" for name, done in self.stages.items()
+            f"{name} {done.seconds:.1f} s ({', '.join(filter(None, (done.status, done.runner)))})"
+            for name, done in self.stages.items()
         )
         console.print(f"stages: {stages or 'none'}")
         if (landed := self.landed).end_lsn is not None:

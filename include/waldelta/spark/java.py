@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from waldelta.errors import ConfigError
+from waldelta.errors import JavaMissing
 from waldelta.spark.settings import has_conf_file
 
 OLDEST = 17
@@ -28,7 +28,7 @@ class FoundJava:
 
 
 def check_java() -> FoundJava | None:
-    """Return the Java that Spark's launcher starts; raise ConfigError where there is none, or one
+    """Return the Java that Spark's launcher starts; raise JavaMissing where there is none, or one
     that is too old for Spark.
 
     This starts no process. None, and nothing is checked, where a spark-env.sh may set JAVA_HOME.
@@ -40,21 +40,21 @@ def check_java() -> FoundJava | None:
         java = shutil.which(str(Path(home) / "bin/java"))
         place = f"JAVA_HOME is {home}"
         if java is None:
-            raise ConfigError(
+            raise JavaMissing(
                 f"{place}, which has no bin/java, and Spark needs Java: correct JAVA_HOME, or"
                 f" {REMEDY}"
             )
     else:
         java = shutil.which("java")
         if java is None:
-            raise ConfigError(
+            raise JavaMissing(
                 "Spark needs Java: JAVA_HOME isn't set, and there is no java on PATH: set"
                 f" JAVA_HOME, or {REMEDY}"
             )
         place = f"java on PATH is {java}"
     version = _version(Path(java).resolve().parent.parent)
     if version is not None and version < OLDEST:
-        raise ConfigError(
+        raise JavaMissing(
             f"{place}, which is Java {version}, and Spark needs {OLDEST} or later: {REMEDY}, and"
             " set JAVA_HOME to it"
         )

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -82,17 +83,26 @@ def check_remote(remote: str, timeout_s: float) -> None:
 
 
 class DeferredSession:
-    """A session that is created at first use, so that work which never uses it starts no JVM."""
+    """A session that is created at first use, so that work which never uses it starts no JVM.
+
+    ``uses`` is how often it was used.
+    """
 
     def __init__(self, make: Callable[[], SparkSession]) -> None:
         self._make, self._lock = make, threading.Lock()
         self.made: SparkSession | None = None
+        self.uses = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def session(self) -> SparkSession:
+        """Return the session itself, which the first call creates."""
         with self._lock:
+            self.uses += 1
             if self.made is None:
                 self.made = self._make()
-        return getattr(self.made, name)
+        return self.made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session(), name)
 
 
 def is_started(spark: SparkSession | None) -> bool:
@@ -103,6 +113,13 @@ def is_started(spark: SparkSession | None) -> bool:
     if isinstance(spark, DeferredSession):
         return spark.made is not None
     return spark is not None
+
+
+def uses_of(spark: SparkSession | None) -> int | None:
+    """Return how often a session was used until now; None for one that a caller has made."""
+    if spark is None:
+        return 0
+    return spark.uses if isinstance(spark, DeferredSession) else None
 
 
 def prepared_session(spark: SparkSession | None) -> AbstractContextManager[None]:
@@ -120,17 +137,17 @@ def prepared_session(spark: SparkSession | None) -> AbstractContextManager[None]
 def deferred_session(
     name: str, job: Job | None = None, session_key: str | None = None
 ) -> Iterator[SparkSession]:
-    """Open a session like open_session(), but start a local JVM only at first use.
+    """Open a session like open_session(), but only when it is used first.
 
-    A Spark Connect server runs already, and so does the JVM that spark-submit has started.
+    With ``runner: spark`` it is opened at once, and does all work.
     """
-    if "SPARK_REMOTE" in os.environ or _is_submitted():
-        with open_session(name, job, session_key) as spark:
+    opening = partial(open_session, name, job, session_key)
+    if job is not None and job.lake.on_spark:
+        with opening() as spark:
             yield spark
         return
     with ExitStack() as opened:
-        deferred = DeferredSession(lambda: opened.enter_context(open_session(name)))
-        yield cast("SparkSession", deferred)
+        yield cast("SparkSession", DeferredSession(lambda: opened.enter_context(opening())))
 
 
 @contextmanager
@@ -334,6 +351,14 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
     ``number`` distinguishes several. Over Connect its id follows from the first one's key, so that
     a later run interrupts what a killed one left there.
     """
+    if isinstance(spark, DeferredSession) and spark.made is None:
+        with ExitStack() as opened:
+
+            def make() -> SparkSession:
+                return opened.enter_context(sibling_session(spark.session(), number))
+
+            yield cast("SparkSession", DeferredSession(make))
+        return
     if not is_connect(spark):
         sibling = spark.newSession()
         set_settings(sibling)

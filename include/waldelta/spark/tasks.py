@@ -30,8 +30,8 @@ RunTask = Callable[[int, pa.Schema, Task], list[Any]]
 ROWS_PER_TASK = 250_000
 BYTES_PER_TASK = 64 << 20
 # So many tasks run in this process while no session has been started, since a JVM takes longer to
-# start than a task.
-LOCAL_TASKS = 1
+# start.
+LOCAL_TASKS = 4
 _FAILED = pa.field("_wd_failed", pa.string())
 
 

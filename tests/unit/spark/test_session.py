@@ -14,10 +14,18 @@ from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 
 from waldelta.errors import PeekTimeout
+from waldelta.lake import Lake
 from waldelta.spark import deferred_session, open_session, run_tasks
 from waldelta.spark import session as module
-from waldelta.spark.session import DeferredSession, is_started, prepared_session
+from waldelta.spark.session import (
+    DeferredSession,
+    is_started,
+    prepared_session,
+    sibling_session,
+    uses_of,
+)
 from waldelta.spark.session_settings import is_connect
+from waldelta.spark.tasks import LOCAL_TASKS
 
 WAIT_S = 30
 
@@ -80,21 +88,30 @@ def test_a_deferred_session_is_made_by_its_first_use(monkeypatch, uses):
     assert stopped == made
 
 
-@pytest.mark.parametrize(
-    "variable, value", [("SPARK_REMOTE", "sc://x"), ("WALDELTA_LAUNCHER", "SPARK_SUBMIT")]
-)
-def test_a_session_whose_jvm_is_there_is_made_at_once(monkeypatch, variable, value):
+def test_a_session_that_does_all_is_made_at_once(monkeypatch):
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setenv(variable, value)
     spark = SimpleNamespace(sparkContext=None, stop=lambda: None)
     monkeypatch.setattr(module, "spark_session", lambda *_, **__: spark)
-    with deferred_session("test") as made:
+    job = SimpleNamespace(lake=Lake("file:///nowhere", on_spark=True))
+    with deferred_session("test", job) as made:
         assert made is spark
         assert is_started(made)
+        assert uses_of(made) is None
 
 
-def test_a_single_task_is_run_here_before_a_session_is_there():
-    """With its rows, and the named error that it raised."""
+def test_a_sibling_of_a_deferred_session_is_deferred(monkeypatch):
+    """Using it makes both, and counts as a use of the first."""
+    monkeypatch.setattr(module, "set_settings", lambda _: {})
+    spark = SimpleNamespace(newSession=lambda: SimpleNamespace(version="4"))
+    first = DeferredSession(lambda: spark)
+    with sibling_session(first, 1) as second:
+        assert (is_started(first), is_started(second)) == (False, False)
+        assert second.version == "4"
+    assert (is_started(first), uses_of(first)) == (True, 1)
+
+
+def test_few_tasks_are_run_here_before_a_session_is_there():
+    """With their rows, and the named error that one raised."""
 
     def no_session():
         raise AssertionError("Spark isn't needed")
@@ -111,7 +128,7 @@ def test_a_single_task_is_run_here_before_a_session_is_there():
     with pytest.raises(PeekTimeout, match=r"^too slow$"):
         run_tasks(spark, 1, told, fails)
     with pytest.raises(AssertionError, match="Spark isn't needed"):
-        run_tasks(spark, 2, told, fails)
+        run_tasks(spark, LOCAL_TASKS + 1, told, fails)
 
 
 PRINTING = """

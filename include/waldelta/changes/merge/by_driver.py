@@ -26,7 +26,7 @@ from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, Co
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.lake.data_file import replace_by_rows
-from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_small
+from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RELID
@@ -170,7 +170,7 @@ def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
 
 def _read(table: TargetVersion) -> pa.Table | None:
     """Return all rows of a small table; None for a larger one."""
-    return read_within(table.dataset(), table.schema) if is_small(table.files) else None
+    return read_within(table.dataset(), table.schema) if table.is_small else None
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:

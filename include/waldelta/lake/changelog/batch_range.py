@@ -67,9 +67,13 @@ class BatchRange:
     @cached_property
     def _rows(self) -> pa.Table | None:
         """All row messages; None when they are too many to be read in the driver."""
-        if self._messages > MOST_DRIVER_ROWS:
+        if self._messages > self._most_rows:
             return None
         return self.change_log.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES)
+
+    @property
+    def _most_rows(self) -> int:
+        return 0 if self.change_log.lake.on_spark else MOST_DRIVER_ROWS
 
     def volume(self, state: TableState) -> Volume:
         """Return how much of the range waits for one target."""
@@ -117,7 +121,7 @@ class BatchRange:
             self._read is None or self._read[0] != ids
         ):  # Cached, because the same target reads it several times in a row.
             rows = None
-            if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= MOST_DRIVER_ROWS:
+            if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= self._most_rows:
                 rows = self.split.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES, ids)
             self._read = ids, rows
         return self._read[1]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from waldelta.lake import READ_FAILURES, TargetVersion
-from waldelta.lake.driver_limits import is_small
 from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check._background import measure_early
@@ -267,7 +266,7 @@ def is_met_in_driver(
         return False
     columns = {name for names in read for name in names or ()}
     try:
-        if not is_small(table.files):
+        if not table.is_small:
             return False
         rows = table.dataset().to_table(columns=sorted(columns))
         if any(rows_without_parent_in_driver(one) != 0 for one in references):

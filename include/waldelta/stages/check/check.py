@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
-from waldelta.errors import StateError
+from waldelta.errors import JavaMissing, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
@@ -138,6 +138,8 @@ def _check_fully(
     def plan(session: SparkSession, target: CheckedTarget) -> SuitePlan | Exception:
         try:
             return run.suite_of(target, target.frame(session).columns)
+        except JavaMissing:  # No target can be judged.
+            raise
         except Exception as err:
             return err
 

@@ -1,7 +1,7 @@
-"""Quick targets: targets that are checked without Great Expectations, because the run changed them
-little or synced too many of them.
+"""Quick targets: targets that are checked without Great Expectations, because they are small, the
+run changed them little, or it synced too many of them.
 
-They get a report page only when an expectation fails (``_quick_check``).
+They get a report page only when an expectation fails (``_quick_check``), or by maintenance.
 """
 
 from __future__ import annotations
@@ -17,29 +17,41 @@ log = logging.getLogger(__name__)
 
 # Up to this many changes, or this share of the target's rows, count as few.
 _FEW, _SHARE = 10_000, 0.1
+# The verbs whose results say how many rows changed.
+_MERGES = ("consume", "quarantine")
 # A sync of more tables than this uses quick checks: Great Expectations takes a second per table.
 _MOST_PAGES = 20
 
 
 def quick_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[str]:
     """Returns the tables whose targets get a quick check, if it can evaluate them."""
-    if result.verb == "sync":
-        return list(tables) if len(tables) > _MOST_PAGES else []
-    if result.verb not in ("consume", "quarantine"):
+    if result.verb == "validate":
         return []
-    did = {name: result.tables[name] for name in tables}
+    if result.verb == "sync" and len(tables) > _MOST_PAGES:
+        return list(tables)
+    changes = {
+        name: result.tables[name].written if result.verb in _MERGES else None for name in tables
+    }
     return [
-        name for name, of in did.items() if is_little(of.written, job.lake.target(name), of.version)
+        name
+        for name, written in changes.items()
+        if is_quick(written, job.lake.target(name), result.tables[name].version)
     ]
 
 
-def is_little(changes: int, target: DeltaTarget, version: int | None) -> bool:
-    """Returns whether this number of changes leaves a target's version mostly as it was."""
-    if changes <= _FEW:
+def is_quick(changes: int | None, target: DeltaTarget, version: int | None) -> bool:
+    """Returns whether a target's version is small, or mostly as it was before these changes.
+
+    ``changes`` is None where all rows may have changed.
+    """
+    if changes is not None and changes <= _FEW:
         return True
     try:
-        rows = row_count(target.open(version).files)
+        table = target.open(version)
     except READ_FAILURES as err:
         log.info("%s gets a full check, since its rows can't be counted: %s", target.uri, err)
         return False
-    return rows is not None and changes <= rows * _SHARE
+    rows = row_count(table.files)
+    return table.is_small or (
+        None not in (changes, rows) and changes <= rows * _SHARE  # type: ignore[operator]
+    )

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import tenacity
 
+from waldelta.changes.merge.by_driver import read_within
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import WRITE_FAILURES, TargetVersion
+from waldelta.lake import WRITE_FAILURES, Tag, TargetVersion
+from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
     SMALLEST_FILE,
@@ -53,6 +55,8 @@ _FILE_SIZES = {
     LARGEST_FILE: str(64 << 20),
 }
 _ATTEMPTS = 3
+# Delta's transaction id of a compaction, numbered by the version that it compacts.
+_COMPACTION = "waldelta:compaction"
 # Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
@@ -155,10 +159,22 @@ def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors:
 
 def _compact(spark: SparkSession, table: TargetVersion) -> None:
     table.update()
-    if _has_work(table):
+    if _has_work(table) and not _compact_here(table):
         with session_settings(spark, _FILE_SIZES):
             optimize(spark, table.place)
     fault_point("maintain.compacted")
+
+
+def _compact_here(table: TargetVersion) -> bool:
+    """Make one file of a small target's; returns False where Spark must compact."""
+    if not (table.is_small and table.is_writable):
+        return False
+    rows = read_within(table.dataset(), table.schema)
+    if rows is None:
+        return False
+    tag = Tag.of(_COMPACTION, table.version, {"verb": "maintain"})
+    replace_by_rows(table, table.sized_files, rows, tag, changes_data=False)
+    return True
 
 
 def _has_work(table: TargetVersion) -> bool:

@@ -18,7 +18,7 @@ from waldelta.stages.check._quick_check import (
     row_conditions,
 )
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.quick_targets import is_little
+from waldelta.stages.check.quick_targets import is_quick
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import SourceRules
@@ -152,12 +152,12 @@ def test_a_table_that_is_not_small(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "rows", "expected"),
-    [(10_000, 1, True), (10_001, 1, False),
-     (10_001, 100_009, False), (10_001, 100_010, True)]
+    [(10_000, 100_009, True), (10_001, 100_009, False), (10_001, 100_010, True),
+     (100_000, 100_000, True), (None, 100_000, True), (None, 100_001, False)]
 )  # fmt: skip
-def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, expected):
+def test_a_check_is_quick_of_few_rows_few_changes_or_a_tenth(tmp_path, changes, rows, expected):
     uri = str(tmp_path)
     write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
     write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
-    assert is_little(changes, table_at(uri), 0) is expected
-    assert not is_little(10_001, table_at(uri), 9)
+    assert is_quick(changes, table_at(uri), 0) is expected
+    assert not is_quick(10_001, table_at(uri), 9)

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from waldelta.lake import TargetVersion
-from waldelta.lake.driver_limits import is_small
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.lake.storage import by_row_group, row_count
@@ -55,7 +54,7 @@ def profile_in_driver(table: TargetVersion, columns: Sequence[tuple[str, bool]])
     rows = row_count(files)
     if rows is None:
         return None
-    if is_small(files):
+    if table.is_small:
         return profile_by_values(table, columns)
     return rows, [_of_statistics(files, rows, name, is_number=number) for name, number in columns]
 

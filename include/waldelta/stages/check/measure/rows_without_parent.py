@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of_both
 from waldelta.lake import READ_FAILURES, TargetVersion
-from waldelta.lake.driver_limits import is_small
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
@@ -101,7 +100,7 @@ def rows_without_parent_in_driver(reference: Reference) -> int | None:
     if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
         return None
     tables = [side.open() for side in sides]
-    if not all(is_small(table.files) for table in tables):
+    if not all(table.is_small for table in tables):
         return None
     sought = zip(tables, sides, _padded(reference), strict=True)
     own, there = (

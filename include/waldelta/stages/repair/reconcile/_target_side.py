@@ -19,7 +19,7 @@ from waldelta.arrow import storage
 from waldelta.changes.stage.net_files import batches
 from waldelta.errors import without_values
 from waldelta.lake import READ_FAILURES, DeltaTarget
-from waldelta.lake.driver_limits import MOST_DRIVER_BYTES, is_at_most
+from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
 from waldelta.spark.arrow_schema import ddl
@@ -177,7 +177,7 @@ def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | 
     """
     try:
         table = target.open(version)
-        is_small = is_at_most(table.files, _MOST_HASHED_ROWS, _MOST_HASHED_FILE_BYTES)
+        is_small = table.is_at_most(_MOST_HASHED_ROWS, _MOST_HASHED_FILE_BYTES)
         if not (table.is_writable and is_small):
             return None
         dataset = table.dataset()

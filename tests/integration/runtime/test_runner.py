@@ -1,0 +1,147 @@
+"""Where a run's work is done: in its own process while it is small, by Spark when there is more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from tests.support.pipelines import pipeline_file
+from waldelta.errors import ConfigError
+from waldelta.pipeline.job import lake_of
+
+pytestmark = pytest.mark.pg
+
+# A Java that isn't there: whatever starts Spark ends with the error about it.
+WITHOUT_JAVA = {"JAVA_HOME": "/nonexistent"}
+TABLES = ("t", "u", "v")
+TYPES = "id int primary key, a text, n numeric(10, 2), at timestamptz, j jsonb, big text"
+
+
+class Commands:
+    """The command line on one pipeline file, each verb a process of its own."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def run(self, verb: str, *options: str, code: int = 0, **environment: str) -> dict:
+        """Run a verb; returns its result."""
+        result = self.file.with_suffix(".json")
+        result.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "waldelta", verb, self.file, f"--result={result}", *options],
+            env=os.environ | environment,
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == code, done.stderr
+        return json.loads(result.read_text())
+
+
+@pytest.fixture
+def commands(database, lake, tmp_path) -> Commands:
+    """A pipeline of three tables with 500 rows each, set up and not copied yet."""
+    for name in TABLES:
+        database.execute(f"create table {name} ({TYPES})")
+        database.execute(
+            f"insert into {name} select i, 'x' || i, i, now(), '[1]', repeat('y', 20000) from"
+            " generate_series(1, 500) i"
+        )
+    pipeline = pipeline_file(
+        lake, f"s_{database.name}", [f"public.{name}" for name in TABLES], quality={"enabled": True}
+    )
+    file = tmp_path / "small.yml"
+    file.write_text(yaml.safe_dump(json.loads(pipeline.model_dump_json(exclude_defaults=True))))
+    made = Commands(file)
+    made.run("setup", **WITHOUT_JAVA)
+    return made
+
+
+def change(database) -> None:
+    """Change some rows of each table."""
+    for name in TABLES:
+        database.execute(f"update {name} set a = a || '!' where id % 50 = 0")
+        database.execute(f"delete from {name} where id % 70 = 1")
+        database.execute(f"insert into {name} (id, a) select max(id) + 1, 'new' from {name}")
+
+
+def held(lake: str, name: str) -> list[tuple]:
+    """The target's rows, without the large values."""
+    rows = DeltaTable(f"{lake}/public/{name}").to_pyarrow_table(columns=["id", "a", "n"])
+    return sorted(map(tuple, (row.values() for row in rows.to_pylist())))
+
+
+def source(database, name: str) -> list[tuple]:
+    """The same of the source."""
+    return sorted(database.execute(f"select id, a, n from {name}"))
+
+
+def runners(result: dict) -> set[str]:
+    """Who worked for the stages."""
+    return {stage["runner"] for stage in result["stages"].values()}
+
+
+def test_small_runs_need_no_java(commands, database, lake):
+    """Copy, changes, checks, an idle run, a comparison with the source, a repair."""
+    assert runners(commands.run("sync", **WITHOUT_JAVA)) == {"this process"}
+    for _ in range(2):
+        change(database)
+        result = commands.run("consume", **WITHOUT_JAVA)
+        assert runners(result) == {"this process"}
+        assert result["passed"] == [f"public.{name}" for name in TABLES]
+    assert runners(commands.run("consume", **WITHOUT_JAVA)) == {"this process"}
+    for name in TABLES:
+        assert held(lake, name) == source(database, name)
+    table = DeltaTable(f"{lake}/public/t")
+    table.delete("id = 2")
+    result = commands.run("reconcile", "--repair", "--reason=known", **WITHOUT_JAVA)
+    assert runners(result) == {"this process"}
+    assert held(lake, "t") == source(database, "t")
+
+
+def test_more_work_names_the_missing_java(commands, database, lake):
+    """What was applied before stays."""
+    commands.run("sync", **WITHOUT_JAVA)
+    database.execute("insert into t (id, a) select i, 'z' from generate_series(1001, 102000) as i")
+    failed = commands.run("consume", "--run-id=one", code=1, **WITHOUT_JAVA)
+    assert failed["error"]["class"] == "JavaMissing"
+    assert failed["stages"]["apply"]["status"] == "succeeded"
+    assert held(lake, "t") == source(database, "t")
+
+
+def test_spark_does_all_where_it_is_told_to(commands):
+    """WALDELTA_RUNNER takes the place of the file's runner."""
+    failed = commands.run("sync", code=1, WALDELTA_RUNNER="spark", **WITHOUT_JAVA)
+    assert failed["error"]["class"] == "JavaMissing"
+    commands.file.write_text(commands.file.read_text() + "runner: spark\n")
+    failed = commands.run("sync", code=1, **WITHOUT_JAVA)
+    assert failed["error"]["class"] == "JavaMissing"
+    assert runners(commands.run("sync", WALDELTA_RUNNER="auto", **WITHOUT_JAVA)) == {"this process"}
+
+
+@pytest.mark.parametrize(
+    ("runner", "variable", "on_spark"),
+    [
+        ("auto", None, False),
+        ("spark", None, True),
+        ("auto", "spark", True),
+        ("spark", "auto", False),
+    ],
+)
+def test_the_lake_says_who_works(lake, runner, variable, on_spark):
+    """The variable comes first."""
+    environment = {} if variable is None else {"WALDELTA_RUNNER": variable}
+    assert lake_of(pipeline_file(lake, "s", runner=runner), environment).on_spark is on_spark
+
+
+def test_another_runner_is_refused(lake):
+    """By its name."""
+    with pytest.raises(ConfigError, match="WALDELTA_RUNNER is 'sparc': set it to auto or spark"):
+        lake_of(pipeline_file(lake, "s"), {"WALDELTA_RUNNER": "sparc"})
