@@ -8,7 +8,6 @@ from typing import Any
 
 from waldelta import errors
 from waldelta.errors import without_values
-from waldelta.lake import CommitConflict
 from waldelta.lake.store_errors import store_error
 from waldelta.lake.write_errors import (
     not_writable_by_spark,
@@ -88,9 +87,9 @@ def _is_of_py4j(err: BaseException) -> bool:
 def is_conflict(err: BaseException) -> bool:
     """Return whether another writer committed to a Delta table at the same time.
 
-    Spark Connect returns only the names of the exceptions' classes; delta-rs has a class.
+    Spark Connect returns only the names of the exceptions' classes.
     """
-    return isinstance(err, CommitConflict) or texts.CONFLICT.search(str(err)) is not None
+    return texts.CONFLICT.search(str(err)) is not None
 
 
 def is_passing(err: BaseException) -> bool:

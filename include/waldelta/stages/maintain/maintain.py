@@ -15,7 +15,7 @@ import tenacity
 from waldelta.changes.merge.by_driver import read_within
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import WRITE_FAILURES, Tag, TargetVersion
+from waldelta.lake import WRITE_FAILURES, CommitConflict, Tag, TargetVersion
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
@@ -107,7 +107,7 @@ def _compact_as_chosen(
         table.update()
 
     again = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_conflict),
+        retry=tenacity.retry_if_exception(_is_conflict),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         before_sleep=see_that_commit,
         reraise=True,
@@ -115,13 +115,17 @@ def _compact_as_chosen(
     try:
         again(compact)
     except Exception as err:
-        if not is_conflict(err):
+        if not _is_conflict(err):
             raise
         return LateWriter(
             f"{name}: another writer committed to its target in each of {_ATTEMPTS} attempts to"
             " compact it: run maintain when that writer has ended"
         )
     return None
+
+
+def _is_conflict(err: BaseException) -> bool:
+    return isinstance(err, CommitConflict) or is_conflict(err)
 
 
 def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
@@ -159,13 +163,13 @@ def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors:
 
 def _compact(spark: SparkSession, table: TargetVersion) -> None:
     table.update()
-    if _has_work(table) and not _compact_here(table):
+    if _has_work(table) and not _compact_small(table):
         with session_settings(spark, _FILE_SIZES):
             optimize(spark, table.place)
     fault_point("maintain.compacted")
 
 
-def _compact_here(table: TargetVersion) -> bool:
+def _compact_small(table: TargetVersion) -> bool:
     """Make one file of a small target's; returns False where Spark must compact."""
     if not (table.is_small and table.is_writable):
         return False
