@@ -487,8 +487,9 @@ class TargetVersion:
         """Replace files (path, bytes) by others (path, bytes, statistics); returns the version.
 
         The new files are of this ``partition``; without ``changes_data`` they have the same rows.
-        The commit is a compare-and-swap on this version, and durable on return. When only its answer was lost, it is found by its userMetadata.
-        Raises Overtaken, or CommitFailedError when it isn't known whether the commit exists.
+        The commit is a compare-and-swap on this version, and durable on return. When only its
+        answer was lost, it is found by its userMetadata. Raises Overtaken, or CommitFailedError
+        when it isn't known whether the commit exists.
         """
         at, values, made = int(time.time() * 1000), dict(partition or {}), self.version + 1
         transactions = [_transaction(tag.app_id, tag.number)]
