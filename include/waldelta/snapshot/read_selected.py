@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 from psycopg import sql
 
@@ -26,6 +26,9 @@ from waldelta.snapshot.read_table import (
     select_statement,
     snapshot_reader,
 )
+
+if TYPE_CHECKING:
+    import adbc_driver_postgresql.dbapi as adbc
 
 # One statement lists this many keys.
 KEYS_PER_READ = 5_000

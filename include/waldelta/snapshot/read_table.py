@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import adbc_driver_postgresql.dbapi as adbc
 import numpy as np
 import psycopg
 import pyarrow as pa
@@ -53,6 +52,9 @@ from waldelta.snapshot.chunks import Chunk
 from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key
+
+if TYPE_CHECKING:
+    import adbc_driver_postgresql.dbapi as adbc
 
 # A reader that waits for a table keeps its snapshot, which holds vacuum back on the whole server.
 COPY_LOCK_TIMEOUT_MS = 60_000
@@ -389,6 +391,9 @@ def snapshot_reader(
     Raises SessionAltered after use, when a function of the database has changed how the session
     prints values.
     """
+    # Only a copy needs the driver, which imports Polars where it is installed.
+    import adbc_driver_postgresql.dbapi as adbc
+
     with (
         closing(connect_arrow(conninfo, application_name)) as connection,
         raised_as(lambda err: _named(err, conninfo, copy), adbc.Error),

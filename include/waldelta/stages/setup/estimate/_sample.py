@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from waldelta.config.pipeline_file import Target
@@ -30,6 +29,9 @@ from waldelta.snapshot.read_table import (
     snapshot_reader,
 )
 from waldelta.stages.setup.estimate.planned_copies import PlannedCopy
+
+if TYPE_CHECKING:
+    import adbc_driver_postgresql.dbapi as adbc
 
 # Sampled tables wait no longer for a lock, nor for their first blocks.
 _LOCK_TIMEOUT_MS, _STATEMENT_TIMEOUT_MS = 1_000, 10_000
