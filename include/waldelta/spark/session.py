@@ -92,14 +92,35 @@ class DeferredSession:
         self._make, self._lock = make, threading.Lock()
         self.made: SparkSession | None = None
         self.uses = 0
+        self._start: threading.Thread | None = None
 
     def session(self) -> SparkSession:
-        """Return the session itself, which the first call creates."""
+        """Returns the session itself, which the first call creates."""
+        self.uses += 1
+        return self._created()
+
+    def _created(self) -> SparkSession:
         with self._lock:
-            self.uses += 1
             if self.made is None:
                 self.made = self._make()
         return self.made
+
+    def start(self) -> None:
+        """Create the session in the background; the first use raises why that fails."""
+
+        def create() -> None:
+            with suppress(Exception):
+                self._created()
+
+        if self._start is None and self.made is None:
+            log.info("starting Spark for what has to be applied")
+            self._start = threading.Thread(target=create, name="start Spark", daemon=True)
+            self._start.start()
+
+    def wait(self) -> None:
+        """Wait for a session that is being created in the background."""
+        if self._start is not None:
+            self._start.join()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session(), name)
@@ -122,7 +143,8 @@ def uses_of(spark: SparkSession | None) -> int | None:
     return spark.uses if isinstance(spark, DeferredSession) else None
 
 
-def prepared_session(spark: SparkSession | None) -> AbstractContextManager[None]:
+@contextmanager
+def prepared_session(spark: SparkSession | None) -> Iterator[None]:
     """Give a session the settings that values depend on, for the block.
 
     It may be the caller's own, with other settings, which it has again when its last job has ended.
@@ -130,7 +152,18 @@ def prepared_session(spark: SparkSession | None) -> AbstractContextManager[None]
     it refuses.
     """
     session = spark.made if isinstance(spark, DeferredSession) else spark
-    return nullcontext() if session is None else shared_settings(session, SESSION_SETTINGS)
+    with nullcontext() if session is None else shared_settings(session, SESSION_SETTINGS):
+        try:
+            yield
+        finally:
+            if isinstance(spark, DeferredSession):
+                spark.wait()
+
+
+def start_session(spark: SparkSession | None) -> None:
+    """Start a session that isn't made yet in the background, since later steps will use it."""
+    if isinstance(spark, DeferredSession):
+        spark.start()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 
-from waldelta.errors import PeekTimeout
+from waldelta.errors import JavaMissing, PeekTimeout
 from waldelta.lake import Lake
 from waldelta.spark import deferred_session, open_session, run_tasks
 from waldelta.spark import session as module
@@ -22,6 +22,7 @@ from waldelta.spark.session import (
     is_started,
     prepared_session,
     sibling_session,
+    start_session,
     uses_of,
 )
 from waldelta.spark.session_settings import is_connect
@@ -108,6 +109,29 @@ def test_a_sibling_of_a_deferred_session_is_deferred(monkeypatch):
         assert (is_started(first), is_started(second)) == (False, False)
         assert second.version == "4"
     assert (is_started(first), uses_of(first)) == (True, 1)
+
+
+def test_a_session_is_started_in_the_background_once():
+    """That is no use of it; its error is that of the first use."""
+    made, spark = [], SimpleNamespace(version="4")
+
+    def make():
+        made.append(threading.current_thread().name)
+        return spark
+
+    session = DeferredSession(make)
+    with prepared_session(session):
+        start_session(session)
+        start_session(session)
+    assert (made, is_started(session), uses_of(session)) == (["start Spark"], True, 0)
+
+    def fails():
+        raise JavaMissing("no java")
+
+    session = DeferredSession(fails)
+    start_session(session)
+    with pytest.raises(JavaMissing, match="no java"):
+        session.session()
 
 
 def test_few_tasks_are_run_here_before_a_session_is_there():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from waldelta.errors import SlotUnreadable, WaldeltaError
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.driver_limits import MOST_BACKLOG_BYTES
 from waldelta.lake.fence import Fence
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
@@ -24,6 +25,7 @@ from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
 from waldelta.slot.standby import check_slot, committed_upto, standby_warnings
+from waldelta.spark.session import start_session
 from waldelta.stages.setup.new_tables import adopt_or_report
 
 if TYPE_CHECKING:
@@ -53,7 +55,14 @@ def land_to_now(
     landed = result.landed
     landed.unreadable = None
     try:
-        _land(job, result, stage, partial(drain, spark, job), on_landed)
+        _land(
+            job,
+            result,
+            stage,
+            partial(drain, spark, job),
+            on_landed,
+            partial(start_session, spark),
+        )
     except Exception:  # Spark's errors too.
         with suppress(WaldeltaError, *READ_FAILURES):
             _add_attempts(job, result)
@@ -85,11 +94,14 @@ def _land(
     stage: StageResult,
     drain: Callable[[Fence, Callable[[Landed], object]], Drained],
     on_landed: Callable[[Landed], object],
+    start: Callable[[], None],
 ) -> None:
     landed = result.landed
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
             landed_as_of = _add_health(job, lock, result)
+            if (slot := landed.slot_before) is not None and slot.lag_bytes > MOST_BACKLOG_BYTES:
+                start()
             lock.verify()  # The next statements may end another run's reader, and move the slot.
             drained = drain(lock, on_landed)
             drained.check_read()
