@@ -16,8 +16,6 @@ MOST_DRIVER_ROWS = 100_000
 MOST_DRIVER_BYTES = 64 << 20
 # Of a target's files, as stored.
 MOST_FILE_BYTES = 16 << 20
-# Of WAL: a backlog of more is likely to have more changes than MOST_DRIVER_ROWS.
-MOST_BACKLOG_BYTES = 64 << 20
 # Of row messages, which are decoded in memory.
 MOST_DRIVER_MESSAGE_BYTES = 32 << 20
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from waldelta.errors import SlotUnreadable, WaldeltaError
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.changelog.transaction_counts import Landed
-from waldelta.lake.driver_limits import MOST_BACKLOG_BYTES
+from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.fence import Fence
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
@@ -54,15 +54,17 @@ def land_to_now(
 
     landed = result.landed
     landed.unreadable = None
+    changes = 0
+
+    def counting(batch: Landed) -> None:
+        nonlocal changes
+        changes += batch.transactions.changes
+        if changes > MOST_DRIVER_ROWS:  # The check of so many changes is Spark's.
+            start_session(spark)
+        on_landed(batch)
+
     try:
-        _land(
-            job,
-            result,
-            stage,
-            partial(drain, spark, job),
-            on_landed,
-            partial(start_session, spark),
-        )
+        _land(job, result, stage, partial(drain, spark, job), counting)
     except Exception:  # Spark's errors too.
         with suppress(WaldeltaError, *READ_FAILURES):
             _add_attempts(job, result)
@@ -94,14 +96,11 @@ def _land(
     stage: StageResult,
     drain: Callable[[Fence, Callable[[Landed], object]], Drained],
     on_landed: Callable[[Landed], object],
-    start: Callable[[], None],
 ) -> None:
     landed = result.landed
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
             landed_as_of = _add_health(job, lock, result)
-            if (slot := landed.slot_before) is not None and slot.lag_bytes > MOST_BACKLOG_BYTES:
-                start()
             lock.verify()  # The next statements may end another run's reader, and move the slot.
             drained = drain(lock, on_landed)
             drained.check_read()
