@@ -67,7 +67,7 @@ def check_tables(
     """
     from waldelta.stages.check import RunOutcome
     from waldelta.stages.check.check import check
-    from waldelta.stages.check.quick_targets import quick_targets
+    from waldelta.stages.check.paged_targets import paged_targets
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     fault_point("check.begun")
@@ -80,11 +80,17 @@ def check_tables(
     versions = {
         name: table.version for name, table in result.tables.items() if table.version is not None
     }
-    quick = quick_targets(job, result, [name for name in tables if name in result.tables])
+    wrote = [name for name in tables if name in result.tables and result.verb != "validate"]
+    paged = paged_targets(job, result, wrote)
     # A copy's rows are all new, so nothing is known of them from an earlier run.
-    touched = () if result.verb == "sync" else quick
-    rules = read_rules(job, result, tables, touched)
-    left = RunOutcome(versions, frozenset(quick), rules, is_concurrent=result.verb == "quarantine")
+    touched = [] if result.verb == "sync" else [name for name in wrote if name not in paged]
+    left = RunOutcome(
+        versions,
+        frozenset(wrote),
+        frozenset(paged),
+        read_rules(job, result, tables, touched),
+        is_concurrent=result.verb == "quarantine",
+    )
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     passed = sorted(fine - set(report.failed_tables))
     result.add_check(report, passed, [name for name in passed if name not in result.tables])

@@ -117,6 +117,11 @@ class DeferredSession:
             self._start = threading.Thread(target=create, name="start Spark", daemon=True)
             self._start.start()
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether start() was called: the work that follows is Spark's."""
+        return self._start is not None
+
     def wait(self) -> None:
         """Wait for a session that is being created in the background."""
         if self._start is not None:
@@ -132,7 +137,7 @@ def is_started(spark: SparkSession | None) -> bool:
     False where its first use would start a JVM, and where stages that need none run without one.
     """
     if isinstance(spark, DeferredSession):
-        return spark.made is not None
+        return spark.made is not None or spark.is_starting
     return spark is not None
 
 

@@ -33,15 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """A run's effect on its targets: the Delta versions it wrote, and which targets get a quick
-    check.
+    """A run's effect on its targets: the Delta versions it wrote, which targets get a quick check,
+    and which of these are ``paged``.
 
-    A quick-checked target gets a report page only when it fails an expectation, or has an
-    expectation that only Great Expectations can evaluate.
+    The others of these get a report page only when they fail an expectation, or have one that only
+    Great Expectations can evaluate.
     """
 
     versions: Mapping[str, int] = field(default_factory=dict)
     quick: frozenset[str] = frozenset()
+    paged: frozenset[str] = frozenset()
     # By target: what the constraints of its source tables guarantee.
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # True for a scheduled full check. A target that is unchanged since a full check found its suite
@@ -49,6 +50,13 @@ class RunOutcome:
     is_upkeep: bool = False
     # True when other runs may go on during this check, and may record newer results.
     is_concurrent: bool = False
+
+    def has_page(self, verdict: TableVerdict) -> bool:
+        """Returns whether a target gets a page that a quick check found to meet everything.
+
+        Upkeep writes one of what it judged anew.
+        """
+        return verdict.table in self.paged or (self.is_upkeep and verdict.whole)
 
     def is_quick(self, state: TableState) -> bool:
         """Returns whether a target gets a quick check; upkeep evaluates what may have changed."""
@@ -127,6 +135,18 @@ def _without_refused(plan: SuitePlan, run: CheckRun, target: CheckedTarget) -> S
     kept = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
     error = ConfigError(f"expectations are refused:\n{listed}")
     return replace(plan, expectations=kept, refused=error)
+
+
+def about(run: CheckRun, target: CheckedTarget, omitted: Sequence[str]) -> dict[str, str]:
+    """Returns what a report page says about the data it judges; ``omitted`` isn't judged."""
+    facts = {
+        "pipeline": run.pipeline.pipeline,
+        "table": target.state.table_name,
+        "Airflow run": run.run_id,
+        "Delta version": str(target.version),
+        "location": target.table.uri,
+    }
+    return facts | ({"not checked": "; ".join(omitted)} if omitted else {})
 
 
 def failed(table: str, version: int | None, err: Exception) -> TableVerdict:

@@ -14,7 +14,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check._background import Measurements
-from waldelta.stages.check._check_run import CheckRun, failed, refused
+from waldelta.stages.check._check_run import CheckRun, about, failed, refused
 from waldelta.stages.check._incremental import are_met, suite_of
 from waldelta.stages.check.gate.decided_rows import is_decided
 from waldelta.stages.check.great_expectations import SuiteCheck
@@ -111,7 +111,8 @@ def _evaluate(
         return failed(plan.table, target.version, err), None
     seconds = time.monotonic() - started
     result.meta["run_id"] = identifier
-    result.meta["batch_parameters"] = _about(run, target, plan)
+    errors = [str(plan.refused)] if plan.refused is not None else []
+    result.meta["batch_parameters"] = about(run, target, (*plan.omitted, *errors))
     found = (*outcomes(result, plan), *refused(plan.refused))
     return TableVerdict(
         plan.table,
@@ -147,17 +148,3 @@ def _judge_undecided(
         for number in sorted(met)
     )
     return replace(plan, omitted=(*plan.omitted, *told))
-
-
-def _about(run: CheckRun, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:
-    """Returns what the report page says about the data it judges."""
-    about = {
-        "pipeline": run.pipeline.pipeline,
-        "table": plan.table,
-        "Airflow run": run.run_id,
-        "Delta version": str(target.version),
-        "location": target.table.uri,
-    }
-    if told := [*plan.omitted, *([str(plan.refused)] if plan.refused is not None else [])]:
-        about["not checked"] = "; ".join(told)
-    return about

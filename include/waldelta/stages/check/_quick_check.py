@@ -16,10 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyspark.sql import functions as F
 
 from waldelta.lake import READ_FAILURES, TargetVersion
-from waldelta.lake.storage import row_count
+from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
+from waldelta.lake.storage import by_row_group, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check._background import measure_early
 from waldelta.stages.check._check_run import CheckRun, refused
@@ -33,14 +37,24 @@ from waldelta.stages.check._incremental import (
 from waldelta.stages.check.gate.decided_rows import is_decided
 from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.measure.columns import listed
-from waldelta.stages.check.measure.profile import profile_in_driver
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey
+from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
-from waldelta.stages.check.suite import Outcome, SourceRules, SuitePlan, TableVerdict, kind_of
+from waldelta.stages.check.suite import (
+    Outcome,
+    PlannedExpectation,
+    SourceRules,
+    SuitePlan,
+    TableVerdict,
+    kind_of,
+)
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import depends_on
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.target_kinds import KeyUnique
+from waldelta.target_modes import Feature
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,6 +68,9 @@ log = logging.getLogger(__name__)
 # After few changes a foreign key is judged only when both of its targets together have at most this
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
+# A merge rewrites whole files, of whose rows few have changed: so many times more are read.
+_FILES_AHEAD = 50
+_ROWS_AT_ONCE = 1 << 16
 _NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
 
 
@@ -63,12 +80,20 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
     A target has a quick verdict when it meets its whole suite, or when it is unchanged since a full
     check found the suite met.
     """
-    judge = _judge_rest if run.outcome.is_upkeep else _judge
+
+    def judge(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+        if not run.outcome.is_upkeep:
+            return _judge(run, session, target)
+        unchanged = _judge_rest(run, session, target)
+        if unchanged is not None or not target.state.kept_as.supports(Feature.QUICK_CHECKS):
+            return unchanged
+        # Of a larger target, upkeep judges all rows anew.
+        return _judge(run, session, target) if target.open().is_small else None
 
     def check_one(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
         started = time.monotonic()
         try:
-            found = judge(run, session, target)
+            found = judge(session, target)
         except Exception as err:  # The full check reports the cause.
             log.info(
                 "table=%s can't have a quick check, a full check follows: %s",
@@ -83,24 +108,33 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
 
 
 def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
-    """Returns the verdict on a target that the run changed little.
-
-    Returns None when Great Expectations must evaluate the suite.
-    """
-    rules, table = affordable(run.rules_of(target)), target.open()
+    """Returns the verdict on a target; None when Great Expectations must evaluate the suite."""
+    table, is_paged = target.open(), target.state.table_name in run.outcome.paged
+    rules = run.rules_of(target) if is_paged else affordable(run.rules_of(target))
     columns = table.schema.names
     suite = run.suite_of(target, columns, rules)
-    profiled = quick_profile(table, suite)
+    profiled = quick_profile(table, suite, profile_by_values if is_paged else profile_in_driver)
     if profiled is None:
         return None
     measured, plan = profiled
-    # Without an earlier result the check covers all rows.
     met = met_at(run.known, target, suite)
+    # Without an earlier result the check covers all rows, as Arrow's does.
+    is_whole = met is None
 
     def in_driver() -> bool:
-        return is_met_in_driver(table, plan, rules.references)
+        nonlocal is_whole
+        is_met = is_met_in_driver(table, plan, rules.references)
+        is_whole |= is_met
+        return is_met
+
+    def of_changes() -> bool:
+        if met is None or rules.references:
+            return False
+        return are_changes_met(target, table, plan, met)
 
     def by_spark() -> bool:
+        # Conditions can be built only where there is a session.
+        frame = target.frame(session)
         conditions = row_conditions(plan)
         if conditions is None:
             return False
@@ -108,9 +142,9 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
         if LSN in columns and (positions := run.decided.get(plan.table)):
             conditions = _without_decided(plan, conditions, is_decided(positions))
         since = changed_since(run.known, target, suite, columns)
-        return is_met_by_spark(target.frame(session), plan, conditions, counts, since)
+        return is_met_by_spark(frame, plan, conditions, counts, since)
 
-    found = quick_outcomes(table, plan, in_driver, by_spark)
+    found = quick_outcomes(table, plan, in_driver, of_changes, by_spark)
     return (
         None
         if found is None
@@ -121,7 +155,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
             plan.omitted,
             measured=measured,
             suite=suite_of(suite) if plan.refused is None else None,
-            whole=met is None,
+            whole=is_whole,
         )
     )
 
@@ -176,7 +210,9 @@ def affordable(rules: SourceRules) -> SourceRules:
 
 
 def quick_profile(
-    table: TargetVersion, plan: SuitePlan
+    table: TargetVersion,
+    plan: SuitePlan,
+    measure: Callable[[TargetVersion, Sequence[tuple[str, bool]]], Measured | None],
 ) -> tuple[Measured | None, SuitePlan] | None:
     """Returns a mirror's profile measured without Spark, and the part of the plan still to judge.
 
@@ -187,7 +223,7 @@ def quick_profile(
     if not asked:
         return None, plan
     try:
-        found = profile_in_driver(table, asked[0].kwargs["columns"])
+        found = measure(table, asked[0].kwargs["columns"])
     except (*READ_FAILURES, KeyError) as err:
         log.info("table=%s can't be measured on the driver: %s", plan.table, type(err).__name__)
         found = None
@@ -275,6 +311,63 @@ def is_met_in_driver(
         log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
         return False
     return all(kind_of(p.type).is_met_by(rows, p) for p in plan.expectations)
+
+
+def are_changes_met(target: CheckedTarget, table: TargetVersion, plan: SuitePlan, met: int) -> bool:
+    """Returns whether a target certainly meets the plan after few changes, by Arrow.
+
+    ``met`` is a version of which all rows met it. All other rows are in files that were written
+    since.
+    """
+    keys: list[PlannedExpectation] = []
+    others: list[PlannedExpectation] = []
+    for planned in plan.expectations:
+        (keys if planned.type == KeyUnique.type else others).append(planned)
+    read = [None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in others]
+    try:
+        if None in read or (dataset := written_since(target, table, met)) is None:
+            return False
+        columns = sorted({name for names in read for name in names or ()})
+        scanner = by_row_group(dataset).scanner(
+            columns, batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+        )
+        for batch in scanner.to_batches() if columns else ():
+            part = pa.Table.from_batches([batch])
+            if not all(kind_of(p.type).is_met_by(part, p) for p in others):
+                return False
+    except (*READ_FAILURES, KeyError) as err:
+        log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
+        return False
+    return all(is_key_unique(target, planned.kwargs["columns"], met) for planned in keys)
+
+
+def written_since(target: CheckedTarget, table: TargetVersion, met: int) -> ds.Dataset | None:
+    """Returns the rows of files that a version lacks; None where Spark must read them."""
+    if not table.is_writable or table.place.lake.on_spark:
+        return None
+    files = table.files
+    new = files.filter(
+        pc.invert(pc.is_in(files["path"], target.table.open(met).files["path"].combine_chunks()))
+    )
+    rows = row_count(new)
+    if rows is None or rows > MOST_DRIVER_ROWS * _FILES_AHEAD:
+        return None
+    dataset, paths = table.dataset(), {*new["path"].to_pylist()}
+    parts = [part for part in dataset.get_fragments() if part.path in paths]
+    if len(parts) != len(paths):
+        return None
+    return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
+
+
+def is_key_unique(target: CheckedTarget, columns: Sequence[str], met: int) -> bool:
+    """Returns whether Arrow finds that no row written since a version shares its key.
+
+    All keys of that version must differ.
+    """
+    if len(columns) != 1 or target.state.kept_as.keeps_rows:
+        return False
+    key = IntegerKey.open(target.table, target.version, columns[0])
+    return key is not None and key.written_since(met).is_unique()
 
 
 def is_met_by_spark(

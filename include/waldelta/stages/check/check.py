@@ -94,25 +94,31 @@ def check(
 def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> QualityReport:
     """Judge the targets, quickly where that is possible, and write the reports."""
     kinds = {item.type for file in run.own.by_table.values() for item in file.suite.expectations}
-    imported = (
-        None
-        if all(map(run.outcome.is_quick, states))
-        else run.background.submit(import_great_expectations, kinds)
-    )
+    is_needed = run.outcome.paged or not all(map(run.outcome.is_quick, states))
+    imported = run.background.submit(import_great_expectations, kinds) if is_needed else None
     targets, lost = _open_targets(run, ledger, states)
     run = replace(run, rules=_without_references(run.rules, {verdict.table for verdict in lost}))
-    met = check_quickly(run, targets)
-    done = {verdict.table for verdict in met}
+    met = {verdict.table: verdict for verdict in check_quickly(run, targets)}
     place = open_place(run.pipeline, ledger.lake, run.run_id, run.began)
-    left = [target for target in targets if target.state.table_name not in done]
+    left = [target for target in targets if target.state.table_name not in met]
     verdicts = [*lost, *_check_fully(run, place, ledger.lake, left, kinds, imported)]
+    if paged := [verdict for verdict in met.values() if run.outcome.has_page(verdict)]:
+        if imported is not None:
+            imported.result()
+        import_great_expectations(kinds)
+        from waldelta.stages.check._outcome_pages import write_outcome_pages
+
+        by_name = {target.state.table_name: target for target in targets}
+        pages = write_outcome_pages(run, place, ledger.lake, by_name, paged)
+        verdicts += pages
+        met = {name: verdict for name, verdict in met.items() if verdict not in paged}
     index: Path | str | None = None
     if verdicts:
         with pages_may_be_missing():
             index = list_reports(place, run.pipeline, run.run_id, run.began, verdicts)
     elif isinstance(place, Path) and (place / "index.html").exists():
         index = place / "index.html"
-    both = sorted([*met, *verdicts], key=lambda verdict: verdict.table)
+    both = sorted([*met.values(), *verdicts], key=lambda verdict: verdict.table)
     return QualityReport(run.run_id, tuple(both), index, tuple(run.own.unused))
 
 

@@ -54,23 +54,16 @@ def land_to_now(
 
     landed = result.landed
     landed.unreadable = None
-    changes = 0
-
-    def counting(batch: Landed) -> None:
-        nonlocal changes
-        changes += batch.transactions.changes
-        if changes > MOST_DRIVER_ROWS:  # The check of so many changes is Spark's.
-            start_session(spark)
-        on_landed(batch)
-
     try:
-        _land(job, result, stage, partial(drain, spark, job), counting)
+        _land(job, result, stage, partial(drain, spark, job), on_landed)
     except Exception:  # Spark's errors too.
         with suppress(WaldeltaError, *READ_FAILURES):
             _add_attempts(job, result)
         raise
     if job.again:
         _add_attempts(job, result)
+    if landed.changes > MOST_DRIVER_ROWS:  # The check of so many is Spark's.
+        start_session(spark)
 
 
 def _add_attempts(job: Job, result: RunResult) -> None:

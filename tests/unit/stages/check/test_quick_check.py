@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
@@ -11,17 +12,21 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
+from waldelta.lake import Lake
 from waldelta.stages.check._quick_check import (
+    are_changes_met,
     is_met_in_driver,
     quick_outcomes,
     quick_profile,
     row_conditions,
+    written_since,
 )
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.quick_targets import is_quick
+from waldelta.stages.check.measure.profile import profile_in_driver
+from waldelta.stages.check.paged_targets import has_page
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
-from waldelta.stages.check.suite.target_facts import SourceRules
+from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 from waldelta.stages.check.suite.target_kinds import AsBefore
 
 SCHEMA = pa.schema(
@@ -132,7 +137,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
     before = Before(10, {"rows": (2, 4)}, {})
     plan = plan_suite(state(columns), ["id", "n"], None, None, before)
-    found = quick_profile(table_at(uri).open(), plan)
+    found = quick_profile(table_at(uri).open(), plan, profile_in_driver)
     if rows == 5:
         assert found is None
         return
@@ -152,12 +157,50 @@ def test_a_table_that_is_not_small(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "rows", "expected"),
-    [(10_000, 100_009, True), (10_001, 100_009, False), (10_001, 100_010, True),
-     (100_000, 100_000, True), (None, 100_000, True), (None, 100_001, False)]
+    [(10_000, 100_009, False), (10_001, 100_009, True), (10_001, 100_010, False),
+     (100_000, 100_000, False), (None, 100_000, False), (None, 100_001, True)]
 )  # fmt: skip
-def test_a_check_is_quick_of_few_rows_few_changes_or_a_tenth(tmp_path, changes, rows, expected):
+def test_large_targets_with_more_changes_than_a_tenth_get_pages(tmp_path, changes, rows, expected):
     uri = str(tmp_path)
     write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
     write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
-    assert is_quick(changes, table_at(uri), 0) is expected
-    assert not is_quick(10_001, table_at(uri), 9)
+    assert has_page(changes, table_at(uri), 0) is expected
+    assert has_page(10_001, table_at(uri), 9)
+
+
+CHANGES = [case for case in CASES if case[0] != "a key twice"] + [
+    ("a key that an unchanged row has", [(10, "ok", Decimal(3), None)], LABELS, False),
+    ("a key twice among the changed", [*FINE, (2, "ok", Decimal(3), None)], LABELS, False),
+    ("a null in a column that may have none", [(3, "ok", None, None)], LABELS, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "rules", "is_met"), [case[1:] for case in CHANGES], ids=[case[0] for case in CHANGES]
+)
+def test_of_a_large_target_the_files_written_since_are_read(tmp_path, rows, rules, is_met):
+    """What an older file has isn't looked at: it was met before."""
+    held = pa.Table.from_pylist([{"id": 10, "mood": "was not judged"}], SCHEMA)
+    write_deltalake(str(tmp_path), held)
+    write_deltalake(
+        str(tmp_path),
+        pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
+        mode="append",
+    )
+    place = table_at(str(tmp_path))
+    plan, table = plan_suite(state(COLUMNS), HELD, None, rules), place.open()
+    assert are_changes_met(CheckedTarget(state(COLUMNS), 1, place), table, plan, 0) is is_met
+
+
+def test_more_rows_than_one_process_reads_are_sparks(tmp_path, monkeypatch):
+    write_deltalake(str(tmp_path), pa.table({"id": pa.array([1], pa.int64())}))
+    write_deltalake(str(tmp_path), pa.table({"id": pa.array([2, 3], pa.int64())}), mode="append")
+    place = table_at(str(tmp_path))
+    target = CheckedTarget(state(COLUMNS), 1, place)
+    assert written_since(target, place.open(), 0).to_table()["id"].to_pylist() == [2, 3]
+    monkeypatch.setattr("waldelta.stages.check._quick_check._FILES_AHEAD", 0)
+    assert written_since(target, place.open(), 0) is None
+    monkeypatch.undo()
+    on_spark = Lake(str(tmp_path.parent), on_spark=True)
+    place = replace(place, lake=on_spark)
+    assert written_since(replace(target, table=place), place.open(), 0) is None
