@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -269,11 +269,11 @@ def _exact_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, ...], tuple[str, ..
         )
 
 
-def _values(name: str, column: pa.ChunkedArray) -> list[object]:
+def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind):  # Python's end with the year 9999, in each time zone.
         column = column.cast(pa.int64())
-    values: list[object] = column.to_pylist()
+    values: list[Any] = column.to_pylist()
     if pa.types.is_map(kind):  # Its entries have no order, and no raw values are none.
         entries = [value and sorted(value, key=repr) for value in values]
         return [(value or None) if name == RAW else value for value in entries]
