@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "changes.is_truncated or merge.counts[MERGED_UPDATES]",
+        "changes.truncates or merge.counts[MERGED_UPDATES]",
         "merge.counts[MERGED_UPDATES]",
         "Rows from before a TRUNCATE stay, because new rows are only added.",
         (_BOTH, _DRIVER),
@@ -149,8 +149,8 @@ MUTATIONS = (
     ),
     Mutation(
         "lake/delta_target.py",
-        "            max_commit_retries=0,\n",
-        "            max_commit_retries=15,\n",
+        "tag.metadata}, max_commit_retries=0,",
+        "tag.metadata}, max_commit_retries=15,",
         "A commit is no compare-and-swap: it lands on a version that nobody read.",
         (_BOTH, _DRIVER, _FILE),
     ),

@@ -500,10 +500,7 @@ class TargetVersion:
             self.table.create_write_transaction(
                 [
                     *(RemoveAction(path, changes_data, at, size, {}) for path, size in removed),
-                    *(
-                        AddAction(p, size, values, at, changes_data, stats)
-                        for p, size, stats in added
-                    ),
+                    *(AddAction(p, n, values, at, changes_data, s) for p, n, s in added),
                 ],
                 mode="append",
                 schema=self.table.schema(),

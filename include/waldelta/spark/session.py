@@ -113,7 +113,7 @@ class DeferredSession:
                 self._created()
 
         if self._start is None and self.made is None:
-            log.info("starting Spark for what has to be applied")
+            log.info("starting Spark: there is more to apply than one process does")
             self._start = threading.Thread(target=create, name="start Spark", daemon=True)
             self._start.start()
 

@@ -107,12 +107,15 @@ def test_small_runs_need_no_java(commands, database, lake):
 
 
 def test_more_work_names_the_missing_java(commands, database, lake):
-    """What was applied before stays."""
+    """What was landed stays, and a run that has Java goes on."""
     commands.run("sync", **WITHOUT_JAVA)
     database.execute("insert into t (id, a) select i, 'z' from generate_series(1001, 102000) as i")
     failed = commands.run("consume", "--run-id=one", code=1, **WITHOUT_JAVA)
     assert failed["error"]["class"] == "JavaMissing"
-    assert failed["stages"]["apply"]["status"] == "succeeded"
+    assert failed["stages"]["land"]["status"] == "succeeded"
+    done = commands.run("consume", "--run-id=two")
+    assert done["stages"]["land"]["runner"] == "this process"
+    assert done["stages"]["apply"]["runner"] == "Spark"
     assert held(lake, "t") == source(database, "t")
 
 

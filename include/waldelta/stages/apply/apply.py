@@ -24,6 +24,7 @@ from waldelta.changes.stage.stage import stage
 from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog, Stream
+from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.records import now
@@ -46,6 +47,7 @@ from waldelta.pipeline.targets.watermarks import (
 )
 from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.type_catalog import KnownTypes
+from waldelta.spark.session import start_session
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
 from waldelta.stages.apply._unreported import unreported, unreported_commits
@@ -222,6 +224,8 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.read_landed_sizes(held.identity, min(fed_from, default=last), last)
+    if sum(sizes.values()) > MOST_DRIVER_ROWS:
+        start_session(spark)
     quarantine = Quarantine(job.lake)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)

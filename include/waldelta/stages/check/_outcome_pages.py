@@ -17,7 +17,7 @@ from great_expectations.core.expectation_validation_result import (
 
 from waldelta.lake import Lake
 from waldelta.stages.check._check_run import CheckRun, about
-from waldelta.stages.check.great_expectations.build import build_suite
+from waldelta.stages.check.great_expectations import build_suite
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,

@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 # After few changes a foreign key is judged only when both of its targets together have at most this
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
-# A merge rewrites whole files, of whose rows few have changed: so many times more are read.
-_FILES_AHEAD = 50
+# A merge rewrites whole files, of whose rows few have changed. Up to this many are read.
+_MOST_REWRITTEN_ROWS = 50 * MOST_DRIVER_ROWS
 _ROWS_AT_ONCE = 1 << 16
 _NOT_MEASURED = "drift: left to the next full check, since only Spark can measure this target"
 
@@ -118,14 +118,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
         return None
     measured, plan = profiled
     met = met_at(run.known, target, suite)
-    # Without an earlier result the check covers all rows, as Arrow's does.
-    is_whole = met is None
-
-    def in_driver() -> bool:
-        nonlocal is_whole
-        is_met = is_met_in_driver(table, plan, rules.references)
-        is_whole |= is_met
-        return is_met
+    in_driver = is_met_in_driver(table, plan, rules.references)
 
     def of_changes() -> bool:
         if met is None or rules.references:
@@ -135,8 +128,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
     def by_spark() -> bool:
         # Conditions can be built only where there is a session.
         frame = target.frame(session)
-        conditions = row_conditions(plan)
-        if conditions is None:
+        if (conditions := row_conditions(plan)) is None:
             return False
         counts = measure_early(run.background, session, target, rules.references, met)
         if LSN in columns and (positions := run.decided.get(plan.table)):
@@ -144,19 +136,18 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
         since = changed_since(run.known, target, suite, columns)
         return is_met_by_spark(frame, plan, conditions, counts, since)
 
-    found = quick_outcomes(table, plan, in_driver, of_changes, by_spark)
-    return (
-        None
-        if found is None
-        else TableVerdict(
-            plan.table,
-            target.version,
-            (*found, *refused(plan.refused)),
-            plan.omitted,
-            measured=measured,
-            suite=suite_of(suite) if plan.refused is None else None,
-            whole=is_whole,
-        )
+    found = quick_outcomes(table, plan, lambda: in_driver, of_changes, by_spark)
+    if found is None:
+        return None
+    return TableVerdict(
+        plan.table,
+        target.version,
+        (*found, *refused(plan.refused)),
+        plan.omitted,
+        measured=measured,
+        suite=suite_of(suite) if plan.refused is None else None,
+        # Without an earlier result the check covers all rows, as Arrow's of a small target does.
+        whole=in_driver or met is None,
     )
 
 
@@ -350,7 +341,7 @@ def written_since(target: CheckedTarget, table: TargetVersion, met: int) -> ds.D
         pc.invert(pc.is_in(files["path"], target.table.open(met).files["path"].combine_chunks()))
     )
     rows = row_count(new)
-    if rows is None or rows > MOST_DRIVER_ROWS * _FILES_AHEAD:
+    if rows is None or rows > _MOST_REWRITTEN_ROWS:
         return None
     dataset, paths = table.dataset(), {*new["path"].to_pylist()}
     parts = [part for part in dataset.get_fragments() if part.path in paths]

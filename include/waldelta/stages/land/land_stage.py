@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from waldelta.errors import SlotUnreadable, WaldeltaError
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.changelog.transaction_counts import Landed
-from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.fence import Fence
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
@@ -25,7 +24,6 @@ from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
 from waldelta.slot.standby import check_slot, committed_upto, standby_warnings
-from waldelta.spark.session import start_session
 from waldelta.stages.setup.new_tables import adopt_or_report
 
 if TYPE_CHECKING:
@@ -62,8 +60,6 @@ def land_to_now(
         raise
     if job.again:
         _add_attempts(job, result)
-    if landed.changes > MOST_DRIVER_ROWS:  # The check of so many is Spark's.
-        start_session(spark)
 
 
 def _add_attempts(job: Job, result: RunResult) -> None:

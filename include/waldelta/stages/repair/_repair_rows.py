@@ -29,7 +29,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.moving_rows import MovingRows, moving_rows
 from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, within_leaves
-from waldelta.postgres.connection import Connection
+from waldelta.postgres import Connection
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark import spark_condition

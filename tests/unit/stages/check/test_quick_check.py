@@ -198,7 +198,7 @@ def test_more_rows_than_one_process_reads_are_sparks(tmp_path, monkeypatch):
     place = table_at(str(tmp_path))
     target = CheckedTarget(state(COLUMNS), 1, place)
     assert written_since(target, place.open(), 0).to_table()["id"].to_pylist() == [2, 3]
-    monkeypatch.setattr("waldelta.stages.check._quick_check._FILES_AHEAD", 0)
+    monkeypatch.setattr("waldelta.stages.check._quick_check._MOST_REWRITTEN_ROWS", 0)
     assert written_since(target, place.open(), 0) is None
     monkeypatch.undo()
     on_spark = Lake(str(tmp_path.parent), on_spark=True)
