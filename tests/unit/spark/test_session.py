@@ -100,6 +100,15 @@ def test_a_session_that_does_all_is_made_at_once(monkeypatch):
         assert uses_of(made) is None
 
 
+def test_a_deferred_session_of_a_server_is_one_of_a_server():
+    """Its siblings have addresses of their own."""
+    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "version": "4"})
+    session = DeferredSession(kind)
+    assert not is_connect(session)
+    assert session.version == "4"
+    assert is_connect(session)
+
+
 def test_a_sibling_of_a_deferred_session_is_deferred(monkeypatch):
     """Using it makes both, and counts as a use of the first."""
     monkeypatch.setattr(module, "set_settings", lambda _: {})
