@@ -99,7 +99,13 @@ STORED = {
     "run_id": "r",
     "status": "failed",
     "stages": {
-        "apply": {"status": "failed", "seconds": 2.0, "detail": "1 table changed", "error": ERROR}
+        "apply": {
+            "status": "failed",
+            "seconds": 2.0,
+            "detail": "1 table changed",
+            "error": ERROR,
+            "runner": "Spark",
+        }
     },
     "tables": {
         "public.a": {
