@@ -82,8 +82,9 @@ def check_tables(
     }
     wrote = [name for name in tables if name in result.tables and result.verb != "validate"]
     paged = paged_targets(job, result, wrote)
-    # A copy's rows are all new, so nothing is known of them from an earlier run.
-    touched = [] if result.verb == "sync" else [name for name in wrote if name not in paged]
+    # Only rows of new changes have a newer position than those that were judged before.
+    merges = result.verb in ("consume", "quarantine")
+    touched = [name for name in wrote if name not in paged] if merges else []
     left = RunOutcome(
         versions,
         frozenset(wrote),

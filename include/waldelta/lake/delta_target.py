@@ -402,7 +402,12 @@ class TargetVersion:
         )
 
     def dataset(self) -> ds.Dataset:
-        """Return the rows as a dataset; timestamps are in microseconds, whoever wrote them."""
+        """Returns the rows as a dataset; timestamps are in microseconds, whoever wrote them.
+
+        Raises TableError for columns that have other names in the files: delta-rs would read nulls.
+        """
+        if self.maps_columns:
+            raise TableError(f"{self.place.uri} maps column names")
         return self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
 
     def read_column(self, name: str) -> Iterator[pa.Array]:

@@ -132,7 +132,7 @@ def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
     """Return the error with the table's name added, for tasks that know only some of its
     columns.
     """
-    if table in str(err):
+    if table in str(err) or isinstance(err, errors.JavaMissing):
         return err
     if isinstance(err, errors.DecodeError):
         detail = f"{err.detail}, of table {table}" if err.detail else f"of table {table}"

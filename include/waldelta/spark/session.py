@@ -93,6 +93,7 @@ class DeferredSession:
         self.made: SparkSession | None = None
         self.uses = 0
         self._start: threading.Thread | None = None
+        self._is_closed = False
 
     def session(self) -> SparkSession:
         """Returns the session itself, which the first call creates."""
@@ -102,8 +103,16 @@ class DeferredSession:
     def _created(self) -> SparkSession:
         with self._lock:
             if self.made is None:
+                if self._is_closed:
+                    raise RuntimeError("the run that the session was for has ended")
                 self.made = self._make()
         return self.made
+
+    def close(self) -> None:
+        """Let nobody create the session any more, after waiting for one that is being created."""
+        self.wait()
+        with self._lock:
+            self._is_closed = True
 
     def start(self) -> None:
         """Create the session in the background; the first use raises why that fails."""
@@ -185,7 +194,9 @@ def deferred_session(
             yield spark
         return
     with ExitStack() as opened:
-        yield cast("SparkSession", DeferredSession(lambda: opened.enter_context(opening())))
+        deferred = DeferredSession(lambda: opened.enter_context(opening()))
+        opened.callback(deferred.close)
+        yield cast("SparkSession", deferred)
 
 
 @contextmanager
@@ -395,7 +406,9 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
             def make() -> SparkSession:
                 return opened.enter_context(sibling_session(spark.session(), number))
 
-            yield cast("SparkSession", DeferredSession(make))
+            deferred = DeferredSession(make)
+            opened.callback(deferred.close)
+            yield cast("SparkSession", deferred)
         return
     if not is_connect(spark):
         sibling = spark.newSession()
@@ -422,8 +435,9 @@ def concurrent_session(spark: SparkSession) -> AbstractContextManager[SparkSessi
 
 def interrupt(spark: SparkSession) -> None:
     """Interrupt what runs in a session; other sessions of the same server or JVM continue."""
-    with suppress(Exception):  # The session has ended since.
-        spark.interruptAll()
+    if is_started(spark):
+        with suppress(Exception):  # The session has ended since.
+            spark.interruptAll()
 
 
 def has_siblings(spark: SparkSession) -> bool:

@@ -109,15 +109,17 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
 
 def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
     """Returns the verdict on a target; None when Great Expectations must evaluate the suite."""
-    table, is_paged = target.open(), target.state.table_name in run.outcome.paged
-    rules = run.rules_of(target) if is_paged else affordable(run.rules_of(target))
+    table, upkeep = target.open(), run.outcome.is_upkeep
+    is_full = upkeep or target.state.table_name in run.outcome.paged
+    rules = run.rules_of(target) if is_full else affordable(run.rules_of(target))
     columns = table.schema.names
     suite = run.suite_of(target, columns, rules)
-    profiled = quick_profile(table, suite, profile_by_values if is_paged else profile_in_driver)
+    profiled = quick_profile(table, suite, is_full=is_full)
     if profiled is None:
         return None
     measured, plan = profiled
-    met = met_at(run.known, target, suite)
+    # Upkeep also finds rows that went bad without a run's change.
+    met = None if upkeep else met_at(run.known, target, suite)
     in_driver = is_met_in_driver(table, plan, rules.references)
 
     def of_changes() -> bool:
@@ -133,7 +135,7 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
         counts = measure_early(run.background, session, target, rules.references, met)
         if LSN in columns and (positions := run.decided.get(plan.table)):
             conditions = _without_decided(plan, conditions, is_decided(positions))
-        since = changed_since(run.known, target, suite, columns)
+        since = None if upkeep else changed_since(run.known, target, suite, columns)
         return is_met_by_spark(frame, plan, conditions, counts, since)
 
     found = quick_outcomes(table, plan, lambda: in_driver, of_changes, by_spark)
@@ -201,19 +203,19 @@ def affordable(rules: SourceRules) -> SourceRules:
 
 
 def quick_profile(
-    table: TargetVersion,
-    plan: SuitePlan,
-    measure: Callable[[TargetVersion, Sequence[tuple[str, bool]]], Measured | None],
+    table: TargetVersion, plan: SuitePlan, *, is_full: bool = False
 ) -> tuple[Measured | None, SuitePlan] | None:
     """Returns a mirror's profile measured without Spark, and the part of the plan still to judge.
 
     The profile is None when the plan has no profile expectation or the profile can't be measured.
-    Returns None instead of a pair when the profile differs from earlier ones.
+    Returns None instead of a pair when the profile differs from earlier ones, or when Spark must
+    measure what a check of all rows (``is_full``) has to measure.
     """
     asked = [planned for planned in plan.expectations if kind_of(planned.type).needs_profile]
     if not asked:
         return None, plan
     try:
+        measure = profile_by_values if is_full else profile_in_driver
         found = measure(table, asked[0].kwargs["columns"])
     except (*READ_FAILURES, KeyError) as err:
         log.info("table=%s can't be measured on the driver: %s", plan.table, type(err).__name__)
@@ -221,6 +223,8 @@ def quick_profile(
     if found is not None:
         departs = (find_departures(found, p.kwargs["part"], p.kwargs["bounds"]) for p in asked)
         return None if any(departs) else (found, plan)
+    if is_full:
+        return None
     kept = tuple(planned for planned in plan.expectations if planned not in asked)
     told = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p.kwargs) for p in asked) else []
     return None, replace(plan, expectations=kept, omitted=(*plan.omitted, *told))

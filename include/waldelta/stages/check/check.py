@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
-from waldelta.errors import JavaMissing, StateError
+from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
@@ -26,6 +26,7 @@ from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import SessionPool
+from waldelta.spark.session import DeferredSession
 from waldelta.stages.check._background import in_background, measure_early, profile_early
 from waldelta.stages.check._check_run import CheckRun, RunOutcome, failed
 from waldelta.stages.check._incremental import Known
@@ -136,6 +137,8 @@ def _check_fully(
     """
     if not targets:
         return []
+    if isinstance(run.spark, DeferredSession):
+        run.spark.session()  # Without one, no target can be judged: that is no target's failure.
     counts = [
         measure_early(run.background, run.spark, target, run.rules_of(target).references)
         for target in targets
@@ -144,8 +147,6 @@ def _check_fully(
     def plan(session: SparkSession, target: CheckedTarget) -> SuitePlan | Exception:
         try:
             return run.suite_of(target, target.frame(session).columns)
-        except JavaMissing:  # No target can be judged.
-            raise
         except Exception as err:
             return err
 

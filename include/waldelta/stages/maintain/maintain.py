@@ -5,6 +5,7 @@ and reports.
 from __future__ import annotations
 
 import logging
+import uuid
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import tenacity
 from waldelta.changes.merge.by_driver import read_within
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import WRITE_FAILURES, CommitConflict, Tag, TargetVersion
+from waldelta.lake import READ_FAILURES, WRITE_FAILURES, CommitConflict, Tag, TargetVersion
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
@@ -173,10 +174,15 @@ def _compact_small(table: TargetVersion) -> bool:
     """Make one file of a small target's; returns False where Spark must compact."""
     if not (table.is_small and table.is_writable):
         return False
-    rows = read_within(table.dataset(), table.schema)
+    try:
+        rows = read_within(table.dataset(), table.schema)
+    except READ_FAILURES as err:
+        log.info("%s is compacted by Spark: %s", table.place.uri, type(err).__name__)
+        return False
     if rows is None:
         return False
-    tag = Tag.of(_COMPACTION, table.version, {"verb": "maintain"})
+    entries = {"verb": "maintain", "attempt": uuid.uuid4().hex}
+    tag = Tag.of(_COMPACTION, table.version, entries)
     replace_by_rows(table, table.sized_files, rows, tag, changes_data=False)
     return True
 

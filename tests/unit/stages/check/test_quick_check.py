@@ -22,7 +22,6 @@ from waldelta.stages.check._quick_check import (
     written_since,
 )
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.measure.profile import profile_in_driver
 from waldelta.stages.check.paged_targets import has_page
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
@@ -137,7 +136,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
     before = Before(10, {"rows": (2, 4)}, {})
     plan = plan_suite(state(columns), ["id", "n"], None, None, before)
-    found = quick_profile(table_at(uri).open(), plan, profile_in_driver)
+    found = quick_profile(table_at(uri).open(), plan)
     if rows == 5:
         assert found is None
         return
