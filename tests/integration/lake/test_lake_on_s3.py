@@ -98,9 +98,10 @@ def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, spark
 
 
 def test_a_target_that_another_writer_compacts_is_compacted_again(
-    pipeline, database, bucket, proxy, spark
+    pipeline, database, bucket, proxy, spark, monkeypatch
 ):
     """A maintenance that has lost its locks with its connection still compacts."""
+    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
     bucket.at(proxy.endpoint).configure(spark)
     database.execute(DDL)
     pipeline.setup(spark=spark)

@@ -58,15 +58,15 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
         a.commit()
     expected = [("beat", b"in a savepoint", False), ("kept", b"one", True)]
     consume_all(spark, job)
-    assert messages(spark, job) == expected
+    assert messages(job) == expected
     database.execute(emit(False, "beat", ""))
     database.execute(f"commit prepared 'm {database.name}'")
     assert check_idle(job).has_work
     consume_all(spark, job)
     expected += [("beat", b"", False), ("prepared", "é".encode(), True)]
-    assert messages(spark, job) == expected
+    assert messages(job) == expected
     consume_all(spark, job)
-    assert messages(spark, job) == expected
+    assert messages(job) == expected
     assert not check_idle(job).has_work
     assert_same(spark, job, database)
 
@@ -102,7 +102,7 @@ def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
         failed = second[0].exception()
     monkeypatch.undo()
     write_messages(spark, job)
-    assert messages(spark, job) == [("beat", b"1", True), ("beat", b"2", False)]
+    assert messages(job) == [("beat", b"1", True), ("beat", b"2", False)]
     assert failed.result.error["class"] == "LockHeld"
     assert_same(spark, job, database)
 
@@ -148,11 +148,11 @@ def test_messages_within_streamed_transactions(spark, database, lake):
         ]
         beats.append(("beat", b"in an open transaction", False))
         expected = [*beats, ("plain", b"", True), ("kept", b"1", True), ("kept", b"2", True)]
-        assert messages(spark, job) == expected
+        assert messages(job) == expected
         c.commit()
     run(spark, job)
     write_messages(spark, job)
-    assert messages(spark, job) == [*expected, ("later", b"still open", True)]
+    assert messages(job) == [*expected, ("later", b"still open", True)]
     assert_same(spark, job, database)
 
 
@@ -175,11 +175,11 @@ def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
 
     monkeypatch.setattr(messages_module, "messages_lock", landed_meanwhile)
     assert write_messages(spark, job) == 2
-    assert messages(spark, job) == [("beat", b"1", False), ("in", b"2", True), ("in", b"3", True)]
+    assert messages(job) == [("beat", b"1", False), ("in", b"2", True), ("in", b"3", True)]
     monkeypatch.undo()
     assert drain(spark, job).batches == []
     write_messages(spark, job)
-    assert len(messages(spark, job)) == 3
+    assert len(messages(job)) == 3
 
 
 def test_only_what_did_not_arrive_by_replication(spark, database, lake):
