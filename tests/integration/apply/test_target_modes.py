@@ -185,7 +185,7 @@ def test_a_copy_of_a_target_that_keeps_more(spark, database, lake, workload, mon
     assert_equal(spark, job, "after the copy")
 
 
-@pytest.mark.nightly("a copy without differences, between the moments of the two tests before")
+@pytest.mark.soak("takes minutes: a copy without differences, on three targets")
 @pytest.mark.usefixtures("compiled")
 def test_a_copy_of_what_is_there_already_changes_nothing(spark, database, lake, workload):
     """Behind it the states before it are still there."""
