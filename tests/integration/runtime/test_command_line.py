@@ -217,7 +217,11 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     sync = [sys.executable, "-m", "spark_jobs", "sync", str(path), "--stage", "sync"]
-    environment = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "WALDELTA_DRIVER_MEMORY": "1g"}
+    environment = {
+        "AIRFLOW_CONN_TEST_SOURCE": database.uri,
+        "WALDELTA_DRIVER_MEMORY": "1g",
+        "WALDELTA_RUNNER": "spark",
+    }
     failed = run(sync, **environment)
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.rpartition(" ERROR ")[2].startswith(
@@ -228,7 +232,7 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
     assert TRACE.search(failed.stderr + failed.stdout) is None, failed.stderr
     failed = run(sync, **environment, JAVA_HOME=str(tmp_path))
     assert failed.returncode == 1, failed.stderr
-    assert f" ERROR ConfigError: JAVA_HOME is {tmp_path}, which has no bin/java" in failed.stderr
+    assert f" ERROR JavaMissing: JAVA_HOME is {tmp_path}, which has no bin/java" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
     assert (
         "Traceback"
@@ -354,6 +358,7 @@ def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
     environment = {
         "AIRFLOW_CONN_TEST_SOURCE": database.uri,
         "WALDELTA_DRIVER_MEMORY": "1g",
+        "WALDELTA_RUNNER": "spark",
         **listener.environment,
     }
     own = psutil.Process()
