@@ -318,9 +318,9 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger; a session would cost more than the report does.
     key = _session_key(pipeline, options)
-    # A reconciliation of small tables needs no session either, nor does the repair of their rows.
-    opened = deferred_session
-    with nullcontext(None) if options.stage == ["report"] else opened(name, job, key) as spark:
+    with (
+        nullcontext(None) if options.stage == ["report"] else deferred_session(name, job, key)
+    ) as spark:
         cause: BaseException | None = None
         try:
             result = _runner(options)(spark, job)

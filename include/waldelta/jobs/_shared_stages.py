@@ -67,7 +67,7 @@ def check_tables(
     """
     from waldelta.stages.check import RunOutcome
     from waldelta.stages.check.check import check
-    from waldelta.stages.check.paged_targets import paged_targets
+    from waldelta.stages.check.paged_targets import MERGES, paged_targets
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     fault_point("check.begun")
@@ -83,8 +83,7 @@ def check_tables(
     wrote = [name for name in tables if name in result.tables and result.verb != "validate"]
     paged = paged_targets(job, result, wrote)
     # Only rows of new changes have a newer position than those that were judged before.
-    merges = result.verb in ("consume", "quarantine")
-    touched = [name for name in wrote if name not in paged] if merges else []
+    touched = [name for name in wrote if name not in paged] if result.verb in MERGES else []
     left = RunOutcome(
         versions,
         frozenset(wrote),

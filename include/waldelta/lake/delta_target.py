@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import (
     CommitProperties,
@@ -302,6 +303,14 @@ class TargetVersion:
     def version(self) -> int:
         """The number of the version."""
         return self.table.version()
+
+    def files_since(self, version: int) -> pa.Table:
+        """Returns the files that an earlier version lacks, with all rows that were written since.
+
+        Raises what open() raises of that version.
+        """
+        files, before = self.files, self.place.open(version).files["path"].combine_chunks()
+        return files.filter(pc.invert(pc.is_in(files["path"], value_set=before)))
 
     @property
     def is_small(self) -> bool:

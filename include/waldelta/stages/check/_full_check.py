@@ -23,12 +23,11 @@ from waldelta.stages.check.great_expectations.run_suite import measured, outcome
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,
-    keep_result,
     open_context,
     page_name,
     pages_may_be_missing,
     run_identifier,
-    write_check_page,
+    write_page,
 )
 from waldelta.stages.check.suite import SuitePlan, TableVerdict
 from waldelta.stages.check.suite.target_facts import CheckedTarget
@@ -81,9 +80,7 @@ def check_fully(
     for verdict, result in run.pool.map(evaluate, ready):
         page = None
         if result is not None:
-            kept = keep_result(context, page_name(verdict.table), result, identifier)
-            with pages_may_be_missing():
-                page = write_check_page(context, place, kept)
+            page = write_page(context, place, verdict.table, result, identifier)
         verdicts.append(replace(verdict, page=page))
     with pages_may_be_missing():
         drop_old_checks(context, place, run.pipeline, lake)

@@ -21,12 +21,11 @@ from waldelta.stages.check.great_expectations import build_suite
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,
-    keep_result,
     open_context,
     page_name,
     pages_may_be_missing,
     run_identifier,
-    write_check_page,
+    write_page,
 )
 from waldelta.stages.check.suite import Outcome, SuitePlan, TableVerdict
 from waldelta.stages.check.suite.target_facts import CheckedTarget
@@ -49,10 +48,7 @@ def write_outcome_pages(
     written: list[TableVerdict] = []
     for verdict in verdicts:
         result = _result(run, identifier, targets[verdict.table], verdict)
-        kept = keep_result(context, page_name(verdict.table), result, identifier)
-        page = None
-        with pages_may_be_missing():
-            page = write_check_page(context, place, kept)
+        page = write_page(context, place, verdict.table, result, identifier)
         written.append(replace(verdict, page=page))
     with pages_may_be_missing():
         drop_old_checks(context, place, run.pipeline, lake)

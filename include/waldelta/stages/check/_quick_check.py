@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql import functions as F
 
@@ -320,7 +319,7 @@ def are_changes_met(target: CheckedTarget, table: TargetVersion, plan: SuitePlan
         (keys if planned.type == KeyUnique.type else others).append(planned)
     read = [None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in others]
     try:
-        if None in read or (dataset := written_since(target, table, met)) is None:
+        if None in read or (dataset := written_since(table, met)) is None:
             return False
         columns = sorted({name for names in read for name in names or ()})
         scanner = by_row_group(dataset).scanner(
@@ -336,14 +335,11 @@ def are_changes_met(target: CheckedTarget, table: TargetVersion, plan: SuitePlan
     return all(is_key_unique(target, planned.kwargs["columns"], met) for planned in keys)
 
 
-def written_since(target: CheckedTarget, table: TargetVersion, met: int) -> ds.Dataset | None:
+def written_since(table: TargetVersion, met: int) -> ds.Dataset | None:
     """Returns the rows of files that a version lacks; None where Spark must read them."""
     if not table.is_writable or table.place.lake.on_spark:
         return None
-    files = table.files
-    new = files.filter(
-        pc.invert(pc.is_in(files["path"], target.table.open(met).files["path"].combine_chunks()))
-    )
+    new = table.files_since(met)
     rows = row_count(new)
     if rows is None or rows > _MOST_REWRITTEN_ROWS:
         return None

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 # Up to this many changes, or this share of the target's rows, count as few.
 _FEW, _SHARE = 10_000, 0.1
 # The verbs whose results say how many rows changed.
-_MERGES = ("consume", "quarantine")
+MERGES = ("consume", "quarantine")
 # A sync of more tables than this writes no pages.
 _MOST_PAGES = 20
 
@@ -28,7 +28,7 @@ def paged_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[st
     if result.verb == "sync" and len(tables) > _MOST_PAGES:
         return []
     changes = {
-        name: result.tables[name].written if result.verb in _MERGES else None for name in tables
+        name: result.tables[name].written if result.verb in MERGES else None for name in tables
     }
     return [
         name

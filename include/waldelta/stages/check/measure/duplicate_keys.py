@@ -126,8 +126,7 @@ class IntegerKey:
         ):  # A RESTORE may remove deletion vectors from a file that existed before.
             return self
         try:
-            known = self._table.place.open(version)
-            held = known.files["path"]
+            new = self._table.files_since(version)
         except READ_FAILURES as err:
             log.info(
                 "all keys of %s are compared, since version %d can't be read: %s",
@@ -136,9 +135,6 @@ class IntegerKey:
                 err,
             )
             return self
-        new = self._files.filter(
-            pc.invert(pc.is_in(self._files["path"], value_set=held.combine_chunks()))
-        )
         nulls = f"null_count.{self._column}"
         if (
             nulls not in new.column_names

@@ -159,6 +159,22 @@ def pages_may_be_missing() -> Iterator[None]:
         log.warning("no page was written: %s", err)
 
 
+def write_page(
+    context: EphemeralDataContext,
+    place: Place,
+    table: str,
+    result: ExpectationSuiteValidationResult,
+    run: RunIdentifier,
+) -> Path | str | None:
+    """Store a table's result and write its page; returns its path or URI, or None where the store
+    takes no pages.
+    """
+    kept = keep_result(context, page_name(table), result, run)
+    with pages_may_be_missing():
+        return write_check_page(context, place, kept)
+    return None
+
+
 def write_check_page(
     context: EphemeralDataContext, place: Place, identifier: ValidationResultIdentifier
 ) -> Path | str:
