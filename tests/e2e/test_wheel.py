@@ -103,7 +103,10 @@ def test_the_command_sets_up_a_pipeline(python, team, orders):
     """It finds by itself whatever needs no Spark."""
     command, file = python.with_name("waldelta"), team[0] / "pipelines" / "shop.yml"
     assert run(team, command, "--help").startswith("usage: waldelta ")
-    assert "preflight: no findings" in run(team, command, "setup", file)
+    said = run(team, command, "setup", file)
+    (finding,) = (line for line in said.splitlines() if line.startswith("  - "))
+    assert "role postgres is a superuser" in finding
+    assert "create_logical_replication_slot('wheel_cdc'" in said
     assert "public.orders" in run(team, command, "status", file)
     run(team, command, "teardown", file)
 
