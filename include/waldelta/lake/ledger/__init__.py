@@ -1,14 +1,9 @@
 """The ledger: Delta tables that record what runs did and what state each target is in."""
 
-from typing import TYPE_CHECKING
-
-from waldelta.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from waldelta.lake.ledger.ledger import Ledger
-    from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-    from waldelta.lake.ledger.reconciliations import Reconciliation
-    from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
+from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
 
 __all__ = [
     "BatchCut",
@@ -20,10 +15,3 @@ __all__ = [
     "TableState",
     "TargetCut",
 ]
-__getattr__ = lazy_exports(
-    __name__,
-    ledger="Ledger",
-    quarantine="IncompleteRow Quarantine",
-    reconciliations="Reconciliation",
-    records="BatchCut ColumnState TableState TargetCut",
-)

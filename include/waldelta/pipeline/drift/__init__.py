@@ -1,18 +1,7 @@
 """Publication drift: what changed between catalog states, and what a target needs because of it."""
 
-from typing import TYPE_CHECKING
-
-from waldelta.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
-    from waldelta.pipeline.drift.repair_plan import Repair
-    from waldelta.pipeline.drift.schema_evolution import Evolution
+from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
+from waldelta.pipeline.drift.repair_plan import Repair
+from waldelta.pipeline.drift.schema_evolution import Evolution
 
 __all__ = ["CatalogTable", "Evolution", "Repair", "read_catalog_state"]
-__getattr__ = lazy_exports(
-    __name__,
-    catalog_state="CatalogTable read_catalog_state",
-    repair_plan="Repair",
-    schema_evolution="Evolution",
-)
