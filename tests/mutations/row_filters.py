@@ -106,7 +106,7 @@ MUTATIONS = (
         (_TRANSLATE,),
     ),
     Mutation(
-        "row_filter/_operands.py",
+        "row_filter/resolve.py",
         "if sum(digits) > MAX_PRECISION:",
         "if max(digits) > MAX_PRECISION:",
         "Spark rounds a constant of more than 38 digits.",

@@ -1,17 +1,23 @@
-"""The checks of ``doctor`` that need no pipeline: packages, Java, jars, Spark, variables."""
+"""How each check of ``doctor`` is run: with a time limit, and never a stack trace; and the checks
+that need no pipeline: packages, Java, jars, Spark, variables.
+
+This module imports no other package: the checks also run where one is missing or broken.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 import platform
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from waldelta.cli._check_result import Check, CheckResult, CheckStatus
-from waldelta.errors import ConfigError
+from waldelta.error_catalog import REMEDIES
+from waldelta.errors import ConfigError, WaldeltaError
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
@@ -30,6 +36,60 @@ _VARIABLES: Final = frozenset(
     )
 )  # fmt: skip
 _REMOTE_TIMEOUT_S: Final = 8.0
+CHECK_TIMEOUT_S = 10.0
+
+CheckStatus = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found; ``remedy`` says what to do, where the text doesn't."""
+
+    check: str
+    status: CheckStatus
+    text: str
+    remedy: str = ""
+
+
+Check = Callable[[], Iterable[CheckResult]]
+
+
+def run_check(name: str, check: Check, timeout_s: float = CHECK_TIMEOUT_S) -> list[CheckResult]:
+    """Run a check; an error becomes a problem, and so does a check that takes too long.
+
+    A check that takes too long is left to its thread, which ends with the process.
+    """
+    found: list[CheckResult] = []
+    thread = threading.Thread(target=_collect, args=(name, check, found), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not thread.is_alive():
+        return found
+    late = CheckResult(
+        name,
+        "problem",
+        f"no answer within {timeout_s:g} s",
+        "see that host and port are right, and that no firewall drops packets; run doctor again",
+    )
+    return [*found, late]
+
+
+def _collect(name: str, check: Check, found: list[CheckResult]) -> None:
+    try:
+        found.extend(check())
+    except WaldeltaError as err:
+        found.append(problem_of(name, err))
+    except Exception as err:
+        # Only the first line: what follows may repeat a request with its signature.
+        line = str(err).strip().partition("\n")[0]
+        text = f"{type(err).__name__}: {line}" if line else type(err).__name__
+        found.append(CheckResult(name, "problem", text))
+
+
+def problem_of(name: str, err: WaldeltaError) -> CheckResult:
+    """Returns a named error as a problem, with its remedy of errors.md."""
+    kind = type(err).__name__
+    return CheckResult(name, "problem", f"{kind}: {err}", REMEDIES.get(kind, ""))
 
 
 def installation_checks() -> dict[str, Check]:

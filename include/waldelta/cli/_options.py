@@ -1,10 +1,11 @@
 """The command line's grammar: each verb with its options, so that an option of another verb is
-refused instead of ignored.
+refused instead of ignored; and the script by which a shell completes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from waldelta.cli.init.options import INIT_OPTIONS, split_names
 from waldelta.config import split_table_name
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
@@ -22,6 +22,18 @@ from waldelta.stages.repair.replay.interval import REPLAY
 # What an installation calls the command line, and what messages and pages call it.
 COMMAND: Final = "waldelta"
 _MODULES: Final = ("waldelta", "spark_jobs")
+# A quoted name may contain commas.
+_LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')
+_FILES, _FOLDERS = frozenset({"file", "pipeline", "result", "place"}), frozenset({"folder"})
+
+
+def split_names(text: str) -> list[str]:
+    """Returns the names of a list.
+
+    >>> split_names('public.a, "odd,name".b')
+    ['public.a', '"odd,name".b']
+    """
+    return [part for part in (item.strip() for item in _LISTED.findall(text)) if part]
 
 
 def _moment(text: str) -> datetime:
@@ -109,6 +121,40 @@ _BY: _Options = {
     "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
 }
 _FLAG: dict[str, Any] = {"action": "store_true"}
+# ``--tables`` is the same for all verbs.
+INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "conn": {"metavar": "CONN", "help": "id of the source's Airflow connection"},
+        "--output": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": (
+                "pipeline file to write, <pipeline>.yml by default; the file with the suffix .sql"
+                " gets the owner's SQL"
+            ),
+        },
+        "--schema": {
+            "type": split_names,
+            "metavar": "NAME,NAME",
+            "help": "take all tables of these schemas",
+        },
+        "--where": {
+            "metavar": "SQL",
+            "help": "row filter of the one table that --tables names",
+        },
+        "--root": {
+            "metavar": "URL",
+            "help": "lake's folder as a URI, ./lake by default",
+        },
+        "--pipeline": {"metavar": "NAME", "help": "pipeline's name, the database's by default"},
+        "--sql": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "only write the SQL of this pipeline file again, after you have edited it",
+        },
+        "--yes": {"action": "store_true", "help": "take all tables and ask nothing"},
+    }
+)
 _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
         "check": (
@@ -506,3 +552,31 @@ def _check_decision(options: argparse.Namespace) -> None:
         and not (options.reason or "").strip()
     ):
         raise ConfigError("a decision needs a reason, which the ledger keeps: say why (--reason)")
+
+
+def completion_script(shell: str) -> str:
+    """Returns the script for a shell; raises ConfigError where package shtab isn't installed."""
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError(
+            "shell completion needs package shtab: run `pip install 'waldelta[cli]'`"
+        ) from None
+    # The script is for the command, however this process was started.
+    parser = build_parser(COMMAND)
+    for verb in (parser, *_verbs(parser)):
+        for action in verb._actions:  # noqa: SLF001 - argparse lists them nowhere else
+            if action.dest in _FILES | _FOLDERS:
+                kind = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY
+                action.complete = kind
+    return str(shtab.complete(parser, shell=shell))
+
+
+def _verbs(parser: argparse.ArgumentParser) -> list[Any]:
+    return [
+        inner
+        for action in parser._actions  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+        for verb in action.choices.values()
+        for inner in (verb, *_verbs(verb))
+    ]

@@ -1,15 +1,24 @@
-"""What a verb prints on stdout: text for people by rich, or one JSON document with ``--json``."""
+"""What a verb prints on stdout: text for people by rich, or one JSON document with ``--json``; and
+the results of check, setup and quarantine in both forms.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from waldelta.control_characters import visible, visible_json
 from waldelta.error_catalog import REMEDIES
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from waldelta.config import PipelineFile
+    from waldelta.stages.setup.setup import SetupPlan
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,6 +29,11 @@ if TYPE_CHECKING:
 # Where there is no terminal, such as in a task's log: eighty columns would cut table names.
 _WIDTH = 120
 _NARROWEST = 100
+
+
+# How each kind of finding is shown; plain text has the words alone.
+STYLES = {"problem": "bold red", "warning": "yellow"}
+_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto", "examples")
 
 
 class Output:
@@ -119,3 +133,50 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str 
     for row in rows:
         made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return made
+
+
+def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
+    """Returns setup's plan as JSON has it: findings, what setup makes, its SQL, and the estimate
+    of the copy if there is one.
+    """
+    return {
+        "pipeline": pipeline.pipeline,
+        "findings": [{"severity": found.severity, "text": found.text} for found in plan.reported()],
+        "targets": list(plan.sources),
+        "estimate": None if plan.estimate is None else plan.estimate.as_json(),
+        "slot": {"name": plan.slot, "create": plan.create_slot},
+        "statements": [
+            {"sql": statement.text(), "reason": statement.reason} for statement in plan.statements
+        ],
+        "sql": plan.as_sql(),
+    }
+
+
+def plan_text(plan: SetupPlan) -> RenderableType:
+    """Returns findings and plan with the findings' severities marked."""
+    from rich.text import Text
+
+    text = Text(plan.describe())
+    for severity, style in STYLES.items():
+        text.highlight_regex(re.compile(rf"^  - {severity}:", re.MULTILINE), style)
+    text.highlight_regex(re.compile(r"^(preflight|targets|plan):", re.MULTILINE), "bold")
+    return text
+
+
+def quarantine_table(found: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Returns quarantined rows, or decisions on them, with the columns that any of them has."""
+    if not found:
+        return "nothing is in quarantine"
+    columns = [
+        name for name in _QUARANTINE if any(one.get(name) not in (None, []) for one in found)
+    ]
+    return table(columns, [[_cell(one.get(name)) for name in columns] for one in found])
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, list):
+        return "\n".join(
+            json.dumps({**(one.get("key") or {}), **one["values"]}, ensure_ascii=False)
+            for one in value
+        )
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value

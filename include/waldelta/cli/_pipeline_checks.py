@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from waldelta.cli._check_result import CHECK_TIMEOUT_S, Check, CheckResult
-from waldelta.config.airflow_of_shell import is_airflow_configured, is_airflow_installed
+from waldelta.cli._installation_checks import CHECK_TIMEOUT_S, Check, CheckResult
+from waldelta.config.airflow_connection import is_airflow_configured, is_airflow_installed
 from waldelta.quantities import size
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _source(pipeline: Pipeline) -> Iterator[CheckResult]:
 
 def _preflight(pipeline: Pipeline) -> Iterator[CheckResult]:
     from waldelta.stages.check.judge_suites import judge_names
-    from waldelta.stages.setup import Judges, plan_setup
+    from waldelta.stages.setup.setup import Judges, plan_setup
 
     job = pipeline.job()
     with job.source.connect("doctor") as connection:

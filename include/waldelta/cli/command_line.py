@@ -19,10 +19,9 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from waldelta.cli._options import check_values, parse
-from waldelta.cli._output import Output
-from waldelta.cli._results import plan_document, plan_text, quarantine_table
+from waldelta.cli._output import Output, plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
-from waldelta.config.airflow_of_shell import take_from_airflow
+from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths
 from waldelta.control_characters import as_one_entry
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     import argparse
 
     from waldelta.pipeline import RunResult
-    from waldelta.stages.setup import SetupPlan
+    from waldelta.stages.setup.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
 
@@ -173,7 +172,7 @@ def _doctor(options: argparse.Namespace, output: Output) -> None:
 
 
 def _completion(options: argparse.Namespace, _: Output) -> None:
-    from waldelta.cli._completion import completion_script
+    from waldelta.cli._options import completion_script
 
     sys.stdout.write(completion_script(options.shell))
 

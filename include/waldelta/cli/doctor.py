@@ -5,21 +5,20 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from waldelta.cli._check_result import (
+from waldelta.cli._installation_checks import (
     CHECK_TIMEOUT_S,
     Check,
     CheckResult,
     CheckStatus,
-    problem_of,
-    run_check,
-)
-from waldelta.cli._installation_checks import (
     check_packages,
     check_workers,
     installation_checks,
+    problem_of,
+    run_check,
 )
 from waldelta.cli._output import styled
 from waldelta.errors import WaldeltaError
@@ -49,7 +48,7 @@ def examine(path: Path | None, output: Output, *, workers: bool) -> bool:
         found += _of_pipeline(path)
     count = Counter(one.status for one in found)
     document = {
-        "checks": [one.as_json() for one in found],
+        "checks": [asdict(one) for one in found],
         "problems": count["problem"],
         "warnings": count["warning"],
     }
@@ -64,7 +63,7 @@ def _results(checks: Mapping[str, Check]) -> list[CheckResult]:
 def _of_pipeline(path: Path) -> list[CheckResult]:
     try:
         from waldelta.cli._pipeline_checks import NEEDS_SOURCE, pipeline_checks
-        from waldelta.config.airflow_of_shell import take_from_airflow
+        from waldelta.config.airflow_connection import take_from_airflow
         from waldelta.jobs import Pipeline
 
         pipeline = Pipeline.load(path)

@@ -1,19 +1,31 @@
-"""Reads an Airflow connection from the environment, where an Airflow task puts it for a job."""
+"""Airflow's connections: read from the environment, where an Airflow task puts them for a job, or
+taken from the Airflow of this shell.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from waldelta.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 # Any other text before the first colon may be a user name.
 _TYPE = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
+# Loading Airflow takes seconds, on a busy machine many.
+_TIMEOUT_S = 60.0
+_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +101,44 @@ def _from_uri(text: str) -> dict[str, Any]:
         "schema": unquote(parts.path.lstrip("/")),
         "extra": json.loads(query["__extra__"]) if "__extra__" in query else query,
     }
+
+
+def is_airflow_installed() -> bool:
+    """Return whether this Python has Airflow."""
+    return importlib.util.find_spec("airflow") is not None
+
+
+def is_airflow_configured() -> bool:
+    """Return whether an Airflow has been set up here; loading it elsewhere would write files."""
+    if not is_airflow_installed():
+        return False
+    home = os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")
+    variables = (_DATABASE, f"{_DATABASE}_CMD", f"{_DATABASE}_SECRET")
+    return (Path(home) / "airflow.cfg").exists() or any(name in os.environ for name in variables)
+
+
+def take_from_airflow(conn_ids: Collection[str], timeout_s: float = _TIMEOUT_S) -> None:
+    """Set ``AIRFLOW_CONN_<ID>`` of connections that only Airflow's database or secrets backend has.
+
+    A connection that isn't found stays unset: read_connection() then raises the named error.
+    """
+    missing = [conn_id for conn_id in conn_ids if not os.environ.get(variable_of(conn_id))]
+    if not missing or not is_airflow_configured():
+        return
+    try:
+        # -P: the folder that a command is run in holds no code of ours.
+        asked = subprocess.run(
+            [sys.executable, "-P", "-m", "waldelta_airflow.known_connections", *missing],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=timeout_s,
+        )
+        found, refused = json.loads(asked.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as err:
+        found, refused = {}, dict.fromkeys(missing, type(err).__name__)
+    for conn_id, why in refused.items():
+        log.warning("connection=%s can't be taken from Airflow: %s", conn_id, why)
+    for conn_id, text in found.items():
+        log.info("connection=%s is Airflow's", conn_id)
+        os.environ[variable_of(conn_id)] = text

@@ -5,6 +5,7 @@ The file is the stable surface; every other module takes the validated models be
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from pydantic import (
 
 from waldelta.config._schedule import Schedule
 from waldelta.config._validation_errors import StrictModel, one_of, problems
-from waldelta.config._variables import expand
 from waldelta.config.parse_text import read_yaml_file
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
@@ -37,6 +37,10 @@ SchemaPolicy = Literal["evolve", "fail", "ignore"]
 RunnerName = Literal["auto", "spark"]
 # It takes the place of the file's ``runner``.
 RUNNER_VARIABLE = "WALDELTA_RUNNER"
+VARIABLE_PREFIX = "WALDELTA_"
+# Names other variables that the operator allows in pipeline files, separated by commas.
+ALLOWED_VARIABLES = "WALDELTA_ALLOWED_VARIABLES"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,3 +503,28 @@ def json_schema() -> dict[str, Any]:
     """Returns the JSON Schema of the pipeline file, for editors."""
     schema = PipelineFile.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def expand(text: str) -> str:
+    """Replace each ``${NAME}`` by the variable's value.
+
+    Raises ValueError for a variable that isn't set, or isn't allowed in pipeline files.
+    """
+    return _VARIABLE.sub(_value, text)
+
+
+def _value(variable: re.Match[str]) -> str:
+    name = variable.group(1)
+    allowed = {one.strip() for one in os.environ.get(ALLOWED_VARIABLES, "").split(",")}
+    if not name.startswith(VARIABLE_PREFIX) and name not in allowed:
+        raise ValueError(
+            f"environment variable {name} isn't for pipeline files: use one whose name begins with"
+            f" {VARIABLE_PREFIX}, or list {name} in {ALLOWED_VARIABLES} where Airflow and the jobs"
+            " run"
+        )
+    if not (value := os.environ.get(name)):
+        raise ValueError(
+            f"environment variable {name} is not set: set it to the URI it stands for, or write the"
+            " URI here"
+        )
+    return value

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from waldelta.pipeline import RunResult
-    from waldelta.stages.setup import SetupPlan
+    from waldelta.stages.setup.setup import SetupPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Pipeline:
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
         from waldelta.stages.check.judge_suites import judging
-        from waldelta.stages.setup import Judges, plan_setup
-        from waldelta.stages.setup.preflight import probe_store
         from waldelta.stages.setup.preflight.lake import judge_altered
+        from waldelta.stages.setup.preflight.store_probe import probe_store
+        from waldelta.stages.setup.setup import Judges, plan_setup
 
         job, root = self.job(), self.file.target.root
         probe_store(self.file.target, job.lake, spark)
@@ -84,8 +84,8 @@ class Pipeline:
         """
         from waldelta.changes.decode.route import plan_routing
         from waldelta.stages.check.judge_suites import judging
-        from waldelta.stages.setup import Judges, apply_setup
-        from waldelta.stages.setup.preflight import probe_store
+        from waldelta.stages.setup.preflight.store_probe import probe_store
+        from waldelta.stages.setup.setup import Judges, apply_setup
 
         job = self.job(run_id)
         probe_store(self.file.target, job.lake, spark)
@@ -297,7 +297,7 @@ class Pipeline:
 
         The lake stays.
         """
-        from waldelta.stages.setup import teardown
+        from waldelta.stages.setup.setup import teardown
 
         job = self.job(run_id)
         with job.source.connect("teardown") as connection:

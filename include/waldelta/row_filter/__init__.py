@@ -5,8 +5,13 @@ analyzed text. ``resolve`` gives every part its type and its ``_signatures`` row
 its position. ``waldelta.row_filter.spark.translate`` turns the result into Spark SQL.
 """
 
-from waldelta.row_filter._analyze import refused_filter, resolve_filter
-from waldelta.row_filter.analyzed_filter import Collation, RowFilter, published_filter
+from waldelta.row_filter.analyzed_filter import (
+    Collation,
+    RowFilter,
+    published_filter,
+    refused_filter,
+    resolve_filter,
+)
 from waldelta.row_filter.parse.syntax import parse_row_filter
 
 __all__ = [

@@ -12,8 +12,7 @@ import psycopg
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.postgres import Connection
-from waldelta.row_filter.parse import parse_analysed, walk
-from waldelta.row_filter.parse.tree import (
+from waldelta.row_filter.parse.parse import (
     ArrayExpression,
     Call,
     Cast,
@@ -22,6 +21,8 @@ from waldelta.row_filter.parse.tree import (
     Node,
     Quantified,
     TypeName,
+    parse_analysed,
+    walk,
 )
 
 _DIVISIONS = frozenset({"/", "%", "div", "mod"})

@@ -17,10 +17,7 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.postgres import PgType
 from waldelta.row_filter._signatures import FUNCTION_NAMES
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
-from waldelta.row_filter.parse import parse_analysed
-from waldelta.row_filter.parse.parse import column_names
-from waldelta.row_filter.parse.place import place
-from waldelta.row_filter.parse.tree import (
+from waldelta.row_filter.parse.parse import (
     ArrayExpression,
     Call,
     Case,
@@ -32,7 +29,10 @@ from waldelta.row_filter.parse.tree import (
     Quantified,
     Test,
     TypeName,
+    column_names,
+    parse_analysed,
 )
+from waldelta.row_filter.parse.tokens import place
 from waldelta.row_filter.resolve import ESCAPES, NAMED_COLLATIONS, resolve
 from waldelta.row_filter.typed_tree import column_type, short_name
 from waldelta.types import column_types

@@ -22,7 +22,7 @@ from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
 from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.setup import apply_setup
+from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -31,7 +31,7 @@ from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.setup import plan_setup
+from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -30,7 +30,7 @@ from waldelta.postgres.walsender import read_timeline
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read.peek import PeekBound, peek
 from waldelta.snapshot.read_table import run_statement, snapshot_reader
-from waldelta.stages.setup import apply_setup
+from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg
 

@@ -21,7 +21,7 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.postgres import TableId, connect
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
-from waldelta.row_filter.spark import spark_condition
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.snapshot.read_table import raw_map
 from waldelta.spark.arrow_schema import ddl

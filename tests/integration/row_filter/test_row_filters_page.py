@@ -20,10 +20,10 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.postgres import TableId
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
-from waldelta.row_filter.spark import spark_condition
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot.read_table import raw_map
 from waldelta.spark.arrow_schema import ddl
-from waldelta.stages.setup import plan_setup
+from waldelta.stages.setup.setup import plan_setup
 from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -13,8 +13,7 @@ from packaging.requirements import Requirement
 from tests.support.pipelines import pipeline_file
 from tests.support.servers.roles import connect_as, new_role, own_everything
 from tests.support.servers.s3_server import READER
-from waldelta.cli._check_result import run_check
-from waldelta.cli._installation_checks import check_workers
+from waldelta.cli._installation_checks import check_workers, run_check
 from waldelta.cli.command_line import main
 
 pytestmark = pytest.mark.pg

@@ -12,7 +12,7 @@ from tests.integration.setup.test_setup import job_for
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Target
 from waldelta.stages.check.judge_suites import judge_names, judging
-from waldelta.stages.setup import Judges, plan_setup
+from waldelta.stages.setup.setup import Judges, plan_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

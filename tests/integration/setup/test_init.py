@@ -279,7 +279,7 @@ def test_no_file_is_overwritten(source, tmp_path, caplog, name):
 
 def test_a_uri_is_refused_without_showing_it(source, caplog, capsys, monkeypatch):
     """Nor to Airflow, which is asked by the arguments of a process."""
-    monkeypatch.setattr("waldelta.cli.init.init.take_from_airflow", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr("waldelta.cli.init.take_from_airflow", lambda _: pytest.fail("asked"))
     assert main(["init", "postgresql://me:secret-word@host/db", "--yes"]) == 1
     assert "not a URI" in caplog.text
     assert "secret-word" not in caplog.text + str(capsys.readouterr())

@@ -21,8 +21,8 @@ from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres import connect
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.stages.setup import apply_setup, plan_setup
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.setup.test_setup import job_for
 from tests.support.seeds import chosen_seed
 from waldelta.postgres import connect
-from waldelta.stages.setup import plan_setup
+from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -17,7 +17,7 @@ from waldelta.cli.command_line import main
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.grants import sql_name
 from waldelta.postgres import connect
-from waldelta.stages.setup import plan_setup
+from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -16,7 +16,8 @@ from waldelta.postgres import connect
 from waldelta.postgres.connection import lacks_room
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 from waldelta.snapshot.read_table import privilege_remedy
-from waldelta.stages.setup import _slot_setup, plan_setup
+from waldelta.stages.setup import _slot_setup
+from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 

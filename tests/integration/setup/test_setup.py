@@ -36,10 +36,10 @@ from waldelta.pipeline import slot_lock
 from waldelta.postgres import connect
 from waldelta.slot import read_slot
 from waldelta.slot.slot import create_slot
-from waldelta.stages.setup import SetupPlan, apply_setup, plan_setup, setup, teardown
 from waldelta.stages.setup import _slot_setup as setup_slot
+from waldelta.stages.setup import setup
 from waldelta.stages.setup.facts.publications import Statement, read_publications
-from waldelta.stages.setup.setup import STOP_ON_ERROR
+from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
 from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
 pytestmark = pytest.mark.pg

@@ -28,7 +28,7 @@ from waldelta.slot.read import peek_error
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import drain as module
 from waldelta.stages.land.drain import drain
-from waldelta.stages.setup import apply_setup
+from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

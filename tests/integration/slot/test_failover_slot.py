@@ -10,7 +10,7 @@ from tests.integration.setup.test_setup import PLANES, events, job_for
 from waldelta.errors import PreflightFailed
 from waldelta.postgres import connect
 from waldelta.slot import read_slot
-from waldelta.stages.setup import apply_setup, plan_setup
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -27,8 +27,8 @@ from waldelta.slot import read_slot
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 from waldelta.slot.slot import create_slot
 from waldelta.stages.land import check_idle
-from waldelta.stages.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.setup.renew_slot import renew_slot
+from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

@@ -16,7 +16,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import create_slot
-from waldelta.stages.setup import apply_setup, teardown
+from waldelta.stages.setup.setup import apply_setup, teardown
 
 pytestmark = pytest.mark.pg
 

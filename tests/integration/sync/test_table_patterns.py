@@ -27,9 +27,10 @@ from waldelta.lake.ledger.records import now
 from waldelta.postgres import connect
 from waldelta.postgres.table_patterns import matched_tables, new_tables
 from waldelta.stages.land import check_idle
-from waldelta.stages.setup import _adoption, apply_setup, plan_setup
+from waldelta.stages.setup import _adoption
 from waldelta.stages.setup.facts.publications import read_publications
 from waldelta.stages.setup.new_tables import NewTables, adopt_or_report
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

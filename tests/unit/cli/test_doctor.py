@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from waldelta.cli._check_result import CheckResult, run_check
+from waldelta.cli._installation_checks import CheckResult, run_check
 from waldelta.cli.command_line import main
 from waldelta.cli.doctor import as_text
 from waldelta.errors import SlotLost

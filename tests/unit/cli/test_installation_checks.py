@@ -6,8 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from waldelta.cli._check_result import run_check
-from waldelta.cli._installation_checks import check_packages, installation_checks
+from waldelta.cli._installation_checks import check_packages, installation_checks, run_check
 from waldelta.spark.delta_jars import delta_artifact
 
 NEWEST = f"numpy<={version('numpy')}"

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.text import Text
 
-from waldelta.cli._output import Output, rendered, table
-from waldelta.cli._results import plan_text
+from waldelta.cli._output import Output, plan_text, rendered, table
 from waldelta.cli.command_line import _Formatter, main
 from waldelta.config import load_pipeline_file
 from waldelta.pipeline import RunResult

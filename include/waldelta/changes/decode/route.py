@@ -34,7 +34,7 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift import Evolution
 from waldelta.row_filter import RowFilter
-from waldelta.row_filter.spark import spark_condition
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.spark_sql import string
 from waldelta.types import TargetType, stored_type
 

@@ -25,7 +25,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.pipeline.targets.target_filter import both, column_states, filter_of
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
-from waldelta.row_filter.parse import parse_analysed
+from waldelta.row_filter.parse.parse import parse_analysed
 
 # The text of a filter that admits every row.
 EVERYTHING = "true"

@@ -25,9 +25,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
-from waldelta.row_filter.parse import parse_analysed, walk
-from waldelta.row_filter.parse.parse import children
-from waldelta.row_filter.parse.tree import (
+from waldelta.row_filter.parse.parse import (
     ArrayExpression,
     Call,
     Cast,
@@ -36,6 +34,9 @@ from waldelta.row_filter.parse.tree import (
     Node,
     Quantified,
     Test,
+    children,
+    parse_analysed,
+    walk,
 )
 from waldelta.snapshot.read_table import of_leaves
 from waldelta.target_modes import Feature

@@ -1,4 +1,4 @@
-"""Parses what pg_get_expr prints into a tree.
+"""Parses what pg_get_expr prints into a syntax tree.
 
 The tokens are sqlglot's. Its parser isn't used: its trees have no positions, and have one node for
 operators and functions that PostgreSQL distinguishes. The printed grammar is small, because every
@@ -9,23 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.parse.place import place
-from waldelta.row_filter.parse.tokens import tokenize
-from waldelta.row_filter.parse.tree import (
-    ArrayExpression,
-    Call,
-    Case,
-    Cast,
-    Collate,
-    Column,
-    Literal,
-    Node,
-    Quantified,
-    Test,
-    TypeName,
-)
+from waldelta.row_filter.parse.tokens import place, tokenize
 
 _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
 # Words that continue a type's name after its first word.
@@ -33,6 +20,105 @@ _TYPE_WORDS = frozenset({"varying", "precision", "without", "with", "time", "zon
 _LAZY = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
 _MAX_DEPTH = 100
 _TOO_DEEP = f"more than {_MAX_DEPTH} levels of parts in each other"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    """A type as printed: ``numeric(5,2)[]`` is name numeric, modifiers (5, 2), an array."""
+
+    name: str
+    modifiers: tuple[int, ...] = ()
+    is_array: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant without its cast; ``kind`` is number, string, true, false or null."""
+
+    kind: str
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """``operand::type``."""
+
+    operand: Node
+    type: TypeName
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator or function; ``name`` as printed, in capitals for AND, OR, NOT, COALESCE, NULLIF,
+    GREATEST, LEAST.
+    """
+
+    name: str
+    arguments: tuple[Node, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """``operand IS [NOT] what``; what is NULL, TRUE, FALSE or UNKNOWN."""
+
+    operand: Node
+    what: str
+    negated: bool
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantified:
+    """``operand operator ANY|ALL (array)``."""
+
+    operator: str
+    quantifier: str
+    operand: Node
+    array: Node
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayExpression:
+    """``ARRAY[…]``."""
+
+    elements: tuple[Node, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """CASE, with or without an operand to compare with."""
+
+    operand: Node | None
+    whens: tuple[tuple[Node, Node], ...]
+    default: Node
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """``operand COLLATE name``."""
+
+    operand: Node
+    collation: str
+    start: int
+
+
+Node: TypeAlias = (
+    Column | Literal | Cast | Call | Test | Quantified | ArrayExpression | Case | Collate
+)
 
 
 @dataclass(frozen=True, slots=True)

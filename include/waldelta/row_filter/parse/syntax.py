@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError
-from waldelta.row_filter.parse.place import place
-from waldelta.row_filter.parse.tokens import DIALECT, tokenize
+from waldelta.row_filter.parse.tokens import DIALECT, place, tokenize
 
 if TYPE_CHECKING:
     from sqlglot import exp

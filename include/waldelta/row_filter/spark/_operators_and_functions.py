@@ -11,13 +11,14 @@ import string as letters
 from collections.abc import Callable
 
 from waldelta.row_filter._constants import interval_parts
-from waldelta.row_filter._datetime_fields import FEW_DAYS
 from waldelta.row_filter._patterns import like_parts, like_regex
 from waldelta.row_filter.spark.values import fail
 from waldelta.row_filter.typed_tree import Typed
 from waldelta.spark_sql import string
 
 _MOST_ANY = 2
+# This many days keep any date of the years 1 to 9999 within both calendars.
+_FEW_DAYS = 1_000_000
 _INFINITE = "cast('Infinity' as double)"
 _FAIL_ZERO = fail("waldelta: division by zero")
 _FAIL_RANGE = fail("waldelta: value out of range")
@@ -252,7 +253,7 @@ def _add_days(sign: int, date: int) -> Callable[[Typed], str]:
         day, days = f"{{{date}}}", typed.arguments[1 - date]
         if (
             days.is_constant
-            and abs(int(days.value or 0)) <= FEW_DAYS
+            and abs(int(days.value or 0)) <= _FEW_DAYS
             and typed.arguments[date].key in ("column", "constant")
         ):
             return f"date_add({day}, {sign * int(days.value or 0)})"

@@ -13,29 +13,26 @@ from typing import TYPE_CHECKING
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.metadata_columns import RAW
-from waldelta.row_filter._datetime_fields import PERIODIC
 from waldelta.row_filter.analyzed_filter import RowFilter
-from waldelta.row_filter.parse.place import place
-from waldelta.row_filter.resolve import resolve
+from waldelta.row_filter.parse.tokens import place
+from waldelta.row_filter.resolve import PERIODIC, resolve
 from waldelta.row_filter.spark._operators_and_functions import BUILT, FIELDS, TEMPLATES, TRUNCATIONS
-from waldelta.row_filter.spark._raw_values import (
-    INFINITE,
-    RAW_FUNCTIONS,
-    as_timestamp,
-    keep_infinite,
-    only,
-    stays_in_years,
-)
 from waldelta.row_filter.spark.values import (
+    INFINITE,
     OPERATORS,
+    RAW_FUNCTIONS,
     UNJUDGED,
     Sql,
     UnheldConstant,
+    as_timestamp,
     compare,
     computed,
     fail,
+    keep_infinite,
     literal,
+    only,
     spark_type,
+    stays_in_years,
 )
 from waldelta.row_filter.typed_tree import FLOATS, MOMENTS, Type, Typed, column_type
 from waldelta.spark_sql import quote, string

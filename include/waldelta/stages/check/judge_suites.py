@@ -33,7 +33,7 @@ from waldelta.stages.check.great_expectations.own_expectations import (
 )
 from waldelta.stages.check.suite import PlannedExpectation, kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
-from waldelta.stages.setup.preflight.expectations import JudgeSuite
+from waldelta.stages.setup.preflight.targets import JudgeSuite
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

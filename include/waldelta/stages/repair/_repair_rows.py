@@ -32,7 +32,7 @@ from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, with
 from waldelta.postgres import Connection
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter, published_filter
-from waldelta.row_filter.spark import spark_condition
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.exported_snapshot import reader_name
 from waldelta.snapshot.key_columns import KeyAttribute, key_columns

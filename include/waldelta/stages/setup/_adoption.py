@@ -25,9 +25,9 @@ from waldelta.postgres.connection import allow_views
 from waldelta.postgres.lock_waits import limited, read_locked_tables
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.table_patterns import MatchedTable
-from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import (
     Mark,
+    PublicationState,
     PublicationTable,
     Statement,
     plan_publications,
@@ -35,10 +35,9 @@ from waldelta.stages.setup.facts.publications import (
     trial_timeout_ms,
     try_publications,
 )
-from waldelta.stages.setup.facts.source_facts import read_table_facts
+from waldelta.stages.setup.facts.source_facts import Facts, read_table_facts
 from waldelta.stages.setup.preflight.source import judge_filters, judge_members, privileges_needed
-from waldelta.stages.setup.preflight.target_filters import judge_wheres
-from waldelta.stages.setup.preflight.targets import plan_targets
+from waldelta.stages.setup.preflight.targets import judge_wheres, plan_targets
 
 log = logging.getLogger(__name__)
 

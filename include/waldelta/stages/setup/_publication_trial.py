@@ -27,7 +27,8 @@ from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import call, whole
 from waldelta.slot.slot import PLUGIN
-from waldelta.stages.setup.facts import Facts, PublicationState
+from waldelta.stages.setup.facts.publications import PublicationState
+from waldelta.stages.setup.facts.source_facts import Facts
 
 log = logging.getLogger(__name__)
 

@@ -49,10 +49,10 @@ from waldelta.stages.setup._slot_setup import (
     slot_life,
     slot_that_stays,
 )
-from waldelta.stages.setup.facts import Facts, PublicationState, read_facts
 from waldelta.stages.setup.facts.publications import (
     DDL_LOCK_TIMEOUT_MS,
     Mark,
+    PublicationState,
     Statement,
     plan_drop,
     plan_publications,
@@ -62,13 +62,25 @@ from waldelta.stages.setup.facts.publications import (
     try_publications,
     wanted_publication,
 )
-from waldelta.stages.setup.facts.source_facts import ServerFacts
-from waldelta.stages.setup.preflight import judge
-from waldelta.stages.setup.preflight.expectations import JudgeSuite, judge_suites, read_only
-from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
+from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, read_facts
+from waldelta.stages.setup.preflight.source import (
+    MIN_VERSION,
+    judge,
+    judge_filters,
+    privileges_needed,
+)
 from waldelta.stages.setup.preflight.standby import judge_standby
-from waldelta.stages.setup.preflight.target_filters import Translate, judge_wheres, resolvable
-from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_replaced, plan_targets
+from waldelta.stages.setup.preflight.targets import (
+    JudgeSuite,
+    PlannedTargets,
+    Translate,
+    judge_replaced,
+    judge_suites,
+    judge_wheres,
+    plan_targets,
+    read_only,
+    resolvable,
+)
 
 if TYPE_CHECKING:
     from waldelta.stages.setup.estimate import CopyEstimate

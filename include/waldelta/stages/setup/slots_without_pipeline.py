@@ -16,8 +16,7 @@ from waldelta.quantities import size
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot.acknowledge import name_of_kept
 from waldelta.slot.slot import PLUGIN, drop_slot
-from waldelta.stages.setup.facts import PublicationState
-from waldelta.stages.setup.facts.publications import Mark, plan_drop, read_marked
+from waldelta.stages.setup.facts.publications import Mark, PublicationState, plan_drop, read_marked
 from waldelta.stages.setup.setup import run_statements
 
 

@@ -12,9 +12,8 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.lake.ledger import ColumnState
 from waldelta.row_filter import Collation, RowFilter, published_filter
 from waldelta.row_filter._signatures import CASTS, SIGNATURES
-from waldelta.row_filter.spark import spark_condition
 from waldelta.row_filter.spark._operators_and_functions import BUILT, TEMPLATES
-from waldelta.row_filter.spark.translate import _STRUCTURE
+from waldelta.row_filter.spark.translate import _STRUCTURE, spark_condition
 from waldelta.row_filter.spark.values import OPERATORS
 
 

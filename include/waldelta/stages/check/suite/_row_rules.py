@@ -17,7 +17,7 @@ from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.postgres.published_tables import any_filter
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_constraint import of_column
-from waldelta.row_filter.spark import spark_condition
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.spark_sql import quote
 from waldelta.stages.check.constraints import CheckConstraint

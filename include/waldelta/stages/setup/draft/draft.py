@@ -1,12 +1,12 @@
-"""Draft: a pipeline file for some tables of a database, as text with comments, and the SQL that its
-reading role and its publications need.
+"""Draft: a pipeline file for some tables of a database, as text with comments, and the SQL that a
+superuser, or the tables' owner, runs for it: the role that reads, its grants, the publications.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -15,15 +15,28 @@ import yaml
 
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.grants import on_one_line
+from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
+from waldelta.postgres import TableColumn
 from waldelta.postgres.connection import NAME_BYTES
+from waldelta.postgres.partition_access import needs_of
+from waldelta.quantities import counted, first_of, size
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
-from waldelta.stages.setup.draft.notes import facts_of, notes_of
-from waldelta.stages.setup.draft.owners_sql import ReaderRole, owners_sql, reader_of
+from waldelta.stages.setup.facts.publications import (
+    PublicationState,
+    plan_publications,
+    wanted_publication,
+)
+from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan
+from waldelta.types.array import Array
+from waldelta.types.text import Characters
+from waldelta.types.type_map import target_type
 
 DEFAULT_SCHEDULE = "*/5 * * * *"
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_.]*\Z")
 _MOST_EXCLUDED = 20
+_IDENTITIES = {"d": "default", "i": "using index", "f": "full", "n": "nothing"}
+# The first words of the file, by which it is known as init's own.
+HEADER = "-- Written by `waldelta init`"
 
 
 def pipeline_name(text: str) -> str:
@@ -157,3 +170,179 @@ def _scalar(text: str) -> str:
     if _PLAIN.match(text) and yaml.safe_load(text) == text:
         return text
     return yaml.safe_dump(text, default_style='"', width=1 << 30, allow_unicode=True).strip()
+
+
+def rows_of(table: FoundTable) -> str:
+    """Returns a table's estimated number of rows."""
+    return "not analyzed yet" if table.rows is None else f"≈ {counted(table.rows, 'row')}"
+
+
+def key_of(table: FoundTable) -> str:
+    """Returns the columns of a table's primary key."""
+    return (
+        f"key ({', '.join(table.relation.primary_key)})" if table.relation.primary_key else "no key"
+    )
+
+
+def identity_of(table: FoundTable) -> str:
+    """Returns a table's replica identity, as ALTER TABLE names it."""
+    return f"replica identity {_IDENTITIES[table.relation.replica_identity]}"
+
+
+def facts_of(table: FoundTable) -> str:
+    """Returns rows, size, key and replica identity in one line."""
+    whole = table.size_bytes + table.toast_bytes
+    return f"{rows_of(table)}, {size(whole)}, {key_of(table)}, {identity_of(table)}"
+
+
+def notes_of(table: FoundTable) -> Iterator[str]:
+    """Yields a line for each thing to know before the table is replicated."""
+    if not table.identity:
+        yield f"{_why_keyless(table)}; then move it to the first publication"
+    elif table.relation.replica_identity == "f":
+        yield "replica identity full: each UPDATE and DELETE writes the whole old row to WAL"
+    if table.is_root:
+        yield (
+            f"partition root with {counted(len(table.leaves), 'partition')}: one target; partitions"
+            " aren't listed singly"
+        )
+    if table.wide:
+        toasted = f", {size(table.toast_bytes)} stored out of line" if table.toast_bytes else ""
+        yield (
+            f"big values in {first_of(table.wide)}{toasted}: a list of `columns` leaves out what"
+            " the lake doesn't need"
+        )
+    if generated := [c.name for c in table.relation.columns if c.generated]:
+        yield f"generated, not published: {', '.join(generated)}"
+    if texts := [_typed(c) for c in table.relation.columns if _becomes_text(c)]:
+        yield f"text in the lake: {first_of(texts)}"
+    if moments := [c.name for c in table.relation.columns if _may_fail(c, table.identity)]:
+        yield (
+            f"a copy stops at a value of key column {', '.join(moments)} that the lake's type can't"
+            " hold (infinity, NaN): name it under target.types.text if there are such"
+        )
+    if table.has_row_security:
+        yield "row-level security: the role needs bypassrls where a policy hides rows from it"
+
+
+def _why_keyless(table: FoundTable) -> str:
+    if table.relation.primary_key and table.relation.identity_columns:
+        return (
+            "its partitions have another replica identity than the root, or a generated column is"
+            " part of it, so only inserts and truncates are published: give all the same"
+        )
+    return (
+        "no key: replica identity full is needed for updates and deletes, so only inserts and"
+        f" truncates are published. Add a primary key, or: alter table {table.id} replica identity"
+        " full"
+    )
+
+
+def _typed(column: TableColumn) -> str:
+    return f"{column.name} ({column.type.name})"
+
+
+def _becomes_text(column: TableColumn) -> bool:
+    """Returns whether a column that isn't text becomes text in the lake, without a loss."""
+    kind = target_type(column.type)
+    return kind.is_text and not isinstance(kind, Characters)
+
+
+def _may_fail(column: TableColumn, identity: tuple[str, ...]) -> bool:
+    kind = target_type(column.type)
+    return column.name in identity and kind.may_be_raw and not isinstance(kind, Array)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRole:
+    """The role that a pipeline reads with; ``is_new``: the SQL creates it."""
+
+    name: str
+    is_new: bool
+
+
+def reader_of(inventory: Inventory, tables: Sequence[FoundTable], pipeline: str) -> ReaderRole:
+    """Returns the connection's own role, or one for the pipeline where the own may do too much."""
+    if inventory.is_superuser or any(table.relation.owned for table in tables):
+        name = f"{pipeline}_reader"
+        return ReaderRole(name, name not in inventory.roles)
+    return ReaderRole(inventory.role, is_new=False)
+
+
+def owners_sql(
+    file: PipelineFile,
+    inventory: Inventory,
+    tables: Sequence[FoundTable],
+    actual: Mapping[str, PublicationState],
+) -> str:
+    """Returns the script for a pipeline file with these tables.
+
+    ``actual`` are its publications that exist. The slot isn't part of the script: the role creates
+    it by ``setup``, once a run will read it.
+    """
+    reader = reader_of(inventory, tables, file.pipeline)
+    role = sql_name(reader.name)
+    database = on_one_line(inventory.database)
+    again = on_one_line(f"waldelta init {file.source.conn_id} --sql FILE")
+    lines = [
+        f"{HEADER}; after a change of the pipeline file, `{again}` writes it again.",
+        f"-- Run it by psql -f in database {database}.",
+        # The publications' script begins with it; grants must stop at the first error too.
+        STOP_ON_ERROR,
+        "-- By a superuser: the role that reads, and its grants.",
+    ]
+    if reader.is_new:
+        lines.append(f"create role {role} login;  -- then set its password: \\password {role}")
+    lines += statements(role, _needs(inventory, tables))
+    lines.append("-- By the tables' owner, or a superuser: the publications.")
+    lines += _publications(file, actual)
+    return "\n".join([*lines, *_identities(file, tables), ""])
+
+
+def _needs(inventory: Inventory, tables: Sequence[FoundTable]) -> Iterator[Need]:
+    on_rds = "on Amazon RDS instead: grant rds_replication"
+    yield Attribute("replication", f"for the slot; {on_rds}")
+    if any(table.has_row_security for table in tables):
+        yield Attribute("bypassrls", "row-level security would hide rows from copies")
+    yield Grant("connect on database", sql_name(inventory.database))
+    for schema in sorted({table.id.schema for table in tables}):
+        yield Grant("usage on schema", sql_name(schema))
+    for table in tables:
+        name = sql_name(table.id.schema, table.id.name)
+        yield Grant("select on", name, "for copies, repairs, and missing values")
+    for table in tables:
+        if table.is_root:
+            yield from needs_of(table.leaves)
+
+
+def _publications(file: PipelineFile, actual: Mapping[str, PublicationState]) -> Iterator[str]:
+    wanted = [
+        wanted_publication(file.pipeline, entry, file.source.slot)
+        for entry in file.source.publications
+        if entry.manage
+    ]
+    planned = plan_publications(wanted, actual)
+    if not planned:
+        yield "-- They are as the pipeline file says."
+        return
+    script = SetupPlan((), planned, create_slot=False, slot=file.source.slot).as_sql()
+    yield script.removeprefix(f"{STOP_ON_ERROR}\n")
+
+
+def _identities(file: PipelineFile, tables: Sequence[FoundTable]) -> Iterator[str]:
+    keyless = [
+        table
+        for table in tables
+        if not table.identity
+        and not any(
+            {"update", "delete"} & set(entry.publish)
+            for entry in file.source.publications
+            if entry.entries_of((table.id.schema, table.id.name))
+        )
+    ]
+    if keyless:
+        yield "-- To replicate updates and deletes of tables without a key too:"
+    for table in keyless:
+        for relation in dict.fromkeys([table.id, *(leaf.id for leaf in table.leaves)]):
+            name = sql_name(relation.schema, relation.name)
+            yield f"-- {on_one_line(f'alter table {name} replica identity full;')}"

@@ -11,10 +11,9 @@ from waldelta.postgres import CatalogRelation, Leaf
 from waldelta.postgres.partition_access import describe_unreadable
 from waldelta.quantities import first_of, size
 from waldelta.row_filter.runtime_errors import raising_parts
-from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import is_overruled, own_leaves
-from waldelta.stages.setup.facts.publications import PublicationTable
-from waldelta.stages.setup.facts.source_facts import ServerFacts, TableFacts
+from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
+from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, TableFacts
 from waldelta.types.wire import has_wire_format
 
 READING = "for copies, repairs, and values that the stream left out"

@@ -20,8 +20,8 @@ from waldelta.lake.storage import local_path
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_definition import check_columns
 from waldelta.postgres import CatalogRelation, TableColumn
-from waldelta.stages.setup.facts import Facts, PublicationState
-from waldelta.stages.setup.facts.publications import PublicationTable
+from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
+from waldelta.stages.setup.facts.source_facts import Facts
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import column_types
 

@@ -18,10 +18,9 @@ from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState
 from waldelta.slot.slot import check_ours, lost_slot
-from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import find_clashes, members
-from waldelta.stages.setup.facts.publications import Mark
-from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, ServerFacts
+from waldelta.stages.setup.facts.publications import Mark, PublicationState
+from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
 from waldelta.stages.setup.preflight._tables import judge_binary, judge_functions, judge_table
 from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
 

@@ -18,8 +18,7 @@ from waldelta.findings import Finding, problem, problem_if, warning
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
 from waldelta.slot import remaining_on_primary, slot_position
-from waldelta.stages.setup.facts import Facts
-from waldelta.stages.setup.facts.source_facts import ServerFacts
+from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts
 
 MIN_STANDBY_VERSION = 160000
 # Connections that are opened to see whether all lead to one server: an address of several servers

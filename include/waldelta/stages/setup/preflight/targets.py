@@ -1,30 +1,53 @@
-"""Problems with the source mappings of targets (``from``, ``partition_root``); part of preflight.
+"""Problems with targets: their source mappings (``from``, ``partition_root``), filters (``where``)
+and own expectations; part of preflight.
 
 It judges the publications in force after setup, which may not exist yet. So what they publish is
-derived from what they name, as PostgreSQL does.
+derived from what they name, as PostgreSQL does. Expectations that can't be evaluated on their
+target fail every check of its table, and with a gate they stop its changes, so they are reported
+before there are any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, TypeOptions
+from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, read_own_suites
 from waldelta.config.pipeline_file import TargetTable
-from waldelta.errors import ModeRefused
-from waldelta.findings import Finding, problem, problem_if, warning
-from waldelta.lake.ledger import TableState
-from waldelta.metadata_columns import RELID
+from waldelta.errors import ConfigError, ModeRefused, PrivilegeMissing
+from waldelta.findings import Finding, lacking, problem, problem_if, warning
+from waldelta.grants import Grant, sql_name
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.metadata_columns import METADATA_TYPES, RELID
 from waldelta.pipeline.targets import TargetSource
+from waldelta.pipeline.targets.target_filter import column_states, unpublished
 from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
-from waldelta.postgres import CatalogRelation, Connection, TableId
-from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
-from waldelta.stages.setup.facts import Facts, PublicationState
+from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
+from waldelta.postgres.catalog import (
+    Partition,
+    PublishedRelation,
+    read_leaves,
+    read_partitions,
+    read_relations,
+    read_table_oids,
+)
+from waldelta.row_filter import RowFilter, resolve_filter
+from waldelta.row_filter.resolve import resolve
+from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.setup.facts.effective_publication import members
-from waldelta.target_modes import named_mode
+from waldelta.stages.setup.facts.publications import PublicationState
+from waldelta.stages.setup.facts.source_facts import Facts
+from waldelta.target_modes import Feature, named_mode
+
+# Raises FilterNotTranslatable for a filter over such columns that can't be evaluated exactly.
+Translate = Callable[[RowFilter, Sequence[ColumnState]], object]
+# Yields what is wrong with a target's own expectations, by the columns that it has or will have.
+JudgeSuite = Callable[[str, OwnSuiteFile, TargetColumns], Iterable[Finding]]
 
 
 @dataclass(slots=True)
@@ -297,3 +320,216 @@ def _judge_source(
             f"{where}: {name} is no partition of {source}, so it would hold all of it: write a"
             " where"
         )
+
+
+def resolvable(row_filter: RowFilter, columns: Sequence[ColumnState]) -> object:
+    """Check the part of the translation that needs no Spark: types and signatures."""
+    return resolve(row_filter, {c.name: column_type(c.type_name, c.spark_type) for c in columns})
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    """A target with a filter, the filter's table, and how that is published."""
+
+    name: str
+    text: str
+    relation: CatalogRelation
+    columns: frozenset[str]
+    updates: bool
+    leaves: tuple[Leaf, ...]
+
+
+def judge_wheres(
+    conn: Connection,
+    pipeline: PipelineFile,
+    planned: PlannedTargets,
+    translate: Translate = resolvable,
+) -> list[Finding]:
+    """Returns findings about every target's filter.
+
+    The target must have a source, PostgreSQL must accept the filter, and it must be translatable
+    and evaluable on old rows.
+    """
+    findings: list[Finding] = []
+    for name in sorted(pipeline.target.tables):
+        where, mapping = pipeline.target.where_of(name), planned.sources.get(name)
+        try:
+            if (
+                mapping is None
+                and where is not None
+                and not _is_reported(pipeline.target.tables[name], name, planned)
+            ):
+                raise ConfigError(_why_unfed(conn, name, planned))
+            if mapping is not None and mapping.where is not None:
+                found = _filtered(conn, name, mapping, planned)
+                findings += _judge(conn, found, pipeline.target.types_of(name), translate)
+        except PrivilegeMissing as err:
+            needs = [] if mapping is None else _needed(conn, mapping)
+            findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
+        except ConfigError as err:
+            findings.append(
+                problem(f"target.tables.{name}.{'where' if where is not None else 'from'}: {err}")
+            )
+    return findings
+
+
+def _needed(conn: Connection, mapping: TargetSource) -> list[Grant]:
+    """Returns the grants missing for analysing a filter, except those on published tables.
+
+    Another finding reports those.
+    """
+    ((may_make_temporary,),) = conn.execute(
+        "select has_database_privilege(current_database(), 'temporary')"
+    ).fetchall()
+    if not may_make_temporary:
+        return [
+            Grant(
+                "temporary on database",
+                sql_name(conn.info.dbname),
+                "to analyse the targets' filters",
+            )
+        ]
+    return (
+        []
+        if mapping.root_id is None
+        else [Grant("select on", sql_name(mapping.source.schema, mapping.source.name))]
+    )
+
+
+def _is_reported(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
+    """Returns whether a finding about the source mapping already explains why there is no
+    source.
+    """
+    return entry.source is not None or entry.partition_root or name in planned.published
+
+
+def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
+    try:
+        table = TableId.parse(name)
+    except ValueError as err:
+        return str(err)
+    oid = read_table_oids(conn, [table]).get(table)
+    if oid is None:
+        return f"{name} does not exist: check schema and spelling"
+    (relation,) = read_relations(conn, [oid])
+    published = {planned.relation.oid: planned.relation for planned in planned.published.values()}
+    if above := [published[a] for a in relation.ancestors if a in published]:
+        return (
+            f"its changes are published as those of {above[0].id}: set the filter on"
+            f" {above[0].id}, or write from: {above[0].id} here to replicate only what this"
+            " partition holds"
+        )
+    if any(oid in below.ancestors for below in published.values()):
+        return (
+            "its publication publishes its partitions, each a target of its own: set the filter"
+            " on them, merge them with partition_root: true, or set publish_via_partition_root:"
+            " true"
+        )
+    return "no publication of this pipeline publishes the table: check its name"
+
+
+def _filtered(
+    conn: Connection, name: str, mapping: TargetSource, planned: PlannedTargets
+) -> _Filtered:
+    fed = planned.relations_of(name)
+    relation = (
+        fed[0].relation if mapping.root_id is None else read_relations(conn, [mapping.root_id])[0]
+    )
+    leaves = read_leaves(conn, [part.relation.oid for part in fed])
+    return _Filtered(
+        name,
+        mapping.where or "",
+        relation,
+        frozenset.intersection(*(frozenset(part.columns) for part in fed)),
+        any("update" in part.publishes for part in fed),
+        tuple(leaf for part in fed for leaf in leaves[part.relation.oid]),
+    )
+
+
+def _judge(
+    conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate
+) -> Iterator[Finding]:
+    relation = found.relation
+    readable = next(
+        (leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id
+    )
+    row_filter = resolve_filter(conn, readable, found.text)
+    if absent := sorted(set(row_filter.columns) - found.columns):
+        yield problem(unpublished(found.name, absent))
+        return
+    columns = [c for c in relation.columns if c.name in found.columns]
+    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
+    translate(row_filter, column_states(columns, key, options))
+    if found.updates:
+        yield from _identity(found.name, row_filter, found.leaves)
+
+
+def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
+    """Yields a problem if an UPDATE lacks columns of the old row that the filter needs.
+
+    PostgreSQL demands the same for its own filters.
+    """
+    for leaf in leaves:
+        if (
+            leaf.relkind == "r"
+            and leaf.persistence == "p"
+            and (outside := sorted(set(row_filter.columns) - set(leaf.identity_columns)))
+        ):
+            yield problem(
+                f"target.tables.{name}.where uses {', '.join(outside)}, which the replica identity"
+                f" ({', '.join(leaf.identity_columns) or 'none'}) doesn't cover, so an UPDATE"
+                f" doesn't show whether the old row was in the target: alter table {leaf.id}"
+                " replica identity full, add the column to the key, or publish no updates"
+            )
+            return
+
+
+def read_only(_: str, __: OwnSuiteFile, ___: TargetColumns) -> Iterable[Finding]:
+    """Yields nothing: only the files themselves are judged."""
+    return ()
+
+
+def judge_suites(
+    pipeline: PipelineFile,
+    planned: PlannedTargets,
+    states: Mapping[str, TableState],
+    judge: JudgeSuite = read_only,
+) -> Iterator[Finding]:
+    """Yields findings about rejected files, files without a target, and expectations that a target
+    can't be judged by.
+    """
+    folder = pipeline.quality.suites
+    own = read_own_suites(Path(folder) if folder else None, planned.sources, "of this pipeline")
+    for name, err in sorted(own.refused.items()):
+        yield problem(f"expectations of {name}: {err}")
+    for name, file in sorted(own.by_table.items()):
+        mode = pipeline.target.mode_of(name)
+        for number, item in enumerate(file.suite.expectations):
+            if item.gate != "warn" and not mode.supports(Feature.GATES):
+                yield problem(
+                    f"{file.place(number)}: gate: {item.gate} needs a target of mode mirror, and"
+                    f" this one has mode {mode}: make it warn"
+                )
+        yield from judge(name, file, _columns(pipeline, name, planned, states.get(name)))
+    for told in own.unused:
+        yield warning(f"unused expectations: {told}")
+
+
+def _columns(
+    pipeline: PipelineFile, name: str, planned: PlannedTargets, state: TableState | None
+) -> TargetColumns:
+    """Returns the columns that a target will have, by the columns that its source publishes."""
+    types = {} if state is None else {c.name: c.spark_type for c in state.columns}
+    unpublished: set[str] = set()
+    has_key = state is not None and bool(state.key_columns)
+    for part in planned.relations_of(name):
+        columns = [c for c in part.relation.columns if c.name in part.columns]
+        states = column_states(columns, sorted(part.key), pipeline.target.types_of(name))
+        types |= {c.name: c.spark_type for c in states}
+        unpublished |= {c.name for c in part.relation.columns} - part.columns
+        has_key = has_key or bool(part.key)
+    if pipeline.target.metadata_columns:
+        types |= METADATA_TYPES
+    if planned.sources[name].root_id is not None:
+        types[RELID] = "bigint"
+    return TargetColumns(types, has_key, frozenset(unpublished - types.keys()))

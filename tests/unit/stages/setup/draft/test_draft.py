@@ -10,9 +10,8 @@ import yaml
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.postgres import CatalogRelation, Leaf, PgType, TableColumn, TableId
-from waldelta.stages.setup.draft import Draft, ExcludedTable, FoundTable, Inventory
-from waldelta.stages.setup.draft.draft import pipeline_name
-from waldelta.stages.setup.draft.notes import notes_of
+from waldelta.stages.setup.draft.draft import Draft, notes_of, pipeline_name
+from waldelta.stages.setup.draft.inventory import ExcludedTable, FoundTable, Inventory
 
 INT = PgType(23, -1, "integer", type_name="int4")
 

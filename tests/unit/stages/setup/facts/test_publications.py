@@ -8,9 +8,9 @@ import pytest
 
 from waldelta.config import Publication
 from waldelta.postgres import TableId
-from waldelta.stages.setup.facts import PublicationState
 from waldelta.stages.setup.facts.publications import (
     Mark,
+    PublicationState,
     PublicationTable,
     plan_publications,
     wanted_publication,

@@ -1,35 +1,64 @@
 """Estimates the initial copy by a sample: rows, bytes, minutes, the WAL kept until it ends, and its
 cost for the source.
+
+The publications may not exist yet, so the copies are derived from what preflight planned. A sample
+is some blocks of a table, read and encoded as a copy does it; the encoded files are only counted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import WaldeltaError, without_values
+from waldelta.errors import SlotMissing, WaldeltaError, without_values
 from waldelta.findings import Finding, warning
+from waldelta.lake.data_file import DataFile
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline import Job
-from waldelta.postgres import Connection
-from waldelta.postgres.catalog import read_bytes
+from waldelta.pipeline.targets import TargetSource
+from waldelta.postgres import Connection, Leaf, PublishedTable
+from waldelta.postgres.catalog import read_bytes, read_leaves
 from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
 from waldelta.postgres.planner_estimate import planned_rows, rows_where
+from waldelta.postgres.published_tables import combined_filter
 from waldelta.quantities import counted, duration, first_of, size
-from waldelta.snapshot import SnapshotHolder, plan_copy
-from waldelta.snapshot.chunks import COPIED_AT_ONCE, bytes_per_task
-from waldelta.snapshot.read_table import filter_conditions
-from waldelta.stages.setup.estimate._sample import Sample, readers, sample_copy
-from waldelta.stages.setup.estimate.planned_copies import PlannedCopy, plan_copies
+from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
+from waldelta.snapshot.chunks import (
+    COPIED_AT_ONCE,
+    COPY_ROW_GROUP_BYTES,
+    Chunk,
+    bytes_per_task,
+    plan_chunks,
+)
+from waldelta.snapshot.read_table import (
+    begin_snapshot,
+    chunk_query,
+    fetch_rows,
+    filter_conditions,
+    lock_query,
+    run_statement,
+    snapshot_reader,
+)
 from waldelta.stages.setup.facts.source_facts import ServerFacts
-from waldelta.stages.setup.preflight.targets import PlannedTargets
+from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets
+
+if TYPE_CHECKING:
+    import adbc_driver_postgresql.dbapi as adbc
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +75,37 @@ _SECONDS_TO_START = 4.0
 _SECONDS_PER_TABLE = 0.4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
+# Sampled tables wait no longer for a lock, nor for their first blocks.
+_LOCK_TIMEOUT_MS, _STATEMENT_TIMEOUT_MS = 1_000, 10_000
+# Parts of a table that a sample is spread over.
+_PLACES = 256
+_LEAST_PLACE_BYTES = 1 << 20
+# A reader begins with one block, whose values may be large, and then reads for about this long.
+_FIRST_BLOCKS = 1
+_SECONDS_PER_READ = 0.25
+_MOST_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCopy:
+    """A relation that a sync will copy into a target.
+
+    ``where`` is the target's own filter as PostgreSQL reads it.
+    """
+
+    target: str
+    table: PublishedTable
+    where: str | None
+
+    @property
+    def readable(self) -> bool:
+        """Returns whether the role can read all of it."""
+        return all(leaf.readable for leaf in self.table.stored_leaves)
+
+    @property
+    def blocks(self) -> int:
+        """Returns the blocks of all leaves, without TOAST."""
+        return sum(leaf.blocks for leaf in self.table.stored_leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +363,194 @@ def _rounded(number: int) -> int:
 _POSITION = """
 select extract(epoch from clock_timestamp()), pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was read of a copy: blocks and rows, how many bytes its files have, how long it took."""
+
+    blocks: int
+    rows: int
+    file_bytes: int
+    seconds: float
+
+
+class _Counted:
+    """Stands for a file system: what is written to it is counted and forgotten."""
+
+    def create_dir(self, _: str) -> None:
+        """Do nothing."""
+
+    def delete_file(self, _: str) -> None:
+        """Do nothing."""
+
+    def open_output_stream(self, _: str) -> Any:
+        """Return a file that only counts."""
+        return pa.MockOutputStream()
+
+
+def readers() -> int:
+    """Returns how many tasks a local Spark session runs at once, which read concurrently."""
+    return min(_MOST_READERS, os.cpu_count() or 1)
+
+
+def sample_copy(
+    conninfo: str, holder: SnapshotHolder, copy: PlannedCopy, target: Target, seconds: float
+) -> Sample:
+    """Read parts of a copy for about these seconds, by as many readers as a copy has.
+
+    Raises as read_chunks() does.
+    """
+    lsn = holder.lsn.value if target.metadata_columns else None
+    leaves = copy.table.stored_leaves
+    files = holder.relfilenodes([leaf.oid for leaf in leaves])
+    planned = plan_copy(copy.table, holder.snapshot_id, files, lsn, target.types_of(copy.target))
+    planned = replace(planned, where=copy.where)
+    places = plan_chunks(leaves, max(_LEAST_PLACE_BYTES, copy.table.size_bytes // _PLACES))
+    random.Random(0).shuffle(places)  # noqa: S311 - any order that is spread over the table
+    read = _Sampling(conninfo, planned, places, time.monotonic() + seconds)
+    began = time.monotonic()
+    with ThreadPoolExecutor(min(readers(), len(places)), thread_name_prefix="sample") as pool:
+        parts = list(pool.map(lambda _: read.run(), range(min(readers(), len(places)))))
+    # The readers' connections are open before the first of them reads.
+    took = time.monotonic() - max(began, read.began)
+    return Sample(
+        sum(part.blocks for part in parts),
+        sum(part.rows for part in parts),
+        sum(part.file_bytes for part in parts),
+        took,
+    )
+
+
+class _Sampling:
+    """The sample of one copy, whose places several readers share."""
+
+    def __init__(
+        self, conninfo: str, copy: TableCopy, places: Sequence[Chunk], until: float
+    ) -> None:
+        self._conninfo, self._copy, self._until = conninfo, copy, until
+        # What a reader leaves of a place comes last, so that a short sample is spread over all.
+        self._places = deque(places)
+        self.began = 0.0
+
+    def run(self) -> Sample:
+        """Read places until the time is over."""
+        blocks = rows = size = 0
+        with snapshot_reader(self._conninfo, self._copy, "waldelta estimate") as connection:
+            begin_snapshot(connection, self._copy)
+            run_statement(connection, f"set local lock_timeout = {_LOCK_TIMEOUT_MS}")
+            run_statement(connection, f"set local statement_timeout = {_STATEMENT_TIMEOUT_MS}")
+            began = time.monotonic()
+            self.began = max(self.began, began)
+            with DataFile(_Counted(), self._copy.schema) as file:
+                for count, table in self._groups(connection):
+                    blocks += count
+                    rows += len(table)
+                    file.write(table)
+                size = file.close().get("size", 0)
+            run_statement(connection, "commit")
+        return Sample(blocks, rows, size, time.monotonic() - began)
+
+    def _groups(self, connection: adbc.Connection) -> Iterator[tuple[int, pa.Table]]:
+        """Yields the rows read, in row groups, and how many blocks each group came from."""
+        held: list[pa.RecordBatch] = []
+        blocks, step = 0, float(_FIRST_BLOCKS)
+        for place in self._next():
+            began = time.monotonic()
+            chunk, count, rest = _part(place, int(step))
+            if rest is not None:
+                self._places.append(rest)
+            with connection.cursor() as cursor:
+                cursor.execute(lock_query(self._copy, chunk))
+                ((_, bounds),) = cursor.fetchall()
+            query = chunk_query(self._copy, chunk, bounds)
+            for batch in fetch_rows(connection, self._copy, query):
+                held.append(batch)
+                if sum(one.nbytes for one in held) >= COPY_ROW_GROUP_BYTES:
+                    yield blocks, pa.Table.from_batches(held)
+                    held, blocks = [], 0
+            blocks += count
+            took = max(time.monotonic() - began, 0.001)
+            step = max(1.0, step * min(4.0, _SECONDS_PER_READ / took))
+        if blocks:
+            yield blocks, pa.Table.from_batches(held, self._copy.schema)
+
+    def _next(self) -> Iterator[Chunk]:
+        while time.monotonic() < self._until:
+            try:
+                yield self._places.popleft()
+            except IndexError:
+                return
+
+
+def _part(place: Chunk, most_blocks: int) -> tuple[Chunk, int, Chunk | None]:
+    """Returns the first blocks of a place, how many of its leaves' blocks these are, and the rest,
+    if any.
+    """
+    end = max(leaf.blocks for leaf in place.leaves)
+    last = end if place.last_block is None else min(place.last_block, end)
+    rest = None
+    if all(leaf.has_ctid for leaf in place.leaves) and last - place.first_block > most_blocks:
+        middle = place.first_block + most_blocks
+        place, rest, last = (
+            replace(place, last_block=middle),
+            replace(place, first_block=middle),
+            middle,
+        )
+    blocks = sum(max(0, min(last, leaf.blocks) - place.first_block) for leaf in place.leaves)
+    return place, blocks, rest
+
+
+def plan_copies(
+    conn: Connection, job: Job, planned: PlannedTargets, locked: frozenset[int]
+) -> tuple[PlannedCopy, ...]:
+    """Returns the copies of all targets without a complete one; leaves that are ``locked`` (by oid)
+    count as empty.
+    """
+    states: Mapping[str, TableState] = {}
+    with suppress(SlotMissing):  # Before the first setup no target has a copy.
+        states = job.read_states()
+    wanted = {
+        name: mapping
+        for name, mapping in planned.sources.items()
+        if job.pipeline.target.copies(name)
+        and (name not in states or states[name].status != SYNCED)
+    }
+    if not wanted:
+        return ()
+    oids = [part.relation.oid for name in wanted for part in planned.relations_of(name)]
+    leaves = read_leaves(conn, list(dict.fromkeys(oids)), locked=locked)
+    return tuple(_copies(planned, wanted, leaves))
+
+
+def _copies(
+    planned: PlannedTargets,
+    wanted: Mapping[str, TargetSource],
+    leaves: Mapping[int, tuple[Leaf, ...]],
+) -> Iterator[PlannedCopy]:
+    for name, mapping in sorted(wanted.items()):
+        for part in planned.relations_of(name):
+            own = [
+                leaf
+                for leaf in leaves[part.relation.oid]
+                if mapping.partition is None or leaf.is_of(mapping.partition)
+            ]
+            yield PlannedCopy(name, _published(part, own), mapping.where)
+
+
+def _published(part: PlannedRelation, leaves: Sequence[Leaf]) -> PublishedTable:
+    relation = part.relation
+    return PublishedTable(
+        id=relation.id,
+        oid=relation.oid,
+        relkind=relation.relkind,
+        replica_identity=relation.replica_identity,
+        columns=tuple(c for c in relation.columns if c.name in part.columns),
+        key_columns=tuple(sorted(part.key)) if part.key <= part.columns else (),
+        primary_key=relation.primary_key,
+        identity_columns=relation.identity_columns,
+        row_filter=combined_filter(part.filters),
+        leaves=tuple(leaves),
+        relation_ids=(relation.oid,),
+        publishes=frozenset(part.publishes),
+    )

@@ -5,25 +5,30 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from waldelta.cli.init._questions import ask
-from waldelta.cli.init._selection import choose_named, choose_schemas
+from waldelta.cli._options import split_names
 from waldelta.config import PipelineFile, load_pipeline_file
-from waldelta.config.airflow_of_shell import take_from_airflow
+from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.errors import ConfigError
-from waldelta.postgres import Connection, connect
+from waldelta.postgres import Connection, TableId, connect
 from waldelta.postgres.connection import conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter, refused_filter
-from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, read_inventory
-from waldelta.stages.setup.draft.draft import pipeline_name
-from waldelta.stages.setup.draft.owners_sql import HEADER, owners_sql
-from waldelta.stages.setup.facts import PublicationState
-from waldelta.stages.setup.facts.publications import read_publications
+from waldelta.stages.setup.draft.draft import (
+    HEADER,
+    Draft,
+    facts_of,
+    notes_of,
+    owners_sql,
+    pipeline_name,
+)
+from waldelta.stages.setup.draft.inventory import FoundTable, Inventory, read_inventory
+from waldelta.stages.setup.facts.publications import PublicationState, read_publications
 
 if TYPE_CHECKING:
     from waldelta.cli._output import Output
@@ -35,6 +40,8 @@ _COMMANDS = (
     ("sync", "copies the rows that exist"),
     ("consume", "applies the changes since; a schedule repeats it"),
 )
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_Answer = TypeVar("_Answer")
 
 
 def run_init(options: argparse.Namespace, output: Output) -> None:
@@ -221,3 +228,120 @@ def _document(draft: Draft, path: Path, sql_path: Path) -> dict[str, Any]:
         "tables": [str(table.id) for table in draft.tables],
         "left_out": {str(table.id): table.reason for table in draft.inventory.excluded},
     }
+
+
+def choose_named(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]:
+    """Returns these tables; raises ConfigError for a name that isn't a table to replicate."""
+    return [_table(inventory, name) for name in names]
+
+
+def choose_schemas(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]:
+    """Returns the tables of these schemas; raises ConfigError for one without any."""
+    chosen = []
+    for name in map(_unquoted, names):
+        found = [table for table in inventory.tables if table.id.schema == name]
+        if not found:
+            raise ConfigError(
+                f"schema {name!r} has no table that can be replicated; schemas with some:"
+                f" {first_of(inventory.schemas)}"
+            )
+        chosen += found
+    return chosen
+
+
+def choose_answered(inventory: Inventory, answers: Iterable[str]) -> list[FoundTable]:
+    """Returns the tables of an answer: numbers in the list (``1``, ``3-5``), tables and schemas."""
+    chosen = [table for answer in answers for table in _answered(inventory, answer)]
+    return sorted(dict.fromkeys(chosen), key=lambda table: table.id)
+
+
+def _answered(inventory: Inventory, answer: str) -> Iterator[FoundTable]:
+    if answer == "all":
+        yield from inventory.tables
+    elif found := _RANGE.fullmatch(answer):
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 1 <= first <= last <= len(inventory.tables):
+            raise ConfigError(f"the list has numbers 1 to {len(inventory.tables)}, not {answer}")
+        yield from inventory.tables[first - 1 : last]
+    elif _unquoted(answer) in inventory.schemas:
+        yield from choose_schemas(inventory, [answer])
+    else:
+        yield _table(inventory, answer)
+
+
+def _table(inventory: Inventory, name: str) -> FoundTable:
+    try:
+        wanted = TableId.parse(name)
+    except ValueError as err:
+        raise ConfigError(str(err)) from None
+    for table in inventory.tables:
+        if table.id == wanted:
+            return table
+    for other in inventory.excluded:
+        if other.id == wanted:
+            raise ConfigError(f"{wanted} can't be replicated: {other.reason}")
+    for table in inventory.tables:
+        if wanted in (leaf.id for leaf in table.leaves):
+            raise ConfigError(f"{wanted} is a partition: name its root, {table.id}")
+    near = get_close_matches(str(wanted), [str(table.id) for table in inventory.tables], 1)
+    hint = f"did you mean {near[0]}?" if near else "check schema and spelling"
+    raise ConfigError(f"there is no table {wanted} in database {inventory.database!r}: {hint}")
+
+
+def _unquoted(name: str) -> str:
+    is_quoted = len(name) > 1 and name.startswith('"') and name.endswith('"')
+    return name[1:-1].replace('""', '"') if is_quoted else name
+
+
+def ask(draft: Draft) -> Draft:
+    """Return the draft with the user's answers; raises ConfigError at the end of the input."""
+    inventory = draft.inventory
+    sys.stdout.write(table_list(inventory))
+    tables = _prompt(
+        "Tables (numbers, names or schemas, separated by commas)",
+        "all",
+        lambda answer: choose_answered(inventory, split_names(answer)),
+    )
+    draft = replace(draft, tables=tuple(tables))
+    draft = _prompt(
+        "Pipeline name", draft.pipeline, lambda name: _fit(replace(draft, pipeline=name))
+    )
+    draft = _prompt("Root of the lake", draft.root, lambda root: _fit(replace(draft, root=root)))
+    return _prompt(
+        "Schedule (cron, UTC)",
+        draft.schedule,
+        lambda schedule: _fit(replace(draft, schedule=schedule)),
+    )
+
+
+def table_list(inventory: Inventory) -> str:
+    """Return the tables by number, each with what the file will say about it."""
+    lines = []
+    for number, table in enumerate(inventory.tables, 1):
+        lines.append(f"{number:>4}  {table.id}: {facts_of(table)}")
+        lines += [f"      {note}" for note in notes_of(table)]
+    lines += [f"   -  {table.id}: left out: {table.reason}" for table in inventory.excluded]
+    return "\n".join([*lines, ""])
+
+
+def _fit(draft: Draft) -> Draft:
+    """Return a draft that the product reads; raises ConfigError for another one."""
+    draft.load()
+    return draft
+
+
+def _prompt(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
+    while True:
+        try:
+            answer = input(f"{question} [{default}]: ").strip()
+        except EOFError:
+            raise ConfigError(
+                "the input ended before all questions were answered: choose with --tables or"
+                " --schema, or take the defaults with --yes"
+            ) from None
+        try:
+            found = read(answer or default)
+            if found:
+                return found
+        except ConfigError as err:
+            sys.stdout.write(f"{err}\n")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.stages.setup.draft.test_draft import table
-from waldelta.cli.init._selection import choose_answered
+from waldelta.cli.init import choose_answered
 from waldelta.errors import ConfigError
 from waldelta.postgres import TableId
-from waldelta.stages.setup.draft import ExcludedTable, Inventory
+from waldelta.stages.setup.draft.inventory import ExcludedTable, Inventory
 
 TABLES = [TableId("a", "x"), TableId("b.c", "y"), TableId("b.c", "z")]
 INVENTORY = Inventory(
