@@ -30,7 +30,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult, keep_results
+from waldelta.lake.ledger.check_records import ExpectationResult, keep_results
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import Run, now

@@ -59,14 +59,14 @@ MUTATIONS = (
         (_SKIPPED,),
     ),
     Mutation(
-        "lake/changelog/snapshot_visibility.py",
+        "lake/changelog/commit_order.py",
         "xid8 < self.xmax",
         "xid8 <= self.xmax",
         "The first transaction after a copy's snapshot is never applied.",
         (_DECODE,),
     ),
     Mutation(
-        "lake/changelog/snapshot_visibility.py",
+        "lake/changelog/commit_order.py",
         "visible &= ~np.isin(",
         "visible |= np.isin(",
         "Transactions that ran during a copy count as copied.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tests.mutations.mutation import Mutation
 
 _RECOVERY = "unit/slot/test_recovery.py"
-_DURABLE = "unit/slot/test_durable_position.py"
+_DURABLE = "unit/slot/test_recovery_durable_position.py"
 _FAILOVER = "unit/slot/test_failover.py"
 _INTERVAL = "unit/stages/repair/replay/test_interval.py"
 _DERIVE = "unit/stages/repair/replay/test_derive_states.py"
@@ -66,14 +66,14 @@ MUTATIONS = (
         (f"{_DRAIN}::test_a_change_log_that_lost_batches_is_a_named_gap",),
     ),
     Mutation(
-        "slot/durable_position.py",
+        "slot/recovery.py",
         "before = [move.lsn for move in moves if move.at < checkpoint - MOVING]",
         "before = [move.lsn for move in moves if move.at < checkpoint]",
         "A move during the checkpoint counts as written to disk.",
         (_DURABLE,),
     ),
     Mutation(
-        "slot/durable_position.py",
+        "slot/recovery.py",
         "any(lsn <= furthest for lsn in since)",
         "any(lsn < furthest for lsn in since)",
         "A slot that went back to its last position counts as durable there.",

@@ -26,7 +26,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, SlotReading
 from waldelta.lsn import Lsn

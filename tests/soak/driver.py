@@ -23,7 +23,7 @@ from queue import Queue
 from typing import IO, Any
 
 import waldelta.changes.merge.merge
-import waldelta.slot.durable_position
+import waldelta.slot.recovery
 import waldelta.stages.maintain.maintain
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.jobs import Pipeline
@@ -97,7 +97,7 @@ def grow_old() -> None:
     pruned.
     """
     waldelta.stages.maintain.maintain.now = lambda: now() + OLD_AGE
-    waldelta.slot.durable_position.MOVING = timedelta()
+    waldelta.slot.recovery.MOVING = timedelta()
 
 
 def merge_either_way() -> None:

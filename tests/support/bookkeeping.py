@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from waldelta.config import PipelineFile
 from waldelta.lake import DeltaTarget, Lake, bookkeeping_uri
 from waldelta.lake.ledger import Ledger, TargetCut
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.ledger_row import LedgerRow, schema_of
 from waldelta.lake.ledger.records import Run
 

@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.cli.command_line import _Formatter
 from waldelta.errors import without_values
-from waldelta.lake.store_errors import store_text
+from waldelta.lake.write_errors import store_text
 from waldelta.pipeline.task_errors import describe_error, unexpected_error, writing_error
 
 SECRET = "s3cret-4711"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     CAN_BE_JUDGED,
     NO_CHECKS,
     ON_OTHERS,

@@ -19,7 +19,7 @@ from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.records import Release
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.attention import Attention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 import psycopg
@@ -92,3 +92,43 @@ class SourceConnections:
                 if (full := lacks_room(err)) is not None:
                     raise full from err
                 raise
+
+
+class SharedConnection(AbstractContextManager["SharedConnection"]):
+    """A connection to the source's primary, for uses with other work in between that leave no state
+    in its session.
+
+    It is opened at first use, and closed at the end of its ``with`` block. A server or a firewall
+    may end it while it is idle, so each use first checks that it still works. An exception within a
+    use closes it, because the session's state isn't known then.
+    """
+
+    def __init__(self, source: SourceConnections, purpose: str) -> None:
+        self._source, self._purpose = source, purpose
+        self._connection: Connection | None = None
+        self._opened = ExitStack()
+
+    @contextmanager
+    def use(self) -> Iterator[Connection]:
+        """Yield the connection; raises as SourceConnections.connect() does."""
+        if self._connection is not None:
+            try:
+                self._connection.execute("select 1")
+            except psycopg.Error:
+                self._close()
+        if self._connection is None:
+            self._connection = self._opened.enter_context(self._source.connect(self._purpose))
+        try:
+            yield self._connection
+        except BaseException:
+            self._connection = None
+            with self._opened.pop_all():  # It names the error, and closes the connection.
+                raise
+
+    def _close(self) -> None:
+        self._connection = None
+        with suppress(psycopg.Error):
+            self._opened.close()
+
+    def __exit__(self, *_: object) -> None:
+        self._close()

@@ -8,11 +8,11 @@ from typing import Any
 
 from waldelta import errors
 from waldelta.errors import without_values
-from waldelta.lake.store_errors import store_error
 from waldelta.lake.write_errors import (
     not_writable_by_spark,
     not_writable_from_text,
     storage_refusal,
+    store_error,
 )
 from waldelta.server_errors import texts
 

@@ -33,9 +33,15 @@ from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole
-from waldelta.slot.verify.binary_count import BINARY_COUNT_FROM, is_plain, is_refused
 from waldelta.slot.verify.compare_landed import check_landed
-from waldelta.slot.verify.slot_count import agree, counted, named_use
+from waldelta.slot.verify.slot_count import (
+    BINARY_COUNT_FROM,
+    agree,
+    counted,
+    is_plain,
+    is_refused,
+    named_use,
+)
 
 log = logging.getLogger(__name__)
 

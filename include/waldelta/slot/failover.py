@@ -24,7 +24,7 @@ from waldelta.lake.ledger.records import SYNCED, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity, target_lock
 from waldelta.pipeline.slot_identity import incarnation_of
-from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends, unread_timeline
 from waldelta.slot.slot import SlotState, read_slot
@@ -195,7 +195,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
             ):
                 copied = Lsn(latest.snapshot_lsn)
                 why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
-                mark(job, latest, why)
+                mark_for_copy(job, latest, why)
     slot, system, timeline = identity.slot, identity.system_identifier, identity.timeline
     moved = SlotMove(
         now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn

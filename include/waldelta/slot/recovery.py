@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,20 @@ from waldelta.slot.read.read_window import ReadWindows
 from waldelta.slot.verify.compare_landed import VerifiedRange, check_behind
 
 log = logging.getLogger(__name__)
+# The longest time from an intent to the end of its move: counting a large batch takes minutes.
+MOVING = timedelta(hours=1)
+
+# PostgreSQL writes a slot's position to disk with its checkpoints, and after a stop without one has
+# the slot at the last written position. An idle server makes no checkpoint for days.
+# When the last finished checkpoint began: moves before that are on disk. It is read as an age,
+# since clocks differ.
+_WRITTEN_DOWN = """
+select slot.confirmed_flush_lsn::text,
+       (select extract(epoch from clock_timestamp() - checkpoint_time)::float
+         from pg_control_checkpoint())
+from pg_replication_slots as slot
+where slot.slot_name = %s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +236,7 @@ def _other_session(
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """Open one more session with the same statement timeout.
 
-    A session in which decoding has failed can't decode any more (binary_count).
+    A session in which decoding has failed can't decode any more (slot_count.is_plain).
     """
     with job.source.connect_slot("compare") as session:
         ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()
@@ -376,3 +391,38 @@ def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
             f" {furthest}..{confirmed}, or the slot was recreated; find out which program"
             " did it, drop the slot once no other program needs it, and run resync"
         )
+
+
+def durable_position(job: Job) -> Lsn:
+    """Return the position before which this pipeline's slot never goes back; 0 when not known
+    now.
+    """
+    slot = job.pipeline.source.slot
+    with job.source.connect_slot("maintain") as connection:
+        row = connection.execute(_WRITTEN_DOWN, (slot,)).fetchone()
+    if row is None or row[0] is None:
+        return Lsn(0)
+    incarnation = job.read_identity().incarnation
+    moves = [
+        move
+        for move in job.ledger.slot_moves()
+        if (move.slot, move.incarnation) == (slot, incarnation)
+    ]
+    return written_down(moves, Lsn.parse(row[0]), now() - timedelta(seconds=row[1]))
+
+
+def written_down(moves: Sequence[SlotMove], confirmed: Lsn, checkpoint: datetime) -> Lsn:
+    """Return how far a slot at ``confirmed`` had been moved when the last ``checkpoint`` began.
+
+    Returns 0 where it may have gone back since.
+    """
+    before = [move.lsn for move in moves if move.at < checkpoint - MOVING]
+    since = [
+        move.lsn for move in moves if move.at >= checkpoint - MOVING and move.event == "intent"
+    ]
+    furthest = max(before, default=0)
+    # A repeated move to an earlier position shows that the slot had gone back, perhaps before the
+    # checkpoint.
+    if confirmed.value < furthest or any(lsn <= furthest for lsn in since):
+        return Lsn(0)
+    return Lsn(furthest)

@@ -20,7 +20,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,

@@ -14,7 +14,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.profiles import latest_profiles
+from waldelta.lake.ledger.check_records import latest_profiles
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]

@@ -19,7 +19,7 @@ from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Quarantine
-from waldelta.lake.ledger.passed_suites import latest_suites
+from waldelta.lake.ledger.check_records import latest_suites
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed

@@ -165,7 +165,7 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
     with monkeypatch.context() as old:
         old.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
         old.setattr(
-            "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+            "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is known in whole seconds
         run_maintain(spark, replace(job, run_id="maintain"))
     assert log.sizes(0, 99) == {}

@@ -15,12 +15,12 @@ from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.lifecycle import read_table_bytes
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.snapshot import SnapshotHolder
-from waldelta.snapshot.publication_version import read_version, wait_for_version
+from waldelta.snapshot.exported_snapshot import read_version, wait_for_version
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
@@ -145,12 +145,12 @@ def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
     """A copy that is due isn't put off by it; one that stays is told of, by target, while the
     others' sizes are read.
     """
-    monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("waldelta.pipeline.targets.lifecycle.LOCK_TIMEOUT_S", 0.1)
     with locked(database, "public.t"):
         sizes, busy = read_table_bytes(job)
     assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
     assert "(vacuum) on public.t" in str(busy["public.t"])
-    monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("waldelta.pipeline.targets.lifecycle.LOCK_TIMEOUT_S", 30.0)
     with ThreadPoolExecutor(1) as pool, job.source.connect("test") as connection:
         with locked(database, "public.t"):
             reading = pool.submit(read_table_bytes, job)

@@ -403,7 +403,7 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
     assert (waiting.batch, waiting.decided_in) == (1, None)
     monkeypatch.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
-        "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+        "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds
     database.execute("checkpoint")
     run_maintain(spark, job)

@@ -12,7 +12,7 @@ import pytest
 from tests.soak.fault_matrix import Matrix
 from tests.soak.scene import Scene
 from tests.soak.steps import STEPS
-from waldelta.slot import durable_position as saved
+from waldelta.slot import recovery
 from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -34,7 +34,7 @@ def matrix(postgres, spark_jvm, tmp_path_factory) -> Iterator[Matrix]:
     with pytest.MonkeyPatch.context() as patch:
         # Which the matrix sets, for good.
         patch.setattr(maintain, "now", maintain.now)
-        patch.setattr(saved, "MOVING", saved.MOVING)
+        patch.setattr(recovery, "MOVING", recovery.MOVING)
         yield Matrix([scene], alone=True)
     scene.close()
 

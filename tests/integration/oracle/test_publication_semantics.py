@@ -39,7 +39,7 @@ from tests.integration.apply.test_complete_rows import wait_until
 from tests.oracles.scenario import Both, Scenario, running
 from tests.support.fixtures.postgres import new_database
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.snapshot.publication_version import wait_for_version
+from waldelta.snapshot.exported_snapshot import wait_for_version
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

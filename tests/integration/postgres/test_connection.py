@@ -20,7 +20,7 @@ from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import job_of, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
-from waldelta.pipeline.shared_connection import SharedConnection
+from waldelta.pipeline.source_connections import SharedConnection
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
 
@@ -410,7 +410,7 @@ def test_a_connection_lost_in_use_has_its_error(postgres, lake, lost):
 def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake):
     """Idle or in use; what a use fails by has its name, as of a connection of its own."""
     job, met = job_of(pipeline_file(lake, "shared"), postgres.conninfo(), "test"), []
-    with SharedConnection(job, "share") as shared:
+    with SharedConnection(job.source, "share") as shared:
 
         def pid(within=lambda _: None) -> int:
             with shared.use() as connection:

@@ -102,7 +102,7 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
     """
     monkeypatch.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
-        "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+        "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds
     log = pipeline.job().change_log(pipeline.job().read_identity())
     for number, written_down, left in ((1, True, []), (2, False, [2])):
@@ -137,7 +137,7 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
             later.setattr(
                 "waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90)
             )
-            later.setattr("waldelta.slot.durable_position.MOVING", timedelta(seconds=-1))
+            later.setattr("waldelta.slot.recovery.MOVING", timedelta(seconds=-1))
             told.append(pipeline.maintain(spark).stages["change_log"].detail)
 
     before_rows(monkeypatch, long_copy)
@@ -284,7 +284,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     with monkeypatch.context() as later:
         later.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
         later.setattr(
-            "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+            "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is told in whole seconds
         with pytest.raises(RunFailed, match=r"public\.a") as failed:
             pipeline.maintain(spark)

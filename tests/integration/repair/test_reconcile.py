@@ -29,7 +29,7 @@ from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, Reconciliation
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
 )

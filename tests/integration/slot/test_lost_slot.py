@@ -161,7 +161,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     database.execute(LATER)
     with monkeypatch.context() as patched:
         patched.setattr(
-            "waldelta.snapshot.publication_version.wait_for_old_transactions", write_and_stay_open
+            "waldelta.snapshot.exported_snapshot.wait_for_old_transactions", write_and_stay_open
         )
         result = run_resync(spark, again)
     database.execute(

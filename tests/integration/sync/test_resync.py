@@ -67,7 +67,7 @@ def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
     for number in range(1, 3):
         database.execute(f"insert into t values ({number}, 'a')")
         drain(spark, job)
-    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
+    monkeypatch.setattr("waldelta.snapshot.exported_snapshot.wait_for_old_transactions", wait)
     sync(spark, job)
     assert watermark(job) == 2
     database.execute("insert into t values (3, 'later, but committed first')")

@@ -24,8 +24,12 @@ from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, record_killed
-from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.lifecycle import (
+    read_lifecycles,
+    read_published,
+    read_table_bytes,
+    record_killed,
+)
 from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync
 

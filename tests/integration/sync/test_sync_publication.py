@@ -53,7 +53,7 @@ def test_a_filter_widened_between_the_wait_and_a_snapshot(
         writer.execute("insert into t values (20, 'not sent by the old filter')")
         database.execute(narrowed)
 
-    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
+    monkeypatch.setattr("waldelta.snapshot.exported_snapshot.wait_for_old_transactions", wait)
     sync(spark, job)
     writer.close()
     consume(spark, job)
@@ -73,7 +73,7 @@ def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narro
             writer.execute("insert into t values (20, 'x')")
             database.execute(narrowed)
 
-    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
+    monkeypatch.setattr("waldelta.snapshot.exported_snapshot.wait_for_old_transactions", wait)
     monkeypatch.setattr(sync_module, "ATTEMPTS", 2)
     with pytest.raises(SyncFailed) as caught:
         sync(spark, job, old_transactions_timeout_s=0.2)

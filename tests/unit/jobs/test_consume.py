@@ -20,7 +20,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
 )

@@ -15,7 +15,7 @@ from tests.unit.lake.ledger.test_ledger import NOON, OLD
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake, write_parquet
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ExpectationResult,
     keep_results,
 )

@@ -18,7 +18,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
 from waldelta.monitoring import read_glance

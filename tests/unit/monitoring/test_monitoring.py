@@ -21,7 +21,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,
     IS_FRESH,

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[3] / "include"
 TEXTS = ROOT / "waldelta/server_errors/texts.py"
 # These name errors that arrive as text, from texts.py alone.
 NAMING = {
-    "waldelta/lake/store_errors.py",
     "waldelta/lake/write_errors.py",
     "waldelta/pipeline/task_errors.py",
     "waldelta/slot/read/peek.py",

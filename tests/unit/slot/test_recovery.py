@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +93,7 @@ def test_by_what_it_was_read(log, batches, stands, expected):
             log,
             batch,
             rows,
-            **(asked.as_commit_info() | {"from_lsn": str(Lsn(begins))} if asked else {}),
+            **(asdict(asked) | {"from_lsn": str(Lsn(begins))} if asked else {}),
         )
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
     found = landed_behind(log, BatchNumbers(0, len(batches)), Lsn(stands), **LARGE)
@@ -130,7 +131,7 @@ def test_no_more_is_compared_together_than_one_bite_holds(log, most, expected):
             log,
             batch,
             transaction(end) if end else [],
-            **asked.as_commit_info(),
+            **asdict(asked),
             from_lsn=str(Lsn(begins)),
         )
     found = landed_behind(log, BatchNumbers(0, 5), Lsn(50), max_messages=most[0], max_bytes=most[1])

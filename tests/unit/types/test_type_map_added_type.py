@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 
 from tests.unit.types.test_type_map import array_of, domain_over
-from waldelta.lake.file_statistics import FileStatistics
+from waldelta.lake.data_file import FileStatistics
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import PgType
 from waldelta.row_filter.typed_tree import column_type

@@ -2,7 +2,6 @@
 
 from waldelta.lake.changelog.batch_range import BatchNumbers, BatchRanges
 from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.commit_order import Stream
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog.commit_order import Snapshot, Stream
 
 __all__ = ["BatchNumbers", "BatchRanges", "ChangeLog", "Snapshot", "Stream"]

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.commit_order import Snapshot, Stream
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.driver_limits import MOST_DRIVER_MESSAGE_BYTES, MOST_DRIVER_ROWS
 from waldelta.lake.ledger import TableState
 

@@ -24,9 +24,8 @@ from waldelta.lake.changelog.batch_file import (
     create_log,
     write_batch,
 )
-from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.commit_order import Snapshot, Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.lake import Lake

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waldelta.arrow import Bools, Ints, table_of
-from waldelta.lake.changelog.commit_order import Stream, commits, place_columns
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog.commit_order import Snapshot, Stream, commits, place_columns
 from waldelta.lake.lake import Lake
 from waldelta.lake.storage import by_row_group, parquet_format, scan_options
 from waldelta.pgoutput import Segments

@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from waldelta.lake.ledger.expectation_results import ExpectationResult, keep_results
+from waldelta.lake.ledger.check_records import (
+    ExpectationResult,
+    PassedSuite,
+    Profile,
+    keep_profiles,
+    keep_results,
+    keep_suites,
+)
 from waldelta.lake.ledger.ledger import OF_BATCHES, Ledger
-from waldelta.lake.ledger.passed_suites import PassedSuite, keep_suites
-from waldelta.lake.ledger.profiles import Profile, keep_profiles
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import (

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Generic, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import tenacity
 from deltalake import WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
@@ -28,8 +32,8 @@ from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger._file_cache import STATISTIC, read_files, read_sorted
 from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
+from waldelta.lake.object_store import store_folder
 from waldelta.lake.storage import is_local
 from waldelta.lake.write_errors import target_not_writable
 
@@ -64,6 +68,17 @@ again_when_late = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
+# Files with more rows come from compaction, and are few. The rows of others are kept in memory:
+# Delta's files never change, and a run reads the same ones repeatedly.
+_SMALL_ROWS = 2_000
+_MOST_CACHED = 512
+# An object store answers a request for a part of a file no sooner than one for all of it.
+_ONE_REQUEST_BYTES = 32 << 10
+# File statistics have timestamps in milliseconds, rounded down.
+STATISTIC = timedelta(milliseconds=1)
+
+# The URI of a table's folder, and the options of its object store.
+_Place = tuple[str, frozenset[tuple[str, str]]]
 
 
 def of_run(run_id: str, verb: str) -> pc.Expression:
@@ -96,7 +111,7 @@ def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 class Newest:
     """The row that must still be the newest of those that a filter selects (None: all rows).
 
-    ``at`` identifies the row; None: there must be none. ``kept``: see _file_cache.read_sorted().
+    ``at`` identifies the row; None: there must be none. ``kept``: see read_sorted().
     """
 
     at: datetime | None
@@ -363,3 +378,100 @@ class LedgerTable(Generic[R]):
             return None
         newest: datetime | None = pc.max(actions["max.at"]).as_py()
         return newest
+
+
+def read_sorted(
+    table: TargetVersion,
+    columns: Sequence[str] | None = None,
+    since: datetime | None = None,
+    chosen: pc.Expression | None = None,
+    *,
+    kept: bool = True,
+) -> pa.Table:
+    """Return columns (None: all) of the rows from ``since`` on that a filter selects, oldest first.
+
+    Columns that a file lacks, because it is older than the column, are null; the same is true for
+    tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
+    and columns are read. Others are read whole and cached; without ``kept``, only the smallest.
+    """
+    schema, actions = table.schema, table.files
+    if chosen is not None:
+        actions = _may_have(actions, schema, chosen)
+    if since is not None:
+        recent = pc.field("at") >= since
+        chosen = recent if chosen is None else recent & chosen
+        if "max.at" in actions.column_names:  # The statistic is in milliseconds, rounded down.
+            ends = pc.field("max.at")
+            actions = actions.filter(
+                ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
+            )
+    wanted = schema.names if columns is None else (*columns, "at")
+    names = [name for name in dict.fromkeys(wanted) if name in schema.names]
+    place, parts = _place_of(table), [schema.empty_table().select(names)]
+    for file in actions.select(["path", "size_bytes", "num_records"]).to_pylist():
+        path, size = file["path"], file["size_bytes"]
+        if file["num_records"] > _SMALL_ROWS or (size > _ONE_REQUEST_BYTES and not kept):
+            files = _files(place, path, size)
+            large = ds.dataset([path], schema=schema, filesystem=files, format="parquet")
+            parts.append(large.to_table(names, filter=chosen))
+        else:
+            rows = _read_whole(place, path, size, schema)
+            parts.append((rows if chosen is None else rows.filter(chosen)).select(names))
+    return pa.concat_tables(parts).sort_by("at")
+
+
+def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa.Table:
+    """Return the files that may have rows of a filter, by the bounds of their texts."""
+    texts = [
+        field.name
+        for field in schema
+        if pa.types.is_string(field.type) and f"min.{field.name}" in actions.column_names
+    ]
+    layout, files = ds.ParquetFileFormat(), LocalFileSystem()
+    bounds = actions.select([f"{end}.{name}" for name in texts for end in ("min", "max")])
+    fragments = [
+        layout.make_fragment(str(number), files, _within(texts, row))
+        for number, row in enumerate(bounds.to_pylist())
+    ]
+    # Arrow opens no file to choose among them.
+    found = ds.FileSystemDataset(fragments, schema, layout, files).get_fragments(chosen)
+    return actions.take(pa.array([int(fragment.path) for fragment in found], pa.int64()))
+
+
+def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expression:
+    """Return what is true of all rows of a file with these bounds."""
+    sure = pc.scalar(True)
+    for name in texts:
+        column, least, most = pc.field(name), bounds[f"min.{name}"], bounds[f"max.{name}"]
+        if least is not None and most is not None:
+            sure &= ((column >= least) | column.is_null()) & ((column <= most) | column.is_null())
+    return sure
+
+
+def read_files(table: TargetVersion, files: Sequence[tuple[str, int]]) -> pa.Table:
+    """Return all rows of some files (path, bytes), oldest first, by the table's current schema."""
+    place, schema = _place_of(table), table.schema
+    return pa.concat_tables([_read_whole(place, *file, schema) for file in files]).sort_by("at")
+
+
+def _place_of(table: TargetVersion) -> _Place:
+    return table.place.uri, frozenset((table.place.lake.storage_options or {}).items())
+
+
+@lru_cache(maxsize=_MOST_CACHED)
+def _read_whole(place: _Place, path: str, size: int, schema: pa.Schema) -> pa.Table:
+    """Return all rows of a file with a table's current schema.
+
+    Columns, and fields of structs, are added over time.
+    """
+    with _files(place, path, size).open_input_file(path) as file:  # By one request to a store.
+        whole = ds.ParquetFileFormat().make_fragment(pa.BufferReader(file.read()))
+    return whole.to_table(schema=schema)
+
+
+def _files(place: _Place, path: str, size: int) -> FileSystem:
+    # Errors of this file system name the whole path, which those of a folder's own don't.
+    uri, options = place[0], dict(place[1])
+    return store_folder(uri, options, unchanging=True) or PyFileSystem(
+        DeltaStorageHandler(uri, options, {path: size})
+    )

@@ -1,7 +1,7 @@
 """Reads a slot through the SQL functions, as Arrow record batches with their envelope.
 
 A peek leaves the slot where it is, so it can be repeated. What it returns is landed before anything
-is consumed.
+is consumed, and how it was requested is stored with it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psycopg
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.arrow import storage
-from waldelta.config import Source
+from waldelta.config import Publication, Source
 from waldelta.config.source import Options
 from waldelta.errors import (
     PeekTimeout,
@@ -489,3 +489,37 @@ def peek_error(slot: str, error: ServerError, *, timed_out: bool = True) -> Sour
     state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate is not None else ""
     context = f": {' '.join(error.context.split())}" if error.context else ""
     return SourceError(f"reading slot {slot!r} failed: {error.shown}{state}{context}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """The options of a source that decide what a slot returns, as a batch's Delta commit stores
+    them.
+
+    With them, verification re-reads the slot in the same way. The pipeline file may have changed by
+    the time that a run finds a slot behind what has landed.
+    """
+
+    publication_names: tuple[str, ...]
+    messages: bool
+    origin: str
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        """Create it from the pipeline file."""
+        return cls(tuple(source.publication_names), source.options.messages, source.options.origin)
+
+    @classmethod
+    def read(cls, info: Mapping[str, Any]) -> Self | None:
+        """Create it from a commit's metadata; None when that isn't known any more."""
+        if "publication_names" not in info:
+            return None
+        return cls(tuple(info["publication_names"]), info["messages"], info["origin"])
+
+    def put_to(self, source: Source) -> Source:
+        """Return the source with these options."""
+        names = self.publication_names
+        publications = tuple(Publication(name=name, manage=False) for name in names)
+        return _with_options(source, messages=self.messages, origin=self.origin).model_copy(
+            update={"publications": publications}
+        )

@@ -31,7 +31,7 @@ class VerifiedRange:
     """Landed batches that were read from the slot with the same options, from ``begins`` on.
 
     ``first`` and ``last`` are their numbers, ``messages`` their messages in all. ``request``
-    holds the options; it is None for batches of an earlier waldelta, which didn't record them.
+    holds the options; it is None for batches whose commit Delta's log doesn't have any more.
     """
 
     request: ReadRequest | None

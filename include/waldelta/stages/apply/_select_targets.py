@@ -18,8 +18,12 @@ from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves, with_leaves
-from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
-from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
+from waldelta.pipeline.drift.record_drift import (
+    check_drift,
+    check_mode,
+    check_rewrite,
+    read_published_now,
+)
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring

@@ -32,7 +32,7 @@ from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limite
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import INT8, read_types
 from waldelta.snapshot.exported_snapshot import wait_until_visible
-from waldelta.snapshot.key_columns import KeyAttribute
+from waldelta.snapshot.read_selected import KeyAttribute
 from waldelta.snapshot.read_table import privilege_remedy
 from waldelta.types.base import printed
 

@@ -33,11 +33,10 @@ from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
 from waldelta.pipeline.drift import CatalogTable, Evolution
-from waldelta.pipeline.shared_connection import SharedConnection
+from waldelta.pipeline.source_connections import SharedConnection
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.external_commits import Watch
-from waldelta.pipeline.targets.lifecycle import record_removed
-from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.lifecycle import mark_for_copy, record_removed
 from waldelta.pipeline.targets.target_definition import check_columns, merge_error
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import (
@@ -227,7 +226,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     if sum(sizes.values()) > MOST_DRIVER_ROWS:
         start_session(spark)
     quarantine = Quarantine(job.lake)
-    planning, locks = SharedConnection(job, "apply"), LockSessions(job.source.conninfo)
+    planning, locks = SharedConnection(job.source, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:
@@ -303,7 +302,7 @@ def _apply_locked(run: _Run, state: TableState, batches: BatchNumbers) -> Target
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.recopies(state.table_name):
                 # The state is read again, because its columns may have been recorded since.
-                mark(run.job, check_same_copy(run.job, present), str(named))
+                mark_for_copy(run.job, check_same_copy(run.job, present), str(named))
             raise named from err
     fault_point("apply.applied")
     log.info(

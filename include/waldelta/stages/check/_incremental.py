@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from waldelta.lake.ledger import BatchCut, TableState
-from waldelta.lake.ledger.passed_suites import PassedSuite
+from waldelta.lake.ledger.check_records import PassedSuite
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check.suite import Outcome, SuitePlan
 from waldelta.stages.check.suite.kinds import depends_on

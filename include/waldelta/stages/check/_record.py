@@ -10,13 +10,13 @@ from datetime import datetime
 
 from waldelta.config.expectation_files import OwnSuites
 from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
+    PassedSuite,
+    Profile,
     newest_versions,
 )
-from waldelta.lake.ledger.passed_suites import PassedSuite
-from waldelta.lake.ledger.profiles import Profile
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.stages.check._incremental import Known

@@ -100,7 +100,7 @@ def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
         "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
         "upto_lsn": str(bound.upto_lsn),
         "attempt": uuid.uuid4().hex,
-        **ReadRequest.of(source).as_commit_info(),
+        **asdict(ReadRequest.of(source)),
     }
     return json.dumps({"waldelta": told})
 

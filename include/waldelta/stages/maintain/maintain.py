@@ -40,7 +40,7 @@ from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
 from waldelta.pipeline.task_errors import is_conflict
 from waldelta.quantities import counted
-from waldelta.slot.durable_position import durable_position
+from waldelta.slot.recovery import durable_position
 from waldelta.spark.session_settings import session_settings
 
 if TYPE_CHECKING:

@@ -35,8 +35,13 @@ from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.key_columns import KeyAttribute, key_columns
-from waldelta.snapshot.read_selected import read_choices, read_keys, whole_table
+from waldelta.snapshot.read_selected import (
+    KeyAttribute,
+    key_columns,
+    read_choices,
+    read_keys,
+    whole_table,
+)
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import parquet, quote

@@ -73,7 +73,7 @@ from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted
 from waldelta.snapshot import SnapshotHolder
-from waldelta.snapshot.publication_version import (
+from waldelta.snapshot.exported_snapshot import (
     check_version,
     read_version_as_of,
     wait_for_version,

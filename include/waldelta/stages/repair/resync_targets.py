@@ -17,10 +17,10 @@ from waldelta.pipeline.targets.lifecycle import (
     copied_by_runs,
     never_copied,
     read_lifecycles,
+    read_table_bytes,
     record_killed,
     requiring,
 )
-from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import record_current
 

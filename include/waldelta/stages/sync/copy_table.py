@@ -41,12 +41,14 @@ from waldelta.postgres.server_position import is_standby
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
-from waldelta.snapshot.exported_snapshot import not_primary, read_clock, reader_name
-from waldelta.snapshot.publication_version import (
+from waldelta.snapshot.exported_snapshot import (
     PublicationVersion,
     check_version,
+    not_primary,
+    read_clock,
     read_version,
     read_version_as_of,
+    reader_name,
 )
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.stages.sync._progress import progress

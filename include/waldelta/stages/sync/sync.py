@@ -44,7 +44,7 @@ from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
 from waldelta.snapshot.chunks import COPIED_AT_ONCE
-from waldelta.snapshot.publication_version import (
+from waldelta.snapshot.exported_snapshot import (
     PublicationVersion,
     wait_for_version,
     wait_for_version_again,

@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction
 from tests.support.bookkeeping import table_at
 from tests.support.seeds import chosen_random
 from waldelta.changes.merge._file_bounds import may_hold
-from waldelta.lake.file_statistics import FileStatistics, bounded_columns
+from waldelta.lake.data_file import FileStatistics, bounded_columns
 
 TEXT, DAY, MOMENT, LOCAL = pa.string(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
 A, UUID = "a" * 32, "3f2504e0-4f89-11d3-9a0c-0305e82c330{}"

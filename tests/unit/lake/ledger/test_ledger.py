@@ -24,7 +24,6 @@ from waldelta.lake import Lake, bookkeeping_uri, delta_target
 from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
 from waldelta.lake.ledger import table as ledger_table
-from waldelta.lake.ledger._file_cache import read_sorted
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.ledger_row import schema_of
 from waldelta.lake.ledger.prune_ledger import (
@@ -45,6 +44,7 @@ from waldelta.lake.ledger.records import (
     StorageState,
     now,
 )
+from waldelta.lake.ledger.table import read_sorted
 from waldelta.lake.storage import local_path
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 

@@ -15,10 +15,13 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import (
+    ColumnProfile,
+    ExpectationResult,
+    PassedSuite,
+    Profile,
+)
 from waldelta.lake.ledger.ledger_row import LedgerRow, row_of, schema_of
-from waldelta.lake.ledger.passed_suites import PassedSuite
-from waldelta.lake.ledger.profiles import ColumnProfile, Profile
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
 from waldelta.lake.ledger.records import (

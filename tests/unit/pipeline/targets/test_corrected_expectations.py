@@ -10,7 +10,7 @@ from tests.support.bookkeeping import minutes
 from tests.support.pipelines import job_of, whole_database
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ExpectationResult
+from waldelta.lake.ledger.check_records import CAN_BE_JUDGED, ExpectationResult
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.pipeline.targets.corrected_expectations import corrected
 

@@ -16,7 +16,7 @@ from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut
-from waldelta.lake.ledger.passed_suites import PassedSuite, keep_suites, latest_suites
+from waldelta.lake.ledger.check_records import PassedSuite, keep_suites, latest_suites
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check._incremental import (
     Known,

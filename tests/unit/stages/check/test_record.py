@@ -10,7 +10,7 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     newest_versions,
     recorded_unknown,

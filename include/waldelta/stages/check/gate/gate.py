@@ -41,7 +41,7 @@ from waldelta.config.expectation_files import (
 )
 from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.quarantine import FAILS
 from waldelta.lake.ledger.records import now
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW

@@ -15,7 +15,7 @@ from typing import Any
 
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
     ExpectationResult,

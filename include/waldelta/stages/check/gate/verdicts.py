@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from waldelta.errors import WaldeltaError
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.expectation_results import ExpectationResult
+from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import of_tables
 from waldelta.pipeline import Job

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.profiles import ColumnProfile
+from waldelta.lake.ledger.check_records import ColumnProfile
 from waldelta.lake.storage import by_row_group, row_count
 from waldelta.spark_sql import quote
 from waldelta.types import stored_type

@@ -23,7 +23,7 @@ from waldelta.stages.check.suite.target_kinds import (
     ReferencesHold,
 )
 
-# By type. A suite lists its expectations in this order, of which ``passed_suites`` has a digest.
+# By type. A suite lists its expectations in this order, of which ``PassedSuite`` has a digest.
 KINDS: dict[str, ExpectationKind] = {
     kind.type: kind
     for kind in (

@@ -15,7 +15,7 @@ from statistics import median
 from typing import TypeAlias
 
 from waldelta.config.quality import Drift
-from waldelta.lake.ledger.profiles import ColumnProfile, Profile
+from waldelta.lake.ledger.check_records import ColumnProfile, Profile
 from waldelta.quantities import counted
 from waldelta.stages.check.measure import Measured
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.changes.decode.collapse import codes_of
-from waldelta.lake.ledger.expectation_results import (
+from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     IS_FRESH,
     REFERENCES_HOLD,

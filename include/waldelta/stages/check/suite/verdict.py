@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waldelta.errors import QualityFailed, WaldeltaError
-from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED
+from waldelta.lake.ledger.check_records import CAN_BE_JUDGED
 from waldelta.quantities import counted
 from waldelta.stages.check.measure import Measured
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
@@ -40,7 +40,7 @@ class TableVerdict:
     seconds: float = 0.0
     measured: Measured | None = None
     # The suite's digest, when all rows meet the expectations that depend on rows alone, and whether
-    # all rows were judged (``passed_suites``).
+    # all rows were judged (``PassedSuite``).
     suite: str | None = None
     whole: bool = False
 

@@ -36,8 +36,7 @@ from waldelta.server_errors import sqlstate as codes
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
 from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.key_columns import KeyAttribute
-from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_files
+from waldelta.snapshot.read_selected import KEYS_PER_READ, KeyAttribute, is_one_of, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
     GONE,

@@ -51,8 +51,7 @@ from waldelta.pipeline.targets.target_filter import read_target_filter
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import plan_chunks
-from waldelta.snapshot.key_columns import key_columns
-from waldelta.snapshot.read_selected import whole_table
+from waldelta.snapshot.read_selected import key_columns, whole_table
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import (

@@ -10,7 +10,7 @@ from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
-from waldelta.lake.ledger.expectation_results import ON_OTHERS
+from waldelta.lake.ledger.check_records import ON_OTHERS
 from waldelta.stages.check._background import in_background, measure_early
 from waldelta.stages.check._incremental import suite_of
 from waldelta.stages.check._quick_check import (

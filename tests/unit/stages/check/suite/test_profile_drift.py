@@ -17,7 +17,12 @@ from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.profiles import ColumnProfile, Profile, keep_profiles, latest_profiles
+from waldelta.lake.ledger.check_records import (
+    ColumnProfile,
+    Profile,
+    keep_profiles,
+    latest_profiles,
+)
 from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
 from waldelta.stages.check.suite import kind_of, plan_suite
 from waldelta.stages.check.suite.profile_drift import bounds_of, find_departures
@@ -227,7 +232,7 @@ def test_the_latest_profiles_of_each_table(tmp_path):
 
 def test_pruning_keeps_the_latest(tmp_path, monkeypatch):
     """Of each table, however long ago."""
-    monkeypatch.setattr("waldelta.lake.ledger.profiles.KEPT_PER_TABLE", 2)
+    monkeypatch.setattr("waldelta.lake.ledger.check_records.KEPT_PER_TABLE", 2)
     ledger = Ledger(Lake(tmp_path.as_uri()))
     for k in range(4):
         ledger.append_all([profile(k)])

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.lake.ledger.test_ledger import NOON
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn
-from waldelta.slot.durable_position import MOVING, written_down
+from waldelta.slot.recovery import MOVING, written_down
 
 
 def move(minutes: int, lsn: int, event: str = "intent") -> SlotMove:

@@ -11,7 +11,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from waldelta.lake.file_statistics import FileStatistics, bounded_columns
+from waldelta.lake.data_file import FileStatistics, bounded_columns
 
 LONG = "x" * 33
 UTC_US, PLAIN_US = pa.timestamp("us", "UTC"), pa.timestamp("us")

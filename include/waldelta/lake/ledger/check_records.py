@@ -1,18 +1,23 @@
-"""The history of expectations: one row per expectation, table and run, in
-``_waldelta/expectations``.
+"""What checks record in the ledger, in a table each.
+
+- ``expectations``: the results of expectations, one row per expectation, table and run.
+- ``profiles``: the profiles of targets, by which profile anomalies are found.
+- ``judged``: which suite all rows of a target met, as of which version. Rows that haven't changed
+  since needn't be judged again. A check relies on this after few changes, and maintenance for whole
+  targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.ledger_row import LedgerRow
+from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of, schema_of
 from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, Newest, of_tables
 from waldelta.quantities import counted
 
@@ -26,6 +31,9 @@ VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # Results of these alone don't make a check: a completed check has other results as well.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
+# The number of profiles kept per table. Between two maintenances, each table gets a row from each
+# run that changes it.
+KEPT_PER_TABLE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +110,103 @@ def keep_results(rows: Sequence[ExpectationResult], oldest: datetime) -> list[bo
     broke_off = {row.table_name: row.at for row in rows if row.expectation == CAN_BE_JUDGED}
     needed = broke_off | checked
     return [row.at >= min(oldest, needed.get(row.table_name, oldest)) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedSuite(LedgerRow):
+    """A target's version of which all rows meet a suite (identified by its digest).
+
+    ``whole``: every row was judged. Otherwise, only rows were judged that changed since an earlier
+    version that met the suite. ``end_lsn``: the version has all changes before this position and
+    none after it; None when not known.
+    """
+
+    table_name: str
+    generation: int
+    version: int
+    suite: str
+    whole: bool
+    end_lsn: int | None = None
+
+    table: ClassVar[str] = "judged"
+    rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
+
+
+def latest_suites(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
+    """Return each table's latest row of a whole target, followed by its latest row."""
+    rows = ledger.table(PassedSuite).read(of_tables(tables))
+    newest = {(row.table_name, part): row for row in rows for part in _parts(row)}
+    return {
+        name: [newest[name, part] for part in (True, False) if (name, part) in newest]
+        for name in {row.table_name for row in rows}
+    }
+
+
+def _parts(row: PassedSuite) -> tuple[bool, ...]:
+    """Return the categories whose latest row this may be: whole targets, and any."""
+    return (True, False) if row.whole else (False,)
+
+
+def keep_suites(rows: Sequence[PassedSuite]) -> list[bool]:
+    """Keep the rows that latest_suites() returns."""
+    latest = {
+        (row.table_name, part): number for number, row in enumerate(rows) for part in _parts(row)
+    }
+    kept = set(latest.values())
+    return [number in kept for number in range(len(rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnProfile:
+    """A column's share of nulls and, for numbers, mean, standard deviation, least and greatest
+    value.
+
+    None: not measured.
+    """
+
+    name: str
+    nulls: float | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile(LedgerRow):
+    """A target as of one version: its number of rows, and its columns' distributions."""
+
+    table_name: str
+    version: int
+    rows: int
+    columns: list[ColumnProfile] = field(default_factory=list)
+
+    table: ClassVar[str] = "profiles"
+    rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
+
+
+def latest_profiles(
+    ledger: Ledger, tables: Collection[str], most: int, but: str | None = None
+) -> dict[str, list[Profile]]:
+    """Return the latest profiles of each of these tables, oldest first, without those of one run.
+
+    A retry has the same run id.
+    """
+    rows = ledger.table(Profile).scan(schema_of(Profile).names, chosen=of_tables(tables))
+    if but is not None:
+        rows = rows.filter(pc.not_equal(rows["run_id"], but))
+    found = {}
+    for name in set(rows["table_name"].to_pylist()):
+        own = rows.filter(pc.equal(rows["table_name"], name))
+        found[name] = rows_of(Profile, own.slice(max(0, len(own) - most)))
+    return found
+
+
+def keep_profiles(rows: Sequence[Profile]) -> list[bool]:
+    """Keep the latest of each table."""
+    seen: dict[str, int] = {}
+    kept = []
+    for row in reversed(rows):
+        seen[row.table_name] = seen.get(row.table_name, 0) + 1
+        kept.append(seen[row.table_name] <= KEPT_PER_TABLE)
+    return kept[::-1]
