@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -71,6 +71,7 @@ class Check:
 
 
 _CHECK = tuple(Check.__dataclass_fields__)
+_JUDGED = ("severity", "meaning", "expectation", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,7 @@ class HeatMap:
 def read_checks(ledger: Ledger, since: datetime | None, run_id: str | None = None) -> list[Check]:
     """Returns the checks since then, or of one run, oldest first."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = _without_retried(
-        _read(ledger, since, ("severity", "meaning", "expectation", "version"), chosen)
-    )
+    rows = _without_retried(_read(ledger, since, _JUDGED, chosen))
     # A check that was retried has recorded everything again.
     return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
 
@@ -151,8 +150,7 @@ def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Returns the latest rows of each group, in order.
 
-    In results of earlier versions own expectations without notes share a meaning, so a group may
-    have several.
+    Limits of one domain share a meaning, so a group may have several.
     """
     numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
     groups = (
@@ -175,16 +173,12 @@ def read_latest_checks(
     include maintenance's results. Results recorded since then by gates and by discarding rows are
     included.
     """
-    more = ("severity", "meaning", "expectation", "version")
-    rows = _known(_read(ledger, since, more))
+    rows = _known(_read(ledger, since, _JUDGED))
     if since is not None and (
         unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))
     ):
-        old = _known(_read(ledger, None, more, of_tables(unknown)))
-        others = rows.filter(
-            pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string())))
-        )
-        rows = pa.concat_tables([others, old])
+        old = _known(_read(ledger, None, _JUDGED, of_tables(unknown)))
+        rows = pa.concat_tables([rows.filter(~of_tables(unknown)), old])
     rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
@@ -274,35 +268,27 @@ def missed_earlier(
 
 def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) -> HeatMap:
     """Returns a map of one table's expectations by the latest ``most`` runs that checked it."""
-    chosen = pc.field("table_name") == table_name
 
     def read(since: datetime | None) -> list[dict[str, Any]]:
         more = ("severity", "meaning", "expectation", "unexpected_count", "version", "not_checked")
-        rows: list[dict[str, Any]] = _without_retried(
-            _read(ledger, since, more, chosen)
-        ).to_pylist()
-        return rows
+        rows = _read(ledger, since, more, pc.field("table_name") == table_name)
+        return list(_without_retried(rows).to_pylist())
 
     found = _widening(read, itemgetter("run_id"), now, most)
     cells: dict[tuple[str, str], Cell] = {}
     ends: dict[tuple[str, str], object] = {}
     for row in found:
         of, cell = (str(row["meaning"]), str(row["run_id"])), _cell(row)
-        # In results of earlier versions several expectations share a meaning.
+        # Limits of one domain share a meaning.
         if ends.get(of) == row["at"]:
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
     heat = _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)
-    return replace(heat, not_checked=_not_checked(found))
-
-
-def _not_checked(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns what the last check left out; gates, whose rows have no version, don't record
-    that.
-    """
-    checks = [row for row in rows if row["version"] is not None]
-    return tuple(
-        text for row in checks if row["at"] == checks[-1]["at"] for text in row["not_checked"] or ()
+    # Gates, whose rows have no version, don't record what they left out.
+    checks = [row for row in found if row["version"] is not None]
+    last = [row for row in checks if row["at"] == checks[-1]["at"]]
+    return replace(
+        heat, not_checked=tuple(text for row in last for text in row["not_checked"] or ())
     )
 
 
@@ -344,11 +330,7 @@ def _heat_map(
     runs = sorted(latest, key=lambda run_id: (latest[run_id], run_id))[-most:]
     names = sorted({name for name, run_id in cells if run_id in set(runs)})
     rows = [(name, tuple(cells.get((name, run_id)) for run_id in runs)) for name in names]
-    rows.sort(
-        key=lambda row: WORST_FIRST.index(
-            next((c.verdict for c in reversed(row[1]) if c is not None), "passed")
-        )
-    )
+    rows.sort(key=lambda row: WORST_FIRST.index(next(c.verdict for c in row[1][::-1] if c)))
     return HeatMap(tuple(CheckedAt(latest[run_id], run_id) for run_id in runs), tuple(rows))
 
 

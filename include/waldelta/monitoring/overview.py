@@ -6,21 +6,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, Source
 from waldelta.errors import SlotUnreadable
-from waldelta.lake.ledger import Ledger, Reconciliation
+from waldelta.lake.ledger import Ledger, Reconciliation, TableState
 from waldelta.lake.ledger.records import (
     COPYING,
     FAILED,
     NEEDS_SYNC,
     REMOVED,
     SYNCED,
+    ExternalCommit,
     Gap,
     RowCounts,
 )
-from waldelta.monitoring._run_findings import of_runs
-from waldelta.monitoring._run_results import Results, results_of
 from waldelta.monitoring.attention import (
     UNNAMED,
     Attention,
@@ -34,11 +34,13 @@ from waldelta.monitoring.reconciliation_status import Compared, of_compared, rea
 from waldelta.monitoring.run_history import (
     LANDING,
     LagPoint,
+    Results,
     RunLine,
     brought_up_to,
     lag_points,
     latest_run,
     read_runs,
+    results_of,
 )
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import (
@@ -50,6 +52,7 @@ from waldelta.monitoring.table_list import (
     total,
 )
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
+from waldelta.postgres.unpublished_tables import listed
 from waldelta.quantities import counted, duration, size
 from waldelta.slot.gaps import open_gaps
 
@@ -65,9 +68,9 @@ OVERVIEW_AT_ONCE = 8
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
-_FAILED: AttentionLevel = "failed"
-_WARNING: AttentionLevel = "warning"
-_RETRIED = ("failed_attempt", "the latest run goes on; an attempt at it failed")
+# Results of at most this many runs are searched for one that reached apply; if none did, that
+# is reported elsewhere.
+_MOST_RESULTS = 5
 _OF_STATUS: tuple[tuple[str, AttentionLevel, str, str], ...] = (
     (FAILED, "failed", "failed_copy", "{}: the copy failed"),
     (NEEDS_SYNC, "warning", "needs_copy", "{}: waiting for a new copy"),
@@ -110,7 +113,8 @@ class Glance:
     @property
     def is_retried(self) -> bool:
         """Returns whether an attempt at the latest run failed, and the run isn't over."""
-        return _is_retried(self.latest, self.active)
+        run = self.latest
+        return run is not None and run.status == "failed" and run.run_id in self.active
 
     @property
     def latest_status(self) -> str | None:
@@ -123,10 +127,6 @@ class Glance:
     def verdicts(self) -> dict[str, int]:
         """Returns the number of tables by the verdict of their last check."""
         return Counter(line.check.verdict for line in self.tables if line.check is not None)
-
-
-def _is_retried(run: RunLine | None, active: Collection[str]) -> bool:
-    return run is not None and run.status == "failed" and run.run_id in active
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,16 @@ def read_glance(
         active=airflow.active,
     )
     results = results_of(ledger)
-    found = [
-        *_attention(pipeline, ledger, results, glance, now, idle_checked_at),
-        *of_compared(glance.compared),
-        *of_runs(results, landing, states, glance.compared, pipeline.source),
-        *_failed_otherwise(ledger, results, now),
-        *_unread(ledger, pipeline),
-    ]
-    return replace(glance, attention=worst_first(found))
+    attention = worst_first(
+        [
+            *_attention(pipeline, ledger, results, glance, now, idle_checked_at),
+            *of_compared(glance.compared),
+            *_of_runs(results, landing, states, glance.compared, pipeline.source),
+            *_failed_otherwise(ledger, results, now),
+            *_unread(ledger, pipeline),
+        ]
+    )
+    return replace(glance, attention=attention)
 
 
 def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
@@ -220,39 +222,33 @@ def _attention(
         yield from _silent(latest, now)
     yield from of_stopped(stopped)
     yield from _of_gaps(glance.gaps)
+    severity: AttentionLevel = "failed"
     when = "" if latest is None or latest.applied else " before all changes were applied"
+    kind, text = "failed_run", f"the latest run failed{when}"
+    if glance.is_retried:
+        severity, kind = "warning", "failed_attempt"
+        text = "the latest run goes on; an attempt at it failed"
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
-    severity = _WARNING if glance.is_retried else _FAILED
-    of_run = ("failed_run", f"the latest run failed{when}")
-    kind, text = _RETRIED if glance.is_retried else of_run
     yield from _of_failed(results, latest, kind, text, severity, causes)
-    held = {one.table_name for one in stopped}
-    late = [name for name in behind if name not in held]
+    late = [name for name in behind if name not in {table.table_name for table in stopped}]
     yield from _of_tables(tables, late, severity)
     if latest is not None:
         yield from _of_slot(pipeline, results, latest, idle_checked_at)
     yield from _of_quarantine(tables)
     if pipeline.quality.enabled and not (glance.active or _is_under_way(glance.runs, now)):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
-        found = [line.table_name for line in tables if _is_unchecked(line)]
-        yield from on_names(
-            "warning", "unchecked", found, "{}: not checked since the last change", "expectations"
-        )
+        unchecked = [line.table_name for line in tables if _is_unchecked(line)]
+        what = "{}: not checked since the last change"
+        yield from on_names("warning", "unchecked", unchecked, what, "expectations")
 
 
 def _of_gaps(gaps: Sequence[Gap]) -> Iterator[Attention]:
     for gap in gaps:
-        is_lost = gap.cause != SlotUnreadable.__name__
-        yield Attention(
-            "failed",
-            "data_gap",
-            f"the slot lost changes: {gap.cause}: {gap.remedy}"
-            if is_lost
-            else f"the slot can't be decoded past a transaction: {gap.cause}: {gap.remedy}",
-            ("run", "any", gap.run_id),
-            cause=gap.cause,
-        )
+        is_unreadable = gap.cause == SlotUnreadable.__name__
+        what = "can't be decoded past a transaction" if is_unreadable else "lost changes"
+        text = f"the slot {what}: {gap.cause}: {gap.remedy}"
+        yield Attention("failed", "data_gap", text, ("run", "any", gap.run_id), cause=gap.cause)
 
 
 def _of_tables(
@@ -263,11 +259,11 @@ def _of_tables(
         severity_of_late, "behind", late, "{}: not up to date; changes wait", anchor="tables"
     )
     for status, severity, kind, what in _OF_STATUS:
-        found = [line.table_name for line in tables if line.status == status]
-        yield from on_names(severity, kind, found, what, anchor="tables")
+        names = [line.table_name for line in tables if line.status == status]
+        yield from on_names(severity, kind, names, what, anchor="tables")
     for verdict, severity, kind, what in _OF_VERDICT:
-        found = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
-        yield from on_names(severity, kind, found, what, "expectations")
+        names = [line.table_name for line in tables if line.check and line.check.verdict == verdict]
+        yield from on_names(severity, kind, names, what, "expectations")
 
 
 def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
@@ -284,12 +280,11 @@ def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
 def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
     """Yields attention for a run without recent events: a run that was killed records no end."""
     if latest.status == "running" and now - latest.at >= _SILENT:
-        silent = duration((now - latest.at).total_seconds())
-        told = "it was killed, or a stage takes long"
-        page = ("run", latest.verb, latest.run_id)
-        yield Attention(
-            "warning", "silent_run", f"no update from the latest run for {silent}: {told}", page
+        text = (
+            f"no update from the latest run for {duration((now - latest.at).total_seconds())}: it"
+            " was killed, or a stage takes long"
         )
+        yield Attention("warning", "silent_run", text, ("run", latest.verb, latest.run_id))
 
 
 def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
@@ -344,16 +339,13 @@ def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:
 def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterator[Attention]:
     """Yields failures of nightly runs; of reconciliations only those that reached no table."""
     since = now - _NIGHTLY
-    told = set(ledger.table(Reconciliation).scan(("run_id",), since)["run_id"].unique().to_pylist())
-    maintained = latest_run(ledger, "maintain", since)
-    yield from _of_failed(
-        results, maintained, "failed_maintenance", "the latest maintenance failed"
-    )
+    compared = ledger.table(Reconciliation).scan(("run_id",), since)["run_id"].to_pylist()
+    run = latest_run(ledger, "maintain", since)
+    yield from _of_failed(results, run, "failed_maintenance", "the latest maintenance failed")
     run = latest_run(ledger, "reconcile", since)
-    if run is not None and run.run_id not in told:
-        yield from _of_failed(
-            results, run, "failed_reconciliation", "the latest reconciliation failed"
-        )
+    if run is not None and run.run_id not in compared:
+        text = "the latest reconciliation failed"
+        yield from _of_failed(results, run, "failed_reconciliation", text)
 
 
 def _of_failed(
@@ -368,11 +360,12 @@ def _of_failed(
     if run is None or run.status != "failed":
         return
     error = results(run).get("error") or {}
-    if error.get("class") not in explained:
+    cause = error.get("class")
+    if cause not in explained:
         message = shortened(str(error.get("message") or ""))
-        why = f": {error.get('class')}: {message}" if message else ""
+        why = f": {cause}: {message}" if message else ""
         page = ("run", run.verb, run.run_id)
-        yield Attention(severity, kind, text + why, page, cause=str(error.get("class") or ""))
+        yield Attention(severity, kind, text + why, page, cause=cause or "")
 
 
 def _of_slot(
@@ -387,8 +380,8 @@ def _of_slot(
     is_lost = latest.wal_status not in (None, "reserved", "extended")
     is_critical = held > limits.critical_mb << 20
     if is_lost:
-        slot = pipeline.source.slot
-        yield Attention("failed", "slot", f"slot {slot}: its wal_status is {latest.wal_status}")
+        text = f"slot {pipeline.source.slot}: its wal_status is {latest.wal_status}"
+        yield Attention("failed", "slot", text)
     if is_critical or held > limits.warn_mb << 20:
         name = "critical_mb" if is_critical else "warn_mb"
         yield Attention(
@@ -399,6 +392,102 @@ def _of_slot(
         )
     is_fine_since = idle_checked_at is not None and idle_checked_at > latest.at
     if not (is_lost or is_critical or is_fine_since):
-        for told in results(latest).get("slot_critical") or ():
-            page = ("run", latest.verb, latest.run_id)
-            yield Attention("failed", "slot", f"at the start of the latest run: {told}", page)
+        page = ("run", latest.verb, latest.run_id)
+        for warning in results(latest).get("slot_critical") or ():
+            yield Attention("failed", "slot", f"at the start of the latest run: {warning}", page)
+
+
+def _of_runs(
+    results: Results,
+    landing: Sequence[RunLine],
+    states: Sequence[TableState],
+    compared: Compared,
+    source: Source,
+) -> Iterator[Attention]:
+    """Yields attention from the targets' states and the latest results.
+
+    ``landing`` are the runs that land changes, newest first.
+    """
+    yield from _of_others(states, compared)
+    drifted = [s.table_name for s in states if s.status != REMOVED and recorded_drift(s)]
+    text = "{}: drifted from its source: no run has repaired it"
+    yield from on_names("warning", "drift", sorted(drifted), text, "reconciliation")
+    run, result = _newest_at_apply(results, landing)
+    touched = {
+        state.table_name
+        for state in states
+        if run is not None and state.at > run.at - timedelta(seconds=run.seconds)
+    }
+
+    def untouched(key: str) -> list[str]:
+        return [name for name in result.get(key) or () if name not in touched]
+
+    yield from _of_unpublished(states, source, untouched("unpublished"))
+    text = "{}: published, but never copied: run the initial sync"
+    yield from on_names("warning", "never_copied", untouched("never_copied"), text)
+    text = "{}: matches a pattern, but isn't published: run setup"
+    yield from on_names("warning", "new_tables", untouched("new_tables"), text)
+    if run is not None:
+        unused = [str(name).partition("\n")[0] for name in result.get("unused_suites") or ()]
+        text, page = "expectation files without a table: {}", ("run", run.verb, run.run_id)
+        yield from on_names("warning", "unused_expectations", unused, text, *page)
+
+
+def recorded_drift(state: TableState) -> list[str]:
+    """Returns drift that was reported and not repaired; runs compare with the current catalogs."""
+    drift = []
+    if leaves := len(state.unmended_leaves):
+        drift.append(f"{counted(leaves, 'partition')} added, removed or truncated")
+    if filters := state.later_filters:
+        drift.append(f"published by other rules since its copy, at last by {filters[-1]}")
+    return drift
+
+
+def _of_unpublished(
+    states: Sequence[TableState], source: Source, reported: Sequence[str]
+) -> Iterator[Attention]:
+    """Yields tables that the file lists and that are not published.
+
+    An idle check may have found them without a following run, or a run has reported them.
+    """
+    known = {str(table) for _, table in listed(source)}
+    removed = {s.table_name for s in states if s.status == REMOVED and s.table_name in known}
+    text = "{}: in the pipeline file, but not published: its changes are not replicated"
+    yield from on_names("failed", "unpublished", sorted(removed.union(reported)), text)
+
+
+def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
+    """Yields targets with external commits, until a copy, or a comparison of all columns, covers
+    them.
+    """
+    written = [
+        state.table_name
+        for state in states
+        if state.foreign_commits
+        and state.status != REMOVED
+        and not _is_outlived(state.foreign_commits[-1], state.table_name, compared)
+    ]
+    text = "{}: another program wrote to the target, which may differ from the source"
+    yield from on_names("warning", "external_commits", sorted(written), text, "reconciliation")
+
+
+def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
+    """Returns whether a comparison covers the commit, by version and time.
+
+    Both are compared, because the versions of a target that was removed begin again.
+    """
+    answer = compared.answers.get(name)
+    if answer is None or answer.version is None:
+        return False
+    # A writer may leave out the time.
+    return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
+
+
+def _newest_at_apply(
+    results: Results, runs: Sequence[RunLine]
+) -> tuple[RunLine | None, dict[str, Any]]:
+    """Returns the newest run that reached the apply stage, and its result."""
+    for run in [run for run in runs if run.status != "running"][:_MOST_RESULTS]:
+        if "apply" in ((result := results(run)).get("stages") or {}):
+            return run, result
+    return None, {}

@@ -27,16 +27,6 @@ from waldelta.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)
-class LastEqual:
-    """When and at which version a target was found to equal its source in all columns, or
-    repaired.
-    """
-
-    at: datetime
-    version: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Compared:
     """The tables of a lake by their last comparison result.
 
@@ -59,7 +49,7 @@ class Compared:
     again: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     kept_out: int = 0
-    answers: Mapping[str, LastEqual] = field(default_factory=dict)
+    answers: Mapping[str, Reconciliation] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -86,8 +76,9 @@ class Compared:
         '1 of 3 tables differs'
         """
         of = counted(self.count, "table")
-        if found := len(self.different):
-            return f"{found:,} of {of} {'differs' if found == 1 else 'differ'}"
+        if self.different:
+            verb = "differs" if len(self.different) == 1 else "differ"
+            return f"{len(self.different):,} of {of} {verb}"
         return f"{len(self.equal):,} of {of}"
 
     @property
@@ -117,18 +108,19 @@ def read_compared(
         scanned = ledger.table(Reconciliation).scan(
             ("at", "run_id", "table_name", "status", "version", "left_out", "lacking")
         )
-        history = rows_of(Reconciliation, _newest(scanned))
+        # Each table's last results with and without left-out columns, and its last failure; older
+        # rows add nothing.
+        answered = pc.is_in(scanned["status"], value_set=pa.array(ANSWERS))
+        whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["left_out"]), 0), 0)
+        scanned = scanned.append_column("answered", answered).append_column("whole", whole)
+        newest = last_rows(scanned, ["table_name", "answered", "whole"])
+        history = rows_of(Reconciliation, newest)
     rows = [row for row in history if row.table_name in tables]
     found, attempts = last_answers(rows)
     answers = {name: row for name, row in found.items() if row.status in ANSWERS}
     differed = {name: row.at for name, row in answers.items() if row.status == DIFFERENT}
     equal = sorted(answers.keys() - differed.keys())
     partly = tuple(name for name in equal if answers[name].left_out)
-    whole = {
-        name: row
-        for name, row in last_whole(rows).items()
-        if name in equal and row.status != DIFFERENT
-    }
     copied = {name for name, at in copied_at(ledger, differed).items() if at > differed[name]}
     latest = found | attempts
     return Compared(
@@ -142,19 +134,12 @@ def read_compared(
         again=tuple(sorted(attempts)),
         broken=tuple(sorted(name for name, row in latest.items() if row.status == NOT_ANSWERED)),
         kept_out=sum(answers[name].lacking for name in equal),
-        answers={name: LastEqual(row.at, row.version) for name, row in whole.items()},
+        answers={
+            name: row
+            for name, row in last_whole(rows).items()
+            if name in equal and row.status != DIFFERENT
+        },
     )
-
-
-def _newest(rows: pa.Table) -> pa.Table:
-    """Returns each table's last results with and without left-out columns, and its last failure.
-
-    Older rows add nothing.
-    """
-    answered = pc.is_in(rows["status"], value_set=pa.array(ANSWERS))
-    whole = pc.equal(pc.fill_null(pc.list_value_length(rows["left_out"]), 0), 0)
-    rows = rows.append_column("answered", answered).append_column("whole", whole)
-    return last_rows(rows, ["table_name", "answered", "whole"])
 
 
 def of_compared(found: Compared) -> Iterator[Attention]:
@@ -164,28 +149,12 @@ def of_compared(found: Compared) -> Iterator[Attention]:
     """
     page = ("reconciliation",)
     if found.different:
-        since = ""
+        text = f"{names(found.different)}: different from the source"
         if again := [name for name in found.different if name in found.again]:
             of = "" if len(again) == len(found.different) else f"at {names(again)} "
-            since = f"; the latest attempt {of}couldn't compare them again"
-        yield Attention(
-            "failed",
-            "different",
-            f"{names(found.different)}: different from the source{since}",
-            page,
-            objects=found.different,
-        )
-    yield from on_names(
-        "warning",
-        "copied_since",
-        found.copied,
-        "{}: differed and was copied since then: compare again",
-        *page,
-    )
-    yield from on_names(
-        "warning",
-        "failed_comparison",
-        found.broken,
-        "{}: the comparison with the source failed",
-        *page,
-    )
+            text += f"; the latest attempt {of}couldn't compare them again"
+        yield Attention("failed", "different", text, page, objects=found.different)
+    text = "{}: differed and was copied since then: compare again"
+    yield from on_names("warning", "copied_since", found.copied, text, *page)
+    text = "{}: the comparison with the source failed"
+    yield from on_names("warning", "failed_comparison", found.broken, text, *page)

@@ -14,10 +14,9 @@ from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
 from waldelta.lake.ledger.ledger_row import row_of
 from waldelta.lake.ledger.records import SYNCED, Run, SlotReading
 from waldelta.lake.ledger.table import last_rows, of_run
-from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run
-from waldelta.monitoring.run_history import LANDING, RunLine, read_runs
+from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
 from waldelta.monitoring.table_list import read_operations
 from waldelta.pipeline.run_result import TableResult
@@ -31,8 +30,6 @@ _MOST_ROWS = 200
 _COPYING = ("sync", "resync")
 _CORRECTING = ("replay", "quarantine")
 _WRITTEN = ("inserted", "updated", "deleted")
-_SLOT_FIELDS = tuple(SlotReading.__dataclass_fields__)
-_BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +99,12 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
     result = read_result(ledger, verb, run_id, line.at) or {}
     error = result.get("error") or {}
     lacking, count = read_of_run(ledger, run_id, _MOST_ROWS)
+    # Without a new attempt, a run stays failed.
+    states = ledger.table(Run).scan(("status",), None, of_run(run_id, verb))["status"].to_pylist()
     return RunDetails(
         line=line,
         work=read_work(ledger, [line]).get((verb, run_id), ""),
-        is_retried=line.status != "failed" and _has_failed(ledger, verb, run_id),
+        is_retried=line.status != "failed" and "failed" in states,
         stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
         tables=_tables(ledger, line, result),
         unmet=unmet_in_run(ledger, run_id, result.get("not_applied") or ()),
@@ -114,26 +113,11 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         warnings=tuple(map(str, result.get("warnings") or ())),
         error_class=error.get("class"),
         error=error.get("message"),
-        source=SourceBill(**_known(result.get("source"), _BILL_FIELDS)).describe(),
+        source=row_of(SourceBill, result.get("source") or {}).describe(),
         store_requests=int(result.get("store_requests") or 0),
         slot_before=_slot(result.get("slot_before")),
         slot_after=_slot(result.get("slot_after")),
     )
-
-
-def _has_failed(ledger: Ledger, verb: str, run_id: str) -> bool:
-    """Returns whether an attempt at the run failed; without a new attempt, a run stays failed."""
-    return (
-        "failed"
-        in ledger.table(Run).scan(("status",), None, of_run(run_id, verb))["status"].to_pylist()
-    )
-
-
-def verbs_of(ledger: Ledger, run_id: str) -> list[str]:
-    """Returns the verbs of a run id in this lake, the latest first: DAGs started together share
-    ids.
-    """
-    return [line.verb for line in read_runs(ledger, run_id=run_id)]
 
 
 def _stage(name: str, stage: dict[str, Any]) -> StageLine:
@@ -152,22 +136,21 @@ def _tables(ledger: Ledger, line: RunLine, result: dict[str, Any]) -> tuple[Tabl
     """Returns what all attempts at the run did to each table; an attempt's result has only its
     own.
     """
-    run_id = line.run_id
-    told = _table_events(ledger, run_id)
+    events = _table_events(ledger, line.run_id)
     behind = set(result.get("not_applied") or ())
-    checks = {check.table_name: check for check in read_checks(ledger, None, run_id)}
+    checks = {check.table_name: check for check in read_checks(ledger, None, line.run_id)}
     tables = _of_attempts(ledger, line, result.get("tables") or {})
-    lines = [
+    changes = [
         replace(
-            row_of(TableChange, (tables.get(name) or {}) | {"table_name": name}),
+            row_of(TableChange, tables.get(name, {}) | {"table_name": name}),
             is_behind=name in behind,
-            schema=tuple(told.get(name, ())),
+            schema=tuple(events.get(name, ())),
             check=checks.get(name),
         )
-        for name in sorted({*tables, *told, *behind, *checks})
+        for name in {*tables, *events, *behind, *checks}
     ]
     return tuple(
-        sorted(lines, key=lambda line: (not line.is_behind, not line.is_changed, line.table_name))
+        sorted(changes, key=lambda one: (not one.is_behind, not one.is_changed, one.table_name))
     )
 
 
@@ -183,33 +166,21 @@ def _of_attempts(
     return found
 
 
-def _table_events(ledger: Ledger, run_id: str) -> dict[str, list[str]]:
-    """Returns what the run recorded for its tables: changed columns, copies, removals."""
+def _table_events(ledger: Ledger, run_id: str) -> dict[str, dict[str, None]]:
+    """Returns what the run recorded for its tables, once: changed columns, copies, removals."""
     columns = ("at", "table_name", "status", "reason")
-    events: dict[str, list[str]] = {}
-    for row in (
-        ledger.table(TableState).scan(columns, None, pc.field("run_id") == run_id).to_pylist()
-    ):
-        told = row["reason"] if row["reason"] and row["status"] == "synced" else None
-        if told is None:
-            told = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
-        if told not in events.setdefault(row["table_name"], []):
-            events[row["table_name"]].append(told)
+    rows = ledger.table(TableState).scan(columns, None, pc.field("run_id") == run_id)
+    events: dict[str, dict[str, None]] = {}
+    for row in rows.to_pylist():
+        status, reason = row["status"], row["reason"]
+        is_plain = reason and status == SYNCED
+        event = reason if is_plain else ": ".join(filter(None, (status, reason)))
+        events.setdefault(row["table_name"], {})[event] = None
     return events
 
 
-def _slot(seen: Any) -> SlotReading | None:
-    return (
-        SlotReading(**_known(seen, _SLOT_FIELDS))
-        if isinstance(seen, dict) and "at" in seen
-        else None
-    )
-
-
-def _known(values: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    return (
-        {name: values[name] for name in names if name in values} if isinstance(values, dict) else {}
-    )
+def _slot(reading: dict[str, Any] | None) -> SlotReading | None:
+    return row_of(SlotReading, reading) if reading else None
 
 
 def read_copied(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, dict[str, int]]:
@@ -252,8 +223,7 @@ def read_work(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, str]:
 
 
 def _work(verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[str, int]) -> str:
-    compared = sum(int(done.get("compared") or 0) for done in tables.values())
-    if compared:
+    if compared := sum(int(done.get("compared") or 0) for done in tables.values()):
         return f"{counted(compared, 'row')} compared"
     if verb in _COPYING:
         latest = {name: int(done["rows"]) for name, done in tables.items() if done.get("rows")}

@@ -1,17 +1,20 @@
-"""The history of runs: one line each, and the lake's lag at the end of each."""
+"""The history of runs: one line each, their results, and the lake's lag at the end of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run
+from waldelta.lake.ledger.table import of_run
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)
@@ -132,6 +135,32 @@ def _line(row: dict[str, Any]) -> RunLine:
     if applied is None:
         applied = row["status"] == "succeeded"
     return RunLine(applied=bool(applied), came_to_apply=came_to_apply, **row)
+
+
+Results = Callable[[RunLine], dict[str, Any]]
+
+
+def read_result(
+    ledger: Ledger, verb: str, run_id: str, since: datetime | None = None
+) -> dict[str, Any] | None:
+    """Returns the latest result of a run, or None; ``since`` shortens the search."""
+    rows = ledger.table(Run).scan(("at", "result"), since, of_run(run_id, verb))
+    return parsed(rows["result"][-1].as_py()) if rows.num_rows else None
+
+
+def parsed(text: str | None) -> dict[str, Any]:
+    """Returns a result from the ledger's text; empty when it isn't JSON of a run."""
+    try:
+        result = parse_json(text or "{}")
+    except ValueError:
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def results_of(ledger: Ledger) -> Results:
+    """Returns a function that reads each run's result once."""
+    read = cache(partial(read_result, ledger))
+    return lambda run: read(run.verb, run.run_id, run.at) or {}
 
 
 def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:

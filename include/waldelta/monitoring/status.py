@@ -10,7 +10,7 @@ from waldelta.errors import StateError
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
-from waldelta.monitoring._run_findings import recorded_drift
+from waldelta.monitoring.overview import recorded_drift
 from waldelta.monitoring.table_list import read_content
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TableLifecycle

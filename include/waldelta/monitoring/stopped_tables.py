@@ -21,9 +21,8 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.records import Release
-from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.attention import Attention
-from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_runs
+from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted

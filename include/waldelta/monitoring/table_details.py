@@ -92,8 +92,9 @@ def read_table_details(
         return None
     if not states:
         return None
-    state, uri = states[-1], target.uri
-    content = _content(ledger, state)
+    state = states[-1]
+    counts = Quarantine(ledger.lake).missing_counts({state.table_name: state.generation})
+    content = read_content(state, *(rows.get(state.table_name, 0) for rows in counts))
     try:
         table = target.open()
         types, files = table.spark_types, table.files
@@ -105,7 +106,7 @@ def read_table_details(
         return TableDetails(target.uri, known, content)
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
     return TableDetails(
-        uri,
+        target.uri,
         _columns(types, state),
         content,
         row_count(files),
@@ -114,12 +115,6 @@ def read_table_details(
         table.version,
         table.has_deletion_vectors,
     )
-
-
-def _content(ledger: Ledger, state: TableState) -> TargetContent:
-    quarantine, of_copy = Quarantine(ledger.lake), {state.table_name: state.generation}
-    counts = quarantine.missing_counts(of_copy)
-    return read_content(state, *(found.get(state.table_name, 0) for found in counts))
 
 
 def _columns(types: Mapping[str, str], state: TableState) -> tuple[ColumnLine, ...]:

@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
-from waldelta.lake.ledger.ledger_row import rows_of, schema_of
+from waldelta.lake.ledger.ledger_row import rows_of
 from waldelta.lake.ledger.records import (
     COPYING,
     FAILED,
@@ -24,9 +25,8 @@ from waldelta.lake.ledger.records import (
     Run,
 )
 from waldelta.lake.ledger.table import last_rows, of_run, of_tables
-from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
-from waldelta.monitoring.run_history import LANDING, RunLine
+from waldelta.monitoring.run_history import LANDING, RunLine, read_result
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.postgres.publication_membership import from_texts, rules
 from waldelta.quantities import counted
@@ -92,60 +92,39 @@ def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChan
     They come from the records of each attempt at a run. Cuts are incomplete, because none is
     published while one table is behind. Unchanged tables are left out.
     """
-    rows = ledger.table(Run).scan(("at", "verb", "run_id", "targets"), since).combine_chunks()
-    changes = _of_attempts(rows)
-    if rows["targets"].null_count:
-        changes = pa.concat_tables([_of_results(ledger, rows, since), changes])
-    sums = [(name, "sum") for name in _OPERATIONS]
-    lasts = [
-        (name, "last") for name in ("verb", "run_id", "version", "generation")
-    ]  # "last" skips nulls.
-    summed = changes.group_by("table_name", use_threads=False).aggregate(
-        [*sums, *lasts, ("committed_at", "max")]
-    )
+    rows = ledger.table(Run).scan((*_RUN, "targets"), since)
     return {
         row["table_name"]: WindowChanges(
             row["committed_at_max"],
             row["verb_last"],
             row["run_id_last"],
-            RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS}),
+            _counts(row),
             row["version_last"],
             row["generation_last"],
         )
-        for row in summed.to_pylist()
+        for row in _sums_by_table(rows)
     }
 
 
 def read_operations(ledger: Ledger, verb: str, run_id: str) -> dict[str, RowCounts]:
-    """Returns by table what all attempts at a run did; empty for runs of earlier versions."""
-    rows = ledger.table(Run).scan((*_RUN, "targets"), None, of_run(run_id, verb)).combine_chunks()
-    sums = [(name, "sum") for name in _OPERATIONS]
-    summed = _of_attempts(rows).group_by("table_name").aggregate(sums)
-    return {
-        row["table_name"]: RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS})
-        for row in summed.to_pylist()
-    }
+    """Returns by table what all attempts at a run did."""
+    rows = ledger.table(Run).scan((*_RUN, "targets"), None, of_run(run_id, verb))
+    return {row["table_name"]: _counts(row) for row in _sums_by_table(rows)}
 
 
 _RUN = ("at", "verb", "run_id")
 _WRITTEN = ("inserted", "updated", "deleted", "truncated")
 _OPERATIONS = tuple(f.name for f in fields(RowCounts))
-_CHANGES = pa.schema(
-    [
-        *(schema_of(Run).field(name) for name in _RUN),
-        ("table_name", pa.string()),
-        ("committed_at", pa.timestamp("us", "UTC")),
-        ("version", pa.int64()),
-        ("generation", pa.int64()),
-        *((name, pa.int64()) for name in _OPERATIONS),
-    ]
-)
 
 
-def _of_attempts(rows: pa.Table) -> pa.Table:
-    """Returns a row for each target that an attempt changed, as ``_CHANGES``.
+def _counts(row: Mapping[str, Any]) -> RowCounts:
+    return RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS})
 
-    Version and generation are set where the attempt wrote rows.
+
+def _sums_by_table(rows: pa.Table) -> list[dict[str, Any]]:
+    """Returns by table what these attempts did, with the latest of them.
+
+    Version and generation are those of the latest attempt that wrote rows.
     """
     lists = rows["targets"].combine_chunks()
     targets = pc.list_flatten(lists)
@@ -159,28 +138,11 @@ def _of_attempts(rows: pa.Table) -> pa.Table:
     written = reduce(pc.add, (columns[name] for name in _WRITTEN))
     for name in ("version", "generation"):
         columns[name] = pc.if_else(pc.greater(written, 0), pc.struct_field(targets, name), None)
-    return pa.table(columns).select(_CHANGES.names).cast(_CHANGES)
-
-
-def _of_results(ledger: Ledger, rows: pa.Table, since: datetime | None) -> pa.Table:
-    """Returns the same for runs of versions that recorded no targets, from each run's last result.
-
-    These have no generation.
-    """
-    old = rows.filter(pc.is_null(rows["targets"]))
-    upto = pc.field("at") <= old["at"][-1]
-    results = ledger.table(Run).scan((*_RUN, "result"), since, upto)
-    last = last_rows(
-        results.filter(pc.is_in(results["at"], value_set=old["at"].combine_chunks())),
-        ["verb", "run_id"],
-    )
-    found = []
-    for row in last.to_pylist():
-        for table_name, done in (parsed(row.pop("result")).get("tables") or {}).items():
-            counts = {name: int(done.get(name) or 0) for name in _OPERATIONS}
-            if any(counts.values()):
-                found.append(row | counts | {"table_name": table_name, "committed_at": row["at"]})
-    return pa.Table.from_pylist(found, schema=_CHANGES)
+    # "last" skips nulls.
+    lasts = [(name, "last") for name in ("verb", "run_id", "version", "generation")]
+    sums = [(name, "sum") for name in _OPERATIONS]
+    grouped = pa.table(columns).group_by("table_name", use_threads=False)
+    return list(grouped.aggregate([*sums, *lasts, ("committed_at", "max")]).to_pylist())
 
 
 _STATE = (

@@ -36,7 +36,7 @@ from waldelta.monitoring.overview import (
     REACH,
     AirflowRuns,
 )
-from waldelta.monitoring.run_details import read_work, verbs_of
+from waldelta.monitoring.run_details import read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points
 from waldelta.monitoring.slot_status import LastSlot, last_slot
 from waldelta.monitoring.table_list import replicated_tables
@@ -278,7 +278,7 @@ def run_page(
     """
     name = pipeline.pipeline
     if verb == ANY_VERB:
-        verb = next(iter(verbs_of(ledger, run_id)), "consume")
+        verb = next((run.verb for run in read_runs(ledger, run_id=run_id)), "consume")
     details = read_run(ledger, verb, run_id)
     dag_id = dag_of_verb(name, verb)
     dag_run = (
@@ -305,9 +305,8 @@ def run_page(
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:
     """Returns the verb of a run of the CDC DAG: consume or replay."""
-    return next(
-        (verb for verb in verbs_of(ledger, run_id) if verb in ("consume", "replay")), "consume"
-    )
+    verbs = (run.verb for run in read_runs(ledger, run_id=run_id))
+    return next((verb for verb in verbs if verb in ("consume", "replay")), "consume")
 
 
 def expectations_page(base: str, pipeline: PipelineFile, ledger: Ledger) -> str:

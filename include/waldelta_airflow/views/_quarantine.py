@@ -14,8 +14,7 @@ from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import SentMessage
-from waldelta.monitoring.decisions import read_decided
-from waldelta.monitoring.quarantine_rows import read_by_id, read_open, read_since
+from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages

@@ -26,7 +26,7 @@ from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring import read_glance
 from waldelta.monitoring.check_results import read_latest_checks
-from waldelta.monitoring.decisions import read_decided
+from waldelta.monitoring.quarantine_rows import read_decided
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult

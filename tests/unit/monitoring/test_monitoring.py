@@ -141,17 +141,6 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
 
-def old_result(**tables):
-    """As versions recorded runs that had no column for it: each event has all that the run did so
-    far.
-    """
-    counts = {
-        f"public.{name}": dict(zip(("inserted", "updated", "deleted"), done, strict=True))
-        for name, done in tables.items()
-    }
-    return {"result": json.dumps({"tables": counts}), "targets": None}
-
-
 CHANGED = [
     (
         "no cut is needed",
@@ -192,31 +181,9 @@ CHANGED = [
     ("a copy is no change", [replace(run("s", minutes(1)), verb="sync")], {}),
     ("before the window", [run("r", minutes(-1), targets=did(1, a=(5, 0, 0)))], {}),
     (
-        "an earlier version's, once",
-        [
-            run("r", minutes(1), "running", **old_result(a=(5, 0, 0))),
-            run("r", minutes(2), **old_result(a=(5, 0, 0), b=(0, 0, 0))),
-        ],
-        {"a": (5, 0, 0)},
-    ),
-    (
-        "one that was updated in between",
-        [
-            run("r", minutes(1), "running", **old_result(a=(5, 0, 0))),
-            run("r", minutes(2), targets=did(1, b=(1, 0, 0))),
-        ],
-        {"a": (5, 0, 0), "b": (1, 0, 0)},
-    ),
-    ("a result that is no JSON", [run("r", minutes(1), result="", targets=None)], {}),
-    (
         "each run that truncated a table",
         [
-            run(
-                "old",
-                minutes(1),
-                result=json.dumps({"tables": {"public.a": {"truncated": True}}}),
-                targets=None,
-            ),
+            run("q", minutes(1), targets=[TargetCut("public.a", 1, 1, truncated=True)]),
             run("r", minutes(2), targets=[TargetCut("public.a", 1, 1, truncated=True)]),
         ],
         {"a": (0, 0, 0, 0, 2)},
