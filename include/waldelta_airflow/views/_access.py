@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import (
     AccessView,
     DagAccessEntity,
@@ -15,14 +18,10 @@ from airflow.api_fastapi.auth.managers.models.resource_details import (
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
 
-from waldelta.config import dag_id_of
+from waldelta.config import PipelineFile, dag_id_of
+from waldelta.lake.ledger import Ledger
 from waldelta_airflow.views._dag_states import RUN_NOW, DagState
-
-if TYPE_CHECKING:
-    from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
-    from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
-
-    from waldelta.config import PipelineFile
+from waldelta_airflow.views._render import render
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +93,33 @@ class Reader:
             )
         )
 
-    def readable(self, pipelines: Iterable[str]) -> list[str]:
-        """Returns the pipelines that the user may read."""
-        return [name for name in pipelines if self.may_read(name)]
-
     def may_see_refused_files(self) -> bool:
         """Returns whether Airflow shows the user import errors, such as rejected pipeline files."""
         return bool(
             get_auth_manager().is_authorized_view(
                 access_view=AccessView.IMPORT_ERRORS, user=self.user
             )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRequest:
+    """A reader's request for a page of one pipeline; ``base`` is where the pages are mounted."""
+
+    base: str
+    reader: Reader
+    pipeline: PipelineFile
+    ledger: Ledger
+
+    def render(self, template: str, at: datetime | None = None, **values: Any) -> str:
+        """Returns a page, as render() of _render does, which may show values of rows."""
+        name = self.pipeline.pipeline
+        return render(
+            template,
+            self.base,
+            at,
+            name=name,
+            shows_values=self.reader.may_see_values(self.pipeline),
+            permission=(self.pipeline.row_values, dag_id_of(name, "cdc")),
+            **values,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
@@ -21,7 +21,7 @@ from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
-from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._access import PipelineRequest, Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, read_action_dag, unpause
 from waldelta_airflow.views._decisions import decision, read_form
 from waldelta_airflow.views._installed_pipelines import load_pipelines, pipeline_of
@@ -46,6 +46,10 @@ _FILES = {
     "icon.svg": "image/svg+xml",
     "icon-dark.svg": "image/svg+xml",
 }
+
+# The pages that show what these DAGs' runs did.
+_PAGES: dict[DagKind, str] = {"reconcile": "reconciliation", "quarantine": "quarantine"}
+_routes = APIRouter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,18 @@ def _page_request(request: Request, user: GetUserDep) -> PageRequest:
     return PageRequest(str(request.scope.get("root_path", "")), Reader(user))
 
 
-def _chosen(page: int = 1, table: str | None = None, reason: str | None = None) -> Chosen:
-    return Chosen(page, table, reason)
-
-
 PageRequestDep = Annotated[PageRequest, Depends(_page_request)]
-ChosenDep = Annotated[Chosen, Depends(_chosen)]
+
+
+def _pipeline_request(page_request: PageRequestDep, name: str) -> Iterator[PipelineRequest]:
+    """Yields a pipeline and its lake, with _lake_errors()."""
+    pipeline = page_request.pipeline(name)
+    with _lake_errors(pipeline):
+        ledger = Ledger(pipeline_lake(pipeline))
+        yield PipelineRequest(page_request.base, page_request.reader, pipeline, ledger)
+
+
+PipelineDep = Annotated[PipelineRequest, Depends(_pipeline_request)]
 
 
 def _may_trigger(kind: DagKind) -> Callable[[Request, PageRequest, str], None]:
@@ -113,9 +123,6 @@ async def _form(
     return await read_form(request)
 
 
-FormDep = Annotated[dict[str, list[str]], Depends(_form)]
-
-
 def create_app() -> FastAPI:
     """Returns the application; each route requires a login, then permission to read the DAG."""
     app = FastAPI(
@@ -123,6 +130,7 @@ def create_app() -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        default_response_class=HTMLResponse,
         dependencies=[Depends(requires_authenticated())],
     )
     app.add_middleware(SecurityHeaders)
@@ -130,122 +138,175 @@ def create_app() -> FastAPI:
         app.add_exception_handler(kind, _failed)
     app.add_exception_handler(RequestValidationError, _not_understood)
     app.add_exception_handler(Exception, _broke_off)
-    _add_pages(app)
-    _add_reconciliation(app)
-    _add_quarantine(app)
-    _add_dags(app)
-    _add_reports(app)
-    _add_entrances(app)
+    for name, media_type in _FILES.items():
+        app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
+    app.include_router(_routes)
     return app
 
 
-def _add_pages(app: FastAPI) -> None:
-    for name, media_type in _FILES.items():
-        app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
-
-    @app.get("/")
-    def overview(page_request: PageRequestDep) -> HTMLResponse:
-        return _page(
-            pages.overview_page(page_request.base, page_request.pipelines(), page_request.reader)
-        )
-
-    @app.get("/p/{name}")
-    def pipeline(page_request: PageRequestDep, name: str, hours: int = 24) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            text = pages.pipeline_page(page_request.base, found, ledger, hours, page_request.reader)
-            return HTMLResponse(text, headers=FORM_HEADERS)
-
-    @app.get("/p/{name}/runs")
-    def runs(
-        page_request: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
-    ) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            return _page(
-                pages.runs_page(page_request.base, found, ledger, page, only_failed=failed)
-            )
-
-    @app.get("/p/{name}/run/{verb}/{run_id:path}")
-    def run(page_request: PageRequestDep, name: str, verb: str, run_id: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            text, is_known = pages.run_page(
-                page_request.base, found, ledger, verb, run_id, page_request.reader
-            )
-            return _page(text, 200 if is_known else 404)
-
-    @app.get("/p/{name}/expectations")
-    def expectations(page_request: PageRequestDep, name: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            return _page(pages.expectations_page(page_request.base, found, ledger))
-
-    @app.get("/p/{name}/table/{table:path}")
-    def table(page_request: PageRequestDep, name: str, table: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            text, is_known = pages.table_page(page_request.base, found, ledger, table)
-            return _page(text, 200 if is_known else 404)
+@_routes.get("/")
+def overview(page_request: PageRequestDep) -> str:
+    """Returns the page of all pipelines."""
+    return pages.overview_page(page_request.base, page_request.pipelines(), page_request.reader)
 
 
-def _add_quarantine(app: FastAPI) -> None:
-    @app.get("/p/{name}/quarantine")
-    def quarantine(
-        page_request: PageRequestDep,
-        name: str,
-        chosen: ChosenDep,
-        run: str | None = None,
-        refused: str | None = None,
-    ) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            button = _button(page_request, dag_id_of(name, "quarantine"), run, refused)
-            shows_values = page_request.reader.may_see_values(found)
-            text = quarantine_page(
-                page_request.base, found, ledger, chosen, button, shows_values=shows_values
-            )
-            return HTMLResponse(text, headers=FORM_HEADERS)
-
-    @app.get("/p/{name}/quarantine/row/{row_id}")
-    def quarantined(page_request: PageRequestDep, name: str, row_id: str) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            page_request.check_values(found)
-            text = row_page(page_request.base, found, ledger, row_id)
-        if text is None:
-            raise HTTPException(404, "There is no such row in quarantine (any more).")
-        return _page(text)
-
-    @app.post("/p/{name}/quarantine")
-    def decide(page_request: PageRequestDep, name: str, form: FormDep) -> Response:
-        conf = decision(form)
-        return _trigger(
-            page_request, name, "quarantine", dag_id_of(name, "quarantine"), conf["action"], conf
-        )
+@_routes.get("/p/{name}")
+def pipeline(request: PipelineDep, hours: int = 24) -> HTMLResponse:
+    """Returns a pipeline's page."""
+    return HTMLResponse(pages.pipeline_page(request, hours), headers=FORM_HEADERS)
 
 
-def _add_dags(app: FastAPI) -> None:
-    """Add the routes that run or unpause a pipeline's DAGs, with Airflow's permissions."""
+@_routes.get("/p/{name}/runs")
+def runs(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
+    """Returns the page of a pipeline's runs."""
+    return pages.runs_page(request, page, only_failed=failed)
 
-    @app.post("/p/{name}/dags/{kind}/run")
-    def run_now(
-        page_request: PageRequestDep, request: Request, name: str, kind: DagKind
-    ) -> Response:
-        dag_id = _dag_of(page_request, request, name, kind)
-        if kind not in RUN_NOW or not page_request.reader.may_trigger(dag_id):
-            raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
-        # The DAG's page shows that it is paused, and offers to unpause it.
-        with suppress(DagPaused):
-            trigger_run(dag_id, "manual", {}, page_request.reader.user)
-        return _back(page_request, name)
 
-    @app.post("/p/{name}/dags/{kind}/unpause")
-    def unpause_dag(
-        page_request: PageRequestDep,
-        request: Request,
-        name: str,
-        kind: DagKind,
-        to: Literal["quarantine", "reconciliation"] | None = None,
-    ) -> Response:
-        dag_id = _dag_of(page_request, request, name, kind)
-        if not page_request.reader.may_unpause(dag_id):
-            raise HTTPException(403, f"You may not unpause the DAG {dag_id}.")
-        unpause(dag_id, page_request.reader.user.get_name())
-        return _back(page_request, name, *filter(None, [to]))
+@_routes.get("/p/{name}/run/{verb}/{run_id:path}")
+def run(request: PipelineDep, verb: str, run_id: str) -> HTMLResponse:
+    """Returns a run's page."""
+    text, is_known = pages.run_page(request, verb, run_id)
+    return HTMLResponse(text, 200 if is_known else 404)
+
+
+@_routes.get("/p/{name}/expectations")
+def expectations(request: PipelineDep) -> str:
+    """Returns the page of a pipeline's checks."""
+    return pages.expectations_page(request)
+
+
+@_routes.get("/p/{name}/table/{table:path}")
+def table(request: PipelineDep, table: str) -> HTMLResponse:
+    """Returns a table's page."""
+    text, is_known = pages.table_page(request, table)
+    return HTMLResponse(text, 200 if is_known else 404)
+
+
+@_routes.get("/p/{name}/reconciliation")
+def reconciliation(
+    request: PipelineDep, run: str | None = None, refused: str | None = None
+) -> HTMLResponse:
+    """Returns the page of comparisons with the source."""
+    text = reconciliation_page(request, _button(request, "reconcile", run, refused))
+    return HTMLResponse(text, headers=FORM_HEADERS)
+
+
+@_routes.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
+def repair_all(page_request: PageRequestDep, request: PipelineDep, name: str) -> Response:
+    """Triggers the repair of all tables that differ."""
+    compared = read_compared(request.ledger, replicated_tables(request.ledger))
+    if not (tables := [*compared.different, *compared.copied]):
+        raise HTTPException(409, "No table differs any more.")
+    return _trigger(page_request, name, "reconcile", "repair", repair_of(tables))
+
+
+@_routes.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_trigger("reconcile"))])
+def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
+    """Triggers the repair of a table."""
+    return _trigger(page_request, name, "reconcile", "repair", repair_of([table]))
+
+
+@_routes.get("/p/{name}/quarantine")
+def quarantine(
+    request: PipelineDep,
+    chosen: Annotated[Chosen, Depends()],
+    run: str | None = None,
+    refused: str | None = None,
+) -> HTMLResponse:
+    """Returns the page of rows in quarantine and of stopped tables."""
+    text = quarantine_page(request, chosen, _button(request, "quarantine", run, refused))
+    return HTMLResponse(text, headers=FORM_HEADERS)
+
+
+@_routes.get("/p/{name}/quarantine/row/{row_id}")
+def quarantined(page_request: PageRequestDep, request: PipelineDep, row_id: str) -> str:
+    """Returns the page of a row in quarantine."""
+    page_request.check_values(request.pipeline)
+    if (text := row_page(request, row_id)) is None:
+        raise HTTPException(404, "There is no such row in quarantine (any more).")
+    return text
+
+
+@_routes.post("/p/{name}/quarantine")
+def decide(
+    page_request: PageRequestDep, name: str, form: Annotated[dict[str, list[str]], Depends(_form)]
+) -> Response:
+    """Triggers the run of a decision."""
+    conf = decision(form)
+    return _trigger(page_request, name, "quarantine", conf["action"], conf)
+
+
+@_routes.post("/p/{name}/dags/{kind}/run")
+def run_now(page_request: PageRequestDep, request: Request, name: str, kind: DagKind) -> Response:
+    """Triggers a run of a pipeline's DAG, with Airflow's permissions."""
+    dag_id = _dag_of(page_request, request, name, kind)
+    if kind not in RUN_NOW or not page_request.reader.may_trigger(dag_id):
+        raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
+    # The DAG's page shows that it is paused, and offers to unpause it.
+    with suppress(DagPaused):
+        trigger_run(dag_id, "manual", {}, page_request.reader.user)
+    return _back(page_request, name)
+
+
+@_routes.post("/p/{name}/dags/{kind}/unpause")
+def unpause_dag(
+    page_request: PageRequestDep,
+    request: Request,
+    name: str,
+    kind: DagKind,
+    to: Literal["quarantine", "reconciliation"] | None = None,
+) -> Response:
+    """Unpauses a pipeline's DAG, with Airflow's permissions."""
+    dag_id = _dag_of(page_request, request, name, kind)
+    if not page_request.reader.may_unpause(dag_id):
+        raise HTTPException(403, f"You may not unpause the DAG {dag_id}.")
+    unpause(dag_id, page_request.reader.user.get_name())
+    return _back(page_request, name, *filter(None, [to]))
+
+
+@_routes.get("/docs/")
+def reports(page_request: PageRequestDep, page: int = 1, *, failed: bool = False) -> str:
+    """Returns the page of all pipelines' reports."""
+    return pages.reports_page(page_request.base, page_request.pipelines(), page, only_failed=failed)
+
+
+@_routes.get("/docs/{name}/")
+@_routes.get("/docs/{name}/index.html")
+def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
+    """Returns the list of a pipeline's reports."""
+    found = page_request.pipeline(name)
+    with _lake_errors(found):
+        return HTMLResponse(reports_index(found), headers=INDEX_HEADERS)
+
+
+@_routes.get("/docs/{name}/{path:path}")
+def report(page_request: PageRequestDep, name: str, path: str) -> Response:
+    """Returns a report."""
+    found = page_request.pipeline(name)
+    page_request.check_values(found)
+    with _lake_errors(found):
+        served = served_report(found, path)
+    if served is None:
+        raise HTTPException(404, "There is no such report.")
+    if isinstance(served, Path):
+        return FileResponse(served, headers=REPORT_HEADERS)
+    return HTMLResponse(served, headers=REPORT_HEADERS)
+
+
+@_routes.get("/dag/{dag_id}")
+@_routes.get("/dag/{dag_id}/run/{run_id:path}")
+def of_dag(page_request: PageRequestDep, dag_id: str, run_id: str | None = None) -> Response:
+    """Leads from Airflow's page of a DAG, or of one of its runs, to ours."""
+    found = pipeline_of(dag_id, page_request.pipelines())
+    if found is None:
+        return HTMLResponse(pages.stranger_page(page_request.base, dag_id))
+    name, verb = found
+    if run_id is None:
+        return RedirectResponse(url(page_request.base, "p", name))
+    if verb == "consume":
+        with contextmanager(_pipeline_request)(page_request, name) as request:
+            verb = pages.consuming_verb(request.ledger, run_id)
+    return RedirectResponse(url(page_request.base, "p", name, "run", verb, run_id))
 
 
 def _dag_of(page_request: PageRequest, request: Request, name: str, kind: DagKind) -> str:
@@ -255,45 +316,10 @@ def _dag_of(page_request: PageRequest, request: Request, name: str, kind: DagKin
     return dag_id_of(name, kind)
 
 
-def _add_reconciliation(app: FastAPI) -> None:
-    @app.get("/p/{name}/reconciliation")
-    def reconciliation(
-        page_request: PageRequestDep, name: str, run: str | None = None, refused: str | None = None
-    ) -> HTMLResponse:
-        with _lake(page_request, name) as (found, ledger):
-            button = _button(page_request, dag_id_of(name, "reconcile"), run, refused)
-            shows_values = page_request.reader.may_see_values(found)
-            text = reconciliation_page(
-                page_request.base, found, ledger, button, shows_values=shows_values
-            )
-            return HTMLResponse(text, headers=FORM_HEADERS)
-
-    @app.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
-    def repair_all(page_request: PageRequestDep, name: str) -> Response:
-        with _lake(page_request, name) as (_, ledger):
-            compared = read_compared(ledger, replicated_tables(ledger))
-        return _repair(page_request, name, [*compared.different, *compared.copied])
-
-    @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_trigger("reconcile"))])
-    def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
-        return _repair(page_request, name, [table])
-
-
-def _repair(page_request: PageRequest, name: str, tables: list[str]) -> Response:
-    if not tables:
-        raise HTTPException(409, "No table differs any more.")
-    return _trigger(
-        page_request,
-        name,
-        "reconciliation",
-        dag_id_of(name, "reconcile"),
-        "repair",
-        repair_of(tables),
-    )
-
-
-def _button(page_request: PageRequest, dag_id: str, run: str | None, refused: str | None) -> Button:
-    reader = page_request.reader
+def _button(
+    request: PipelineRequest, kind: DagKind, run: str | None, refused: str | None
+) -> Button:
+    dag_id, reader = dag_id_of(request.pipeline.pipeline, kind), request.reader
     return Button(
         read_action_dag(dag_id, run),
         run,
@@ -304,17 +330,13 @@ def _button(page_request: PageRequest, dag_id: str, run: str | None, refused: st
 
 
 def _trigger(
-    page_request: PageRequest,
-    name: str,
-    page: str,
-    dag_id: str,
-    action: str,
-    conf: dict[str, Any],
+    page_request: PageRequest, name: str, kind: DagKind, action: str, conf: dict[str, Any]
 ) -> Response:
-    """Trigger a run and redirect to the page, which shows its state.
+    """Trigger a run and redirect to the page of the DAG's results, which shows the run's state.
 
     The page also shows that the DAG is paused, or that another run is unfinished.
     """
+    dag_id, page = dag_id_of(name, kind), _PAGES[kind]
     if read_action_dag(dag_id).under_way:
         return _back(page_request, name, page, refused="another run")
     try:
@@ -329,69 +351,6 @@ def _back(page_request: PageRequest, name: str, *page: str, **query: str) -> Res
     return RedirectResponse(
         url(page_request.base, "p", name, *page, **query), 303, headers=FORM_HEADERS
     )
-
-
-def _add_reports(app: FastAPI) -> None:
-    @app.get("/docs/")
-    def reports(
-        page_request: PageRequestDep, page: int = 1, *, failed: bool = False
-    ) -> HTMLResponse:
-        return _page(
-            pages.reports_page(
-                page_request.base, page_request.pipelines(), page, only_failed=failed
-            )
-        )
-
-    @app.get("/docs/{name}/")
-    @app.get("/docs/{name}/index.html")
-    def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
-        found = page_request.pipeline(name)
-        with _lake_errors(found):
-            return HTMLResponse(reports_index(found), headers=INDEX_HEADERS)
-
-    @app.get("/docs/{name}/{path:path}")
-    def report(page_request: PageRequestDep, name: str, path: str) -> Response:
-        found = page_request.pipeline(name)
-        page_request.check_values(found)
-        with _lake_errors(found):
-            served = served_report(found, path)
-        if served is None:
-            raise HTTPException(404, "There is no such report.")
-        if isinstance(served, Path):
-            return FileResponse(served, headers=REPORT_HEADERS)
-        return HTMLResponse(served, headers=REPORT_HEADERS)
-
-
-def _add_entrances(app: FastAPI) -> None:
-    """Add the routes from Airflow's pages of a DAG and of a run."""
-
-    @app.get("/dag/{dag_id}")
-    def of_dag(page_request: PageRequestDep, dag_id: str) -> Response:
-        found = pipeline_of(dag_id, page_request.pipelines())
-        if found is None:
-            return _page(pages.stranger_page(page_request.base, dag_id))
-        return RedirectResponse(url(page_request.base, "p", found[0]), headers=HEADERS)
-
-    @app.get("/dag/{dag_id}/run/{run_id:path}")
-    def of_run(page_request: PageRequestDep, dag_id: str, run_id: str) -> Response:
-        found = pipeline_of(dag_id, page_request.pipelines())
-        if found is None:
-            return _page(pages.stranger_page(page_request.base, dag_id))
-        name, verb = found
-        if verb == "consume":
-            with _lake(page_request, name) as (_, ledger):
-                verb = pages.consuming_verb(ledger, run_id)
-        return RedirectResponse(
-            url(page_request.base, "p", name, "run", verb, run_id), headers=HEADERS
-        )
-
-
-@contextmanager
-def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Ledger]]:
-    """Yields a pipeline and its lake, with _lake_errors()."""
-    found = page_request.pipeline(name)
-    with _lake_errors(found):
-        yield found, Ledger(pipeline_lake(found))
 
 
 @contextmanager
@@ -413,15 +372,11 @@ def _file(name: str, media_type: str) -> Response:
     )
 
 
-def _page(text: str, status: int = 200) -> HTMLResponse:
-    return HTMLResponse(text, status, headers=HEADERS)
-
-
 def _failed(request: Request, err: Any) -> Response:
     base = str(request.scope.get("root_path", ""))
-    return _page(
-        render("error.html", base, now(), status=err.status_code, text=err.detail), err.status_code
-    )
+    text = render("error.html", base, now(), status=err.status_code, text=err.detail)
+    # The middleware doesn't see the answer to an error of our own code.
+    return HTMLResponse(text, err.status_code, headers=HEADERS)
 
 
 def _not_understood(request: Request, err: Any) -> Response:

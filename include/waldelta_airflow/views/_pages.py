@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from markupsafe import Markup
 
-from waldelta.config import PipelineFile, dag_id_of
+from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import Ledger
@@ -44,7 +43,7 @@ from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
-from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._access import PipelineRequest, Reader
 from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
 from waldelta_airflow.views._formats import bytes_of, duration
 from waldelta_airflow.views._installed_pipelines import Schedule, read_schedules
@@ -206,25 +205,21 @@ def _attention(
     )
 
 
-def pipeline_page(
-    base: str, pipeline: PipelineFile, ledger: Ledger, hours: int, reader: Reader
-) -> str:
+def pipeline_page(request: PipelineRequest, hours: int) -> str:
     """Returns one pipeline's page: lag, slot, tables, and its DAGs with the reader's
     permissions.
     """
-    at, name = now(), pipeline.pipeline
+    at, pipeline = now(), request.pipeline
     hours = hours if hours in HOURS else HOURS[0]
-    schedule = read_schedules([pipeline]).get(name)
+    schedule = read_schedules([pipeline]).get(pipeline.pipeline)
     airflow = _airflow_runs(pipeline, schedule)
-    glance = read_glance(pipeline, ledger, at, hours, airflow)
-    link = partial(_link_to_run, base, name)
-    return render(
+    glance = read_glance(pipeline, request.ledger, at, hours, airflow)
+    link = partial(_link_to_run, request)
+    return request.render(
         "pipeline.html",
-        base,
         at,
         is_under_way=schedule is not None and bool(schedule.under_way),
-        dags=reader.lines(schedule.dags) if schedule is not None else [],
-        name=name,
+        dags=request.reader.lines(schedule.dags) if schedule is not None else [],
         here="pipeline",
         pipeline=pipeline,
         glance=glance,
@@ -237,70 +232,58 @@ def pipeline_page(
     )
 
 
-def _link_to_run(base: str, name: str, point: LagPoint) -> str:
-    return url(base, "p", name, "run", "consume", point.run_id)
+def _link_to_run(request: PipelineRequest, point: LagPoint) -> str:
+    return url(request.base, "p", request.pipeline.pipeline, "run", "consume", point.run_id)
 
 
-def runs_page(
-    base: str, pipeline: PipelineFile, ledger: Ledger, number: int, *, only_failed: bool
-) -> str:
+def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
-    at, name = now(), pipeline.pipeline
-    schedule = read_schedules([pipeline], finds_lacks=False).get(name)
+    at, pipeline, ledger = now(), request.pipeline, request.ledger
+    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline)
     runs = read_runs(ledger, at - HISTORY_SHOWN)
-    link = partial(_link_to_run, base, name)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
-    return render(
+    return request.render(
         "runs.html",
-        base,
         at,
-        name=name,
         here="runs",
         runs=(shown := listed[turn.first : turn.first + _RUNS_PER_PAGE]),
         work=read_work(ledger, shown),
         turn=turn,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
-        plot=lag_plot(lag_points(runs), _SECONDS, link),
+        plot=lag_plot(lag_points(runs), _SECONDS, partial(_link_to_run, request)),
         active=schedule.active if schedule is not None else frozenset(),
         is_under_way=schedule is not None and bool(schedule.under_way),
     )
 
 
-def run_page(
-    base: str, pipeline: PipelineFile, ledger: Ledger, verb: str, run_id: str, reader: Reader
-) -> tuple[str, bool]:
+def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, bool]:
     """Returns a run's page by verb and id, and whether the ledger knows the run.
 
     For ANY_VERB it shows the newest result. It has keys of rows only for readers who may see
     values.
     """
-    name = pipeline.pipeline
     if verb == ANY_VERB:
-        verb = next((run.verb for run in read_runs(ledger, run_id=run_id)), "consume")
-    details = read_run(ledger, verb, run_id)
-    dag_id = dag_of_verb(name, verb)
-    dag_run = (
-        read_dag_run(dag_id, run_id) if dag_id is not None and reader.may_read_dag(dag_id) else None
+        verb = next((run.verb for run in read_runs(request.ledger, run_id=run_id)), "consume")
+    details = read_run(request.ledger, verb, run_id)
+    dag_id, dag_run = dag_of_verb(request.pipeline.pipeline, verb), None
+    if dag_id is not None and request.reader.may_read_dag(dag_id):
+        dag_run = read_dag_run(dag_id, run_id)
+    text = request.render(
+        "run_unknown.html" if details is None else "run.html",
+        here="runs",
+        verb=verb,
+        run_id=run_id,
+        run=details,
+        reports=reports_of(request.pipeline, run_id) if details is not None else {},
+        dag_id=dag_id,
+        dag_run=dag_run,
+        is_under_way=dag_run is not None and dag_run.is_under_way,
+        LANDING=LANDING,
+        QUARANTINED=QUARANTINED,
     )
-    of_run: dict[str, Any] = {
-        "name": name,
-        "here": "runs",
-        "dag_id": dag_id,
-        "dag_run": dag_run,
-        "is_under_way": dag_run is not None and dag_run.is_under_way,
-        "LANDING": LANDING,
-        "shows_values": reader.may_see_values(pipeline),
-        "permission": (pipeline.row_values, dag_id_of(name, "cdc")),
-    }
-    if details is None:
-        return render("run_unknown.html", base, verb=verb, run_id=run_id, **of_run), False
-    reports = reports_of(pipeline, run_id)
-    return (
-        render("run.html", base, run=details, reports=reports, QUARANTINED=QUARANTINED, **of_run),
-        True,
-    )
+    return text, details is not None
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:
@@ -309,32 +292,27 @@ def consuming_verb(ledger: Ledger, run_id: str) -> str:
     return next((verb for verb in verbs if verb in ("consume", "replay")), "consume")
 
 
-def expectations_page(base: str, pipeline: PipelineFile, ledger: Ledger) -> str:
+def expectations_page(request: PipelineRequest) -> str:
     """Returns the page of checks: tables by runs."""
-    at, name = now(), pipeline.pipeline
+    at, ledger = now(), request.ledger
     heat = tables_map(ledger, at, _HEAT_MAP_RUNS)
     earlier = missed_earlier(ledger, heat, at - REACH, replicated_tables(ledger))
-    return render(
-        "expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier
-    )
+    return request.render("expectations.html", at, here="expectations", heat=heat, earlier=earlier)
 
 
-def table_page(base: str, pipeline: PipelineFile, ledger: Ledger, table: str) -> tuple[str, bool]:
+def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     """Returns one table's page, and whether the ledger knows the table.
 
     It shows the target's content and how to read it, its expectations by runs, and its copies.
     """
-    at, name = now(), pipeline.pipeline
+    at, pipeline, ledger = now(), request.pipeline, request.ledger
     states = ledger.table_rows(table)
-    schedule = read_schedules([pipeline], finds_lacks=False).get(name)
+    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline)
     hours = REACH // timedelta(hours=1)
-    airflow = _airflow_runs(pipeline, schedule)
-    glance = read_glance(pipeline, ledger, at, hours, airflow)
-    text = render(
+    glance = read_glance(pipeline, ledger, at, hours, _airflow_runs(pipeline, schedule))
+    text = request.render(
         "table.html",
-        base,
         at,
-        name=name,
         here="pipeline",
         table=table,
         states=states[::-1],

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import SentMessage
@@ -18,9 +17,9 @@ from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_o
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
+from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._formats import server_folders
 from waldelta_airflow.views._pages import Turning
-from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
 
 _ROWS_PER_PAGE = 100
@@ -61,33 +60,23 @@ class Value:
     more: int = 0
 
 
-def quarantine_page(
-    base: str,
-    pipeline: PipelineFile,
-    ledger: Ledger,
-    chosen: Chosen,
-    button: Button,
-    *,
-    shows_values: bool,
-) -> str:
+def quarantine_page(request: PipelineRequest, chosen: Chosen, button: Button) -> str:
     """Returns the page of quarantined rows and of stopped tables, with possible decisions.
 
-    Without ``shows_values`` it has neither the rows' keys nor their values.
+    It has the rows' keys and values only for readers who may see them.
     """
+    ledger, pipeline = request.ledger, request.pipeline
     keys = _open_keys(ledger)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)
     turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
     shown = read_open(ledger, listed.slice(turn.first, _ROWS_PER_PAGE))
     decided = read_decided(ledger)
-    name = pipeline.pipeline
-    return render(
+    return request.render(
         "quarantine.html",
-        base,
-        name=name,
         here="quarantine",
         rows=shown,
-        values={row.id: list(_values(row, _IN_LIST)) for row in shown} if shows_values else {},
+        values={row.id: list(_values(row, _IN_LIST)) for row in shown},
         messages=[
             (message, *_dump(message.sent))
             for message in open_messages(ledger, pipeline.source.slot)
@@ -101,8 +90,6 @@ def quarantine_page(
         more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
         button=button,
         is_under_way=button.dag.is_under_way,
-        shows_values=shows_values,
-        permission=(pipeline.row_values, dag_id_of(name, "cdc")),
         stopped=read_stopped(pipeline, ledger),
     )
 
@@ -136,15 +123,14 @@ def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
     return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
 
 
-def row_page(base: str, pipeline: PipelineFile, ledger: Ledger, row_id: str) -> str | None:
+def row_page(request: PipelineRequest, row_id: str) -> str | None:
     """Returns one quarantined row's page with its values, messages and decisions, or None."""
+    ledger = request.ledger
     row = read_by_id(ledger, row_id)
     if row is None:
         return None
-    return render(
+    return request.render(
         "quarantined_row.html",
-        base,
-        name=pipeline.pipeline,
         here="quarantine",
         row=row,
         since=read_since(ledger, row),
