@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from airflow.sdk import BaseHook
+from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
+from waldelta.config import PipelineFile
 from waldelta.config.airflow_connection import variable_of
 from waldelta.errors import ConfigError
+from waldelta.lake.store_connection import REQUEST_LIMITS, is_store_variable, read_store_options
 from waldelta_airflow._airflow_versions import AirflowNotFoundException
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from airflow.sdk import Connection
-
-    from waldelta.config import PipelineFile
     from waldelta.lake import Lake
 
 # Airflow's own environment is not for the job: its database, keys and other connections.
@@ -35,26 +33,23 @@ SPARK_CONNECTION_TYPES = ("spark_connect", "spark")
 
 def source_environment(*conn_ids: str) -> dict[str, str]:
     """Returns the source's connections, each as the environment variable that a job reads."""
-    return {
-        name: value for conn_id in conn_ids for name, value in _source_variable(conn_id).items()
-    }
-
-
-def _source_variable(conn_id: str) -> dict[str, str]:
     from airflow.providers.postgres.hooks.postgres import PostgresHook
 
-    hook = PostgresHook(postgres_conn_id=conn_id)
-    connection = hook.get_connection(conn_id)
-    if connection.conn_type not in ("postgres", "postgresql"):
-        raise ConfigError(
-            f"connection {conn_id!r} has type {connection.conn_type!r}: choose a connection of"
-            " type postgres for the source"
-        )
-    if connection.extra_dejson.get("iam"):
-        connection.login, connection.password, connection.port = hook.get_iam_token(connection)
-    _mask(connection.password)
-    # The JSON form, because a URI's host loses upper case, which a socket folder may have.
-    return {variable_of(conn_id): connection.as_json()}
+    variables = {}
+    for conn_id in conn_ids:
+        hook = PostgresHook(postgres_conn_id=conn_id)
+        connection = hook.get_connection(conn_id)
+        if connection.conn_type not in ("postgres", "postgresql"):
+            raise ConfigError(
+                f"connection {conn_id!r} has type {connection.conn_type!r}: choose a connection of"
+                " type postgres for the source"
+            )
+        if connection.extra_dejson.get("iam"):
+            connection.login, connection.password, connection.port = hook.get_iam_token(connection)
+        _mask(connection.password)
+        # The JSON form, because a URI's host loses upper case, which a socket folder may have.
+        variables[variable_of(conn_id)] = connection.as_json()
+    return variables
 
 
 def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
@@ -63,8 +58,6 @@ def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
 
     Raises ConfigError when Airflow doesn't have it, or when it opens another kind of store.
     """
-    from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
-
     if conn_id is None:
         return {}
     try:
@@ -137,8 +130,6 @@ def connect_environment(conn_id: str) -> dict[str, str]:
 
 def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment without Airflow's own variables, plus the given parts."""
-    from waldelta.lake.store_connection import is_store_variable
-
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)}
     kept.pop("SPARK_REMOTE", None)
     # spark-submit and the workers' Python are those installed with this interpreter.

@@ -1,19 +1,39 @@
-"""What pipelines need in Airflow, and what is missing: the slot's pool, and connections."""
+"""What pipelines need in Airflow, the slot's pool and connections: what is missing, and ``waldelta
+airflow setup``, which creates the pools.
+
+The command is for an operator's shell that reaches Airflow's database, as the command ``airflow``
+needs.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from waldelta.config import PipelineFile
+from airflow.configuration import ensure_secrets_loaded
+from airflow.models.connection import Connection
+from airflow.models.pool import Pool
+from airflow.secrets.environment_variables import EnvironmentVariablesBackend
+from airflow.secrets.metastore import MetastoreBackend
+from airflow.utils.session import create_session
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from waldelta.config import PipelineFile, load_pipeline_file
+from waldelta.config.airflow_connection import variable_of
+from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
+from waldelta.errors import ConfigError
 from waldelta.lake.store_connection import store_of
 from waldelta.monitoring.attention import Attention
 
-if TYPE_CHECKING:
-    from airflow.models.connection import Connection
-    from sqlalchemy.orm import Session
+log = logging.getLogger(__name__)
 
 # A slot has one reader.
 POOL_SLOTS = 1
@@ -70,8 +90,6 @@ _FIELDS = {
 
 def read_pools(session: Session, pipelines: Collection[PipelineFile]) -> list[PoolEntry]:
     """Returns the pool of each pipeline's slot."""
-    from airflow.models.pool import Pool
-    from sqlalchemy import select
 
     wanted = {pipeline.pool for pipeline in pipelines}
     known = set(session.scalars(select(Pool.pool).where(Pool.pool.in_(wanted))))
@@ -90,8 +108,6 @@ def read_connections(
     session: Session, pipelines: Collection[PipelineFile]
 ) -> list[ConnectionEntry]:
     """Returns the connections of each pipeline; raises none of a secrets backend's errors."""
-    from airflow.models.connection import Connection
-    from sqlalchemy import select
 
     needed = [(one.pipeline, *need) for one in pipelines for need in _needed(one)]
     ids = {conn_id for _, conn_id, _, _ in needed}
@@ -118,18 +134,12 @@ def find_connection(session: Session, conn_id: str) -> Connection | None:
     """Returns a connection from where Airflow looks for it: secrets backends, variables, and then
     its database.
     """
-    from airflow.models.connection import Connection
-
-    if (found := _elsewhere(conn_id)[0]) is not None:
-        return found
-    return session.query(Connection).filter_by(conn_id=conn_id).first()
+    found, _ = _elsewhere(conn_id)
+    return found or session.query(Connection).filter_by(conn_id=conn_id).first()
 
 
 def _elsewhere(conn_id: str) -> tuple[Connection | None, State]:
     """Returns a connection that isn't in Airflow's database, and where Airflow finds it."""
-    from airflow.configuration import ensure_secrets_loaded
-    from airflow.secrets.environment_variables import EnvironmentVariablesBackend
-    from airflow.secrets.metastore import MetastoreBackend
 
     for backend in ensure_secrets_loaded():
         if isinstance(backend, MetastoreBackend):
@@ -154,23 +164,19 @@ def describe_missing(
     found: dict[str, list[Attention]] = {}
     for pool in pools:
         if pool.state == "missing":
-            lacking = Attention(
-                "failed",
-                "lacks",
+            text = (
                 f"Airflow has no pool {pool.pool}, so tasks that use the slot never start: run"
-                f" `waldelta airflow setup`, or `{pool.command}`",
+                f" `waldelta airflow setup`, or `{pool.command}`"
             )
-            found.setdefault(pool.pipeline, []).append(lacking)
+            found.setdefault(pool.pipeline, []).append(Attention("failed", "lacks", text))
     for one in connections:
         if one.state == "missing":
-            lacking = Attention(
-                "warning",
-                "lacks",
+            text = (
                 f"this process finds no connection {one.connection} ({one.use}): unless the workers"
                 " have it in their own environment, add it by the command that `waldelta airflow"
-                " setup --dry-run` shows",
+                " setup --dry-run` shows"
             )
-            found.setdefault(one.pipeline, []).append(lacking)
+            found.setdefault(one.pipeline, []).append(Attention("warning", "lacks", text))
     return found
 
 
@@ -178,3 +184,99 @@ def as_json(entry: PoolEntry | ConnectionEntry) -> dict[str, Any]:
     """Returns an entry's fields and, while it is missing, the command that creates it."""
     fields = {name: getattr(entry, name) for name in entry.__slots__}
     return fields | ({"command": entry.command} if entry.state == "missing" else {})
+
+
+def set_up_airflow(
+    place: Path | None, *, dry_run: bool, adds_connections: bool
+) -> tuple[dict[str, Any], str]:
+    """Create missing pools; returns the entries of all pipelines, as JSON and as text.
+
+    ``place`` is a pipeline file, a folder of them, or None for the folder WALDELTA_PIPELINES. With
+    ``adds_connections`` a missing connection is created from ``AIRFLOW_CONN_<CONN_ID>``. Nothing is
+    changed with ``dry_run``. Raises ConfigError where Airflow's database can't be used.
+    """
+    if place is not None and not place.is_dir():
+        pipelines, refused = [load_pipeline_file(place)], []
+    else:
+        folder = PipelineFolder.read(existing_folder(place))
+        pipelines, refused = list(folder.pipelines.values()), folder.refusals()
+    with _session() as session:
+        pools = read_pools(session, pipelines)
+        connections = read_connections(session, pipelines)
+        if not dry_run:
+            pools = [_create_pool(session, pool) for pool in pools]
+            if adds_connections:
+                connections = [_create_connection(session, one) for one in connections]
+    document = {
+        "pools": [as_json(pool) for pool in pools],
+        "connections": [as_json(connection) for connection in connections],
+        "refused": refused,
+    }
+    return document, _text(pools, connections, refused)
+
+
+@contextmanager
+def _session() -> Iterator[Session]:
+    """Yields a session on Airflow's database; commits at the end."""
+
+    try:
+        with create_session() as session:
+            yield session
+    except SQLAlchemyError as err:
+        raise ConfigError(
+            f"Airflow's database can't be used from here ({type(err).__name__}): run the command"
+            " where `airflow db check` succeeds, with the scheduler's AIRFLOW_HOME and AIRFLOW__…"
+            " variables, after `airflow db migrate`"
+        ) from None
+
+
+def _create_pool(session: Session, entry: PoolEntry) -> PoolEntry:
+
+    if entry.state != "missing":
+        return entry
+    Pool.create_or_update_pool(
+        entry.pool, POOL_SLOTS, entry.description, include_deferred=False, session=session
+    )
+    session.flush()
+    log.info("pool=%s slots=%s", entry.pool, POOL_SLOTS)
+    return replace(entry, state="created")
+
+
+def _create_connection(session: Session, entry: ConnectionEntry) -> ConnectionEntry:
+    """Store a connection of this process's environment in Airflow's database, encrypted."""
+
+    value = os.environ.get(variable_of(entry.connection))
+    if entry.state != "in the environment" or not value:
+        return entry
+    if session.query(Connection).filter_by(conn_id=entry.connection).first() is None:
+        session.add(
+            Connection.from_json(value, entry.connection)
+            if value.lstrip().startswith("{")
+            else Connection(entry.connection, uri=value)
+        )
+        session.flush()
+        log.info("connection=%s is stored", entry.connection)
+    return replace(entry, state="created")
+
+
+def _text(
+    pools: list[PoolEntry], connections: list[ConnectionEntry], refused: list[dict[str, str]]
+) -> str:
+    lines = [f"pool {one.pool} ({one.pipeline}): {one.state}" for one in pools]
+    lines += [
+        f"connection {one.connection} ({one.pipeline}, {one.use}): {one.state}"
+        for one in connections
+    ]
+    lines += [f"refused: {one['error']}" for one in refused]
+    entries: list[PoolEntry | ConnectionEntry] = [*pools, *connections]
+    missing = dict.fromkeys(one.command for one in entries if one.state == "missing")
+    if missing:
+        lines += ["", "To create what is missing:", *(f"    {command}" for command in missing)]
+    if any(one.state == "missing" and one.use == "Spark" for one in connections):
+        lines.append(
+            "Without a Spark Connect server, `--conn-type spark --conn-host 'local[*,4]'` runs"
+            " Spark where the task runs."
+        )
+    if any(one.state == "missing" for one in connections):
+        lines.append("Then set each password in Airflow's UI: Admin → Connections.")
+    return "\n".join(lines)

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from waldelta_airflow.airflow_entries import find_connection
-
 
 def known_connections(conn_ids: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the known connections in their JSON form, and by id why others can't be taken.
@@ -21,6 +19,8 @@ def known_connections(conn_ids: Sequence[str]) -> tuple[dict[str, str], dict[str
     An error is named by its class, because its text may repeat what couldn't be read.
     """
     from airflow.utils.session import create_session
+
+    from waldelta_airflow.airflow_entries import find_connection
 
     found: dict[str, str] = {}
     refused: dict[str, str] = {}

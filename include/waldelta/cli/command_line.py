@@ -187,7 +187,7 @@ def _airflow(options: argparse.Namespace, output: Output) -> None:
     # Airflow sets up its own logging when it is loaded: on stdout, where only the result belongs.
     with redirect_stdout(sys.stderr):
         # This package doesn't import waldelta_airflow, which is loaded by its name as a plugin is.
-        setup = importlib.import_module("waldelta_airflow.setup_airflow")
+        setup = importlib.import_module("waldelta_airflow.airflow_entries")
         document, text = setup.set_up_airflow(
             options.place, dry_run=options.dry_run, adds_connections=options.add_connections
         )

@@ -178,16 +178,14 @@ def read_glance(
         active=airflow.active,
     )
     results = results_of(ledger)
-    attention = worst_first(
-        [
-            *_attention(pipeline, ledger, results, glance, now, idle_checked_at),
-            *of_compared(glance.compared),
-            *_of_runs(results, landing, states, glance.compared, pipeline.source),
-            *_failed_otherwise(ledger, results, now),
-            *_unread(ledger, pipeline),
-        ]
-    )
-    return replace(glance, attention=attention)
+    items = [
+        *_attention(pipeline, ledger, results, glance, now, idle_checked_at),
+        *of_compared(glance.compared),
+        *_of_runs(results, landing, states, glance.compared, pipeline.source),
+        *_failed_otherwise(ledger, results, now),
+        *_unread(ledger, pipeline),
+    ]
+    return replace(glance, attention=worst_first(items))
 
 
 def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:

@@ -1,17 +1,29 @@
-"""Evaluates every pipeline without Spark: its ledger, its slot, and its DAGs in Airflow."""
+"""Evaluates every pipeline without Spark: its ledger, its slot, and its DAGs in Airflow.
+
+A task sees these through Airflow's Task SDK, not its database.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowRuntimeError
+from airflow.sdk.execution_time.comms import GetPreviousDagRun
+from airflow.sdk.timezone import coerce_datetime
+from airflow.timetables.base import TimeRestriction
+from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError, stack_without_values
+from waldelta.lake import Lake
+from waldelta.lake.ledger import Ledger
 from waldelta.monitoring import Glance, read_glance
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
 from waldelta.monitoring.overview import (
@@ -20,12 +32,10 @@ from waldelta.monitoring.overview import (
     OVERVIEW_REACH,
     AirflowRuns,
 )
-from waldelta_airflow._dag_attention import WATCHED, of_dags
-from waldelta_airflow.alerts._dag_runs import DagRuns
-
-if TYPE_CHECKING:
-    from waldelta.lake import Lake
-    from waldelta.lake.ledger import Ledger
+from waldelta.monitoring.slot_status import of_live_slot
+from waldelta.pipeline import Job, SourceConnections
+from waldelta_airflow import _connections as connections
+from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline, of_dags
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +67,16 @@ def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation
     a later run succeeded.
     """
     folder = PipelineFolder.read(pipelines_folder())
-    refused = []
-    for path, error in folder.refused.items():
-        item = Attention(
+    refused = tuple(
+        Attention(
             "failed",
             "pipeline_file",
             f"{path.name} can't be read: {shortened(str(error))}",
             objects=(path.name,),
         )
-        refused.append(item)
-    files = Evaluation(FILES, tuple(refused), frozenset({"pipeline_file"}))
+        for path, error in folder.refused.items()
+    )
+    files = Evaluation(FILES, refused, frozenset({"pipeline_file"}))
     pipelines = folder.pipelines.values()
     with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
         return [files, *pool.map(lambda pipeline: _evaluate(task, pipeline, at, since), pipelines)]
@@ -75,53 +85,38 @@ def evaluate(task: Any, at: datetime, since: datetime | None) -> list[Evaluation
 def _evaluate(
     task: Any, pipeline: PipelineFile, at: datetime, since: datetime | None
 ) -> Evaluation:
-    from waldelta.lake.ledger import Ledger
-    from waldelta_airflow._connections import pipeline_lake
-
     name = pipeline.pipeline
     runs = DagRuns.read(task, pipeline, at)
     airflow = AirflowRuns(active=runs.active if runs is not None else frozenset())
     try:
-        lake = pipeline_lake(pipeline)
+        lake = connections.pipeline_lake(pipeline)
         ledger = Ledger(lake)
         glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, airflow, OVERVIEW_REACH)
     except Exception as err:
         log.error("pipeline %s can't be evaluated: %s", name, stack_without_values(err))
-        lacking = Attention(
-            "failed",
-            "lake",
-            f"its lake can't be read from here: {_reason(err)}",
-            cause=type(err).__name__,
-        )
+        text = f"its lake can't be read from here: {_reason(err)}"
+        lacking = Attention("failed", "lake", text, cause=type(err).__name__)
         return Evaluation(name, (lacking,), frozenset({"lake"}))
-    if runs is not None and runs.dags.is_paused and _is_torn_down(ledger, pipeline):
+    # Teardown drops the slot.
+    lives = ledger.slot_lives(pipeline.source.slot)
+    if runs is not None and runs.dags.is_paused and lives and lives[-1].event == "dropped":
         return Evaluation(name, (), frozenset(KINDS))
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
     found = [*of_dags(pipeline, glance, runs.dags if runs is not None else None, at)]
     if runs is not None:
         found += _of_failed_runs(name, glance, runs, since)
-    unknown = set() if runs is not None else set(_OF_DAGS)
+    unknown = frozenset() if runs is not None else _OF_DAGS
     if any(item.kind == "source" for item in slot):
-        unknown.add("slot")
+        unknown |= {"slot"}
     # The server's answer about the slot replaces that of the latest run.
     found += [item for item in glance.attention if item.kind != "slot"]
-    found += slot
-    return Evaluation(name, worst_first(found), frozenset(KINDS) - unknown)
-
-
-def _is_torn_down(ledger: Ledger, pipeline: PipelineFile) -> bool:
-    """Returns whether the slot's last event was to be dropped, as teardown does."""
-    lives = ledger.slot_lives(pipeline.source.slot)
-    return bool(lives) and lives[-1].event == "dropped"
+    return Evaluation(name, worst_first([*found, *slot]), frozenset(KINDS) - unknown)
 
 
 def _of_slot(pipeline: PipelineFile, lake: Lake) -> Iterator[Attention]:
-    from waldelta.monitoring.slot_status import of_live_slot
-    from waldelta.pipeline import Job, SourceConnections
-    from waldelta_airflow._connections import source_conninfo
-
     try:
-        source = SourceConnections(pipeline.source, *map(source_conninfo, pipeline.source.conn_ids))
+        conninfos = map(connections.source_conninfo, pipeline.source.conn_ids)
+        source = SourceConnections(pipeline.source, *conninfos)
         yield from of_live_slot(Job(pipeline, source, "alerts", lake=lake))
     except Exception as err:
         stack = stack_without_values(err)
@@ -161,3 +156,70 @@ def _reason(err: BaseException) -> str:
     """Returns an error's class; its message only if it is waldelta's own."""
     kind = type(err).__name__
     return f"{kind}: {shortened(str(err))}" if isinstance(err, WaldeltaError) else kind
+
+
+@dataclass(frozen=True, slots=True)
+class DagRuns:
+    """``dags`` is what pages know, too. ``failed``: the latest ended runs of WATCHED that failed.
+    ``last_failed_cdc``: id and end of the last CDC run that failed. ``active``: unfinished ones.
+    """
+
+    dags: DagsOfPipeline
+    failed: Mapping[str, str] = field(default_factory=dict)
+    last_failed_cdc: tuple[str, datetime] | None = None
+    active: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, task: Any, pipeline: PipelineFile, at: datetime) -> DagRuns | None:
+        """Returns None when Airflow doesn't know the pipeline's DAGs (yet)."""
+        name = pipeline.pipeline
+        try:
+            cdc = task.get_dag(dag_id_of(name, "cdc"))
+            others = {kind: task.get_dag(dag_id_of(name, kind)) for kind in WATCHED}
+        except AirflowRuntimeError as err:
+            if (err.error.detail or {}).get("status_code") != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+        last, is_last = _last_failed(dag_id_of(name, "cdc"), at)
+        dags = DagsOfPipeline(
+            cdc.is_paused,
+            last.run_id if is_last else None,
+            _next_run_at(pipeline.schedule, cdc.next_dagrun),
+            frozenset(kind for kind, dag in others.items() if dag.is_paused),
+        )
+        runs = {kind: _last_failed(dag_id_of(name, kind), at) for kind in WATCHED}
+        failed = {str(kind): run.run_id for kind, (run, is_failed) in runs.items() if is_failed}
+        ended = (last.run_id, last.end_date) if last is not None and last.end_date else None
+        running = _previous(dag_id_of(name, "cdc"), at, "running")
+        return cls(dags, failed, ended, frozenset([running.run_id] if running is not None else []))
+
+
+def _next_run_at(schedule: str | None, next_dagrun: datetime | None) -> datetime | None:
+    """Returns when the scheduler should create the next run: at the end of its interval."""
+    if schedule is None or next_dagrun is None:
+        return None
+    following = CronDataIntervalTimetable(schedule, "UTC").next_dagrun_info(
+        last_automated_data_interval=None,
+        restriction=TimeRestriction(coerce_datetime(next_dagrun), None, catchup=True),
+    )
+    return following.run_after if following is not None else None
+
+
+def _last_failed(dag_id: str, at: datetime) -> tuple[Any, bool]:
+    """Returns the last run that failed, or None, and whether no later one succeeded.
+
+    A backfill replays and lands nothing, so it doesn't count.
+    """
+    failed, well = (_previous(dag_id, at, state) for state in ("failed", "success"))
+    if failed is None or failed.run_type == "backfill":
+        return None, False
+    return failed, well is None or failed.logical_date > well.logical_date
+
+
+def _previous(dag_id: str, at: datetime, state: str) -> Any:
+    # A task instance asks for runs of its own DAG only.
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    question = GetPreviousDagRun(dag_id=dag_id, logical_date=at, state=state)
+    answer: Any = SUPERVISOR_COMMS.send(question)
+    return answer.dag_run

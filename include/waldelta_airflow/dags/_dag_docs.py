@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from waldelta.config import PipelineFile, Publication
 from waldelta.control_characters import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from waldelta.config import PipelineFile, Publication
 
 _KINDS = {
     "setup": """\

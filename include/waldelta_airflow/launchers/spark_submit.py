@@ -10,9 +10,10 @@ import subprocess
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.sdk import Connection
 
 from waldelta.errors import ConfigError
 from waldelta.permissions import lake_umask
@@ -27,9 +28,6 @@ from waldelta.spark.settings import (
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowException
 from waldelta_airflow.launchers.child_process import end_group, ended_with_us
-
-if TYPE_CHECKING:
-    from airflow.sdk import Connection
 
 log = logging.getLogger(__name__)
 

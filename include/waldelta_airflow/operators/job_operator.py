@@ -7,22 +7,25 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Connection, Context
 
-from waldelta.config import dag_id_of
+from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
 from waldelta.spark.java import check_java
+from waldelta_airflow import _connections as connections
 from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout
+from waldelta_airflow.launchers.child_process import ChildProcess
+from waldelta_airflow.launchers.forked_job import ForkedJob
 from waldelta_airflow.launchers.job_result import (
     JobResult,
     TaskFailed,
@@ -40,12 +43,7 @@ from waldelta_airflow.reporting.notify import LAND, notify_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE, LOCK_WAIT, application
 
 if TYPE_CHECKING:
-    from airflow.sdk import Connection, Context
-
-    from waldelta.config import PipelineFile
     from waldelta.pipeline import Job
-    from waldelta_airflow.launchers.child_process import ChildProcess
-    from waldelta_airflow.launchers.forked_job import ForkedJob
     from waldelta_airflow.launchers.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
@@ -105,7 +103,9 @@ class WaldeltaJobOperator(BaseOperator):
             notify_critical(self.pipeline, result.document.get("slot_critical", ()), context)
         self._done = result.document
         if self.stage in (None, _REPORT):
-            again = isinstance(result.failure(self.stage), TaskFailed) and _is_tried_again(context)
+            # Airflow retries the task when it fails with a retryable error.
+            is_retried = _try_number(context) <= int(context["ti"].max_tries)
+            again = is_retried and isinstance(result.failure(self.stage), TaskFailed)
             emit(self.pipeline.pipeline, result.document, gauges_of if again else metrics_of)
         elif self.stage == _RECONCILE:  # There is no report when a target differs.
             emit(self.pipeline.pipeline, result.document, differing_rows)
@@ -138,15 +138,6 @@ class WaldeltaJobOperator(BaseOperator):
                 " batch.apply_timeout_minutes"
             ) from None
 
-    @property
-    def _lock_wait(self) -> timedelta:
-        """Returns how long the job may wait for another run.
-
-        A wait that took all of the task's time would end as a timeout, which names another cause.
-        """
-        limit = self.execution_timeout
-        return LOCK_WAIT if limit is None else min(LOCK_WAIT, limit / 2)
-
     def announce(self, context: Context, summary: Mapping[str, Any]) -> None:
         """Emit an asset event for each target that the run changed and that is fine.
 
@@ -173,8 +164,6 @@ class WaldeltaJobOperator(BaseOperator):
     def _run(self, context: Context) -> JobResult:
         if self.stage == _REPORT and (result := self._outcome_so_far(context)) is not None:
             return result
-        from waldelta_airflow import _connections as connections
-
         source = connections.source_environment(*self.pipeline.source.conn_ids)
         target = self.pipeline.target
         source |= connections.store_environment(target.root, target.conn_id)
@@ -199,13 +188,13 @@ class WaldeltaJobOperator(BaseOperator):
         )
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
-        from waldelta_airflow._connections import job_environment
-
+        # A check also makes the report, whose task then needs no process.
+        stages = (_CHECK, _REPORT) if self.stage == _CHECK else filter(None, [self.stage])
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
-            arguments = self.arguments(context, result, self._stages_of_client())
+            arguments = self.arguments(context, result, stages)
             self.log.info("running %s", " ".join(arguments))
-            self._running = job = self._start(arguments, job_environment(environment))
+            self._running = job = self._start(arguments, connections.job_environment(environment))
             return JobResult.read(result, job.run())
 
     def _start(
@@ -214,9 +203,6 @@ class WaldeltaJobOperator(BaseOperator):
         """Start the job as a child of this machine's fork server, if there is one, else of this
         process.
         """
-        from waldelta_airflow.launchers.child_process import ChildProcess
-        from waldelta_airflow.launchers.forked_job import ForkedJob
-
         if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (
             job := ForkedJob.ask(server, arguments, environment)
         ):
@@ -224,18 +210,9 @@ class WaldeltaJobOperator(BaseOperator):
         # -P: use the installed package, not a folder of that name in Airflow's working directory.
         return ChildProcess([sys.executable, "-P", "-m", "waldelta", *arguments], environment)
 
-    def _stages_of_client(self) -> tuple[str, ...]:
-        """Returns the client's stages: a check also makes the report, whose task then needs no
-        process.
-        """
-        if self.stage is None:
-            return ()
-        return (self.stage, _REPORT) if self.stage == _CHECK else (self.stage,)
-
     def _run_application(
         self, context: Context, spark: Connection, source: Mapping[str, str]
     ) -> JobResult:
-        from waldelta_airflow._connections import job_environment
         from waldelta_airflow.launchers.spark_submit import spark_submit
 
         alone = not self.first or _try_number(context) > 1
@@ -244,7 +221,7 @@ class WaldeltaJobOperator(BaseOperator):
             arguments = self.arguments(
                 context, result, (self.stage,) if alone and self.stage else ()
             )
-            environment = job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
+            environment = connections.job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
             self._running = job = spark_submit(
                 spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
@@ -271,15 +248,18 @@ class WaldeltaJobOperator(BaseOperator):
         )
         return result
 
-    def arguments(self, context: Context, result: Path, stages: Sequence[str]) -> list[str]:
+    def arguments(self, context: Context, result: Path, stages: Iterable[str]) -> list[str]:
         """Returns the job's command line, which has no secrets."""
         run = context["dag_run"]
+        # A wait for another run that took all of the task's time would end as a timeout, which
+        # names another cause.
+        lock_wait = min(LOCK_WAIT, (self.execution_timeout or timedelta.max) / 2)
         options = {
             "run-id": run.run_id,
             "run-type": _run_type(run),
             "stage": ",".join(stages),
             "again": str(self.verb == "consume" and _try_number(context) > 1),
-            "lock-wait": f"{self._lock_wait.total_seconds():g}",
+            "lock-wait": f"{lock_wait.total_seconds():g}",
             "result": str(result),
         }
         if run.data_interval_start and run.data_interval_end:
@@ -321,10 +301,10 @@ class ReportOperator(WaldeltaJobOperator):
 
     def get_openlineage_facets_on_complete(self, _: Any) -> Any:
         """Returns what the run read and wrote; called only by OpenLineage's provider."""
-        from waldelta_airflow._connections import source_database
         from waldelta_airflow.reporting.lineage import lineage
 
-        return lineage(self.pipeline, self._done, source_database(self.pipeline.source.conn_id))
+        database = connections.source_database(self.pipeline.source.conn_id)
+        return lineage(self.pipeline, self._done, database)
 
 
 class DecisionReportOperator(WaldeltaJobOperator):
@@ -367,7 +347,8 @@ class CopyAgainOperator(TriggerDagRunOperator):
         """Trigger the run; raises TaskFailedForGood when the DAG is paused and would copy
         nothing.
         """
-        tables = self._tables(context)
+        result = _recorded(self.pipeline, context["dag_run"].run_id, "consume")
+        tables = result.document.get("needs_sync", []) if result is not None else []
         if not tables:
             raise AirflowSkipException("no table needs a new copy any more")
         listed, dag, task = ", ".join(tables), self.trigger_dag_id, context["ti"]
@@ -387,10 +368,6 @@ class CopyAgainOperator(TriggerDagRunOperator):
         self.trigger_run_id = f"copy_again__{context['dag_run'].run_id}"
         super().execute(context)
 
-    def _tables(self, context: Context) -> list[str]:
-        result = _recorded(self.pipeline, context["dag_run"].run_id, "consume")
-        return result.document.get("needs_sync", []) if result is not None else []
-
 
 def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
     """Returns what a run's processes have recorded in the ledger so far, or None.
@@ -399,14 +376,11 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     """
 
     from waldelta.lake.ledger import Ledger
-    from waldelta_airflow._connections import pipeline_lake
 
-    ledger = Ledger(pipeline_lake(pipeline))
-    runs = [
-        ledger.run_result(run_id, name)
-        for name in ((verb, "replay") if verb == "consume" else (verb,))
-    ]
-    newest = max((run for run in runs if run is not None), key=lambda run: run.at, default=None)
+    ledger = Ledger(connections.pipeline_lake(pipeline))
+    verbs = (verb, "replay") if verb == "consume" else (verb,)
+    runs = filter(None, (ledger.run_result(run_id, name) for name in verbs))
+    newest = max(runs, key=lambda run: run.at, default=None)
     return JobResult(parse_json(newest.result)) if newest is not None else None
 
 
@@ -415,15 +389,18 @@ def job_of(
 ) -> Job:
     """Returns the run as the job's functions need it: its id, type and interval."""
     from waldelta.pipeline import Job, SourceConnections
-    from waldelta_airflow._connections import pipeline_lake
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)
-    start, end = bounds if all(bounds) else (None, None)
-    source = SourceConnections(pipeline.source, conninfo, read_conninfo)
-    again = _try_number(context) > 1
-    lake = pipeline_lake(pipeline)
-    return Job(pipeline, source, run.run_id, _run_type(run), start, end, again=again, lake=lake)
+    return Job(
+        pipeline,
+        SourceConnections(pipeline.source, conninfo, read_conninfo),
+        run.run_id,
+        _run_type(run),
+        *(bounds if all(bounds) else (None, None)),
+        again=_try_number(context) > 1,
+        lake=connections.pipeline_lake(pipeline),
+    )
 
 
 def _run_type(run: Any) -> str:
@@ -433,8 +410,3 @@ def _run_type(run: Any) -> str:
 
 def _try_number(context: Context) -> int:
     return int(context["ti"].try_number)
-
-
-def _is_tried_again(context: Context) -> bool:
-    """Returns whether Airflow retries the task when it fails with a retryable error."""
-    return _try_number(context) <= int(context["ti"].max_tries)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from waldelta.config import split_table_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, split_table_name
 
 _COUNTS = ("inserted", "updated", "deleted", "skipped")
 

@@ -14,19 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from airflow.sdk import BaseNotifier
+from airflow.sdk import BaseNotifier, Context
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import Notification
 from waldelta.error_catalog import ERRORS, REMEDIES, is_kind
 from waldelta.errors import ConfigError, SlotCritical, stack_without_values
 from waldelta_airflow import settings
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
 
 log = logging.getLogger(__name__)
 

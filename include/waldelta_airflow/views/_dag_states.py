@@ -8,14 +8,19 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
 from fastapi import HTTPException
+from sqlalchemy import func, select, tuple_
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, dag_id_of
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +70,6 @@ def dag_of_verb(pipeline: str, verb: str) -> str | None:
 
 def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
     """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
-    from airflow.models.dag import DagModel
-    from sqlalchemy import select
 
     ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
@@ -91,8 +94,6 @@ def _runs(
 
     A later one replaces an earlier one.
     """
-    from airflow.models.dagrun import DagRun
-    from sqlalchemy import func, select, tuple_
 
     columns = (
         DagRun.dag_id,
@@ -130,11 +131,6 @@ class DagRunState:
 
 def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
     """Returns a run of a DAG, or None when Airflow has no such run (any more)."""
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         with create_session() as session:
@@ -194,11 +190,6 @@ class ActionDag:
 
 def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
     """Returns a DAG's state in Airflow's database; without one, nothing is paused or unfinished."""
-    from airflow.models.dag import DagModel
-    from airflow.models.dagrun import DagRun
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         with create_session() as session:
@@ -237,9 +228,6 @@ def unpause(dag_id: str, user_name: str) -> None:
 
     Raises 404 for a DAG that Airflow lacks.
     """
-    from airflow.models.dag import DagModel
-    from airflow.models.log import Log
-    from airflow.utils.session import create_session
 
     with create_session() as session:
         dag = session.get(DagModel, dag_id)

@@ -8,7 +8,16 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from airflow.utils.state import DagRunState
+from airflow.utils.types import DagRunType
+from sqlalchemy import Select, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
@@ -17,11 +26,6 @@ from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
 from waldelta_airflow.reporting.notify import IDLE_CHECK
 from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, read_dags
-
-if TYPE_CHECKING:
-    from airflow.models.dagrun import DagRun
-    from sqlalchemy import Select
-    from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +86,6 @@ def read_schedules(
 
     Without ``finds_lacks`` no pools and connections are searched.
     """
-    from airflow.models.dag import DagModel
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-    from sqlalchemy.exc import SQLAlchemyError
 
     names = [pipeline.pipeline for pipeline in pipelines]
     kinds: tuple[DagKind, ...] = ("cdc", *WATCHED)
@@ -132,8 +132,6 @@ def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime 
 
     A run that was marked as successful has no such result.
     """
-    from airflow.models.dagrun import DagRun
-    from airflow.models.xcom import XComModel
 
     own = (
         (XComModel.dag_run_id == DagRun.id)
@@ -153,10 +151,6 @@ def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime 
 def _schedule(
     session: Session, name: str, known: Mapping[str, tuple[bool, datetime | None]]
 ) -> Schedule:
-    from airflow.models.dagrun import DagRun
-    from airflow.utils.state import DagRunState
-    from airflow.utils.types import DagRunType
-    from sqlalchemy import select
 
     dag_id = dag_id_of(name, "cdc")
     is_paused, due = known[dag_id]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
+from airflow.api.common.trigger_dag import trigger_dag
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.configuration import conf
+from airflow.models.dag import DagModel
+from airflow.utils.types import DagRunTriggeredByType
 from fastapi import HTTPException, Request
 
 from waldelta.lake.ledger.records import now
+from waldelta_airflow._airflow_versions import AirflowException
 from waldelta_airflow.views._dag_states import ActionDag
-
-if TYPE_CHECKING:
-    from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def check_origin(request: Request) -> None:
     if site is not None:
         raise HTTPException(403, refused)
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    own = _base_host()
+    own = urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
     if origin is None:
         raise HTTPException(403, refused)
     if not (asked := urlsplit(origin).netloc) or asked not in (host, own):
@@ -59,12 +62,6 @@ def check_origin(request: Request) -> None:
         )
 
 
-def _base_host() -> str:
-    from airflow.configuration import conf
-
-    return urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
-
-
 class DagPaused(HTTPException):
     """A requested run would wait, because its DAG is paused."""
 
@@ -74,13 +71,8 @@ class DagPaused(HTTPException):
         )
 
 
-def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:
+def trigger_run(dag_id: str, prefix: str, params: Mapping[str, Any], user: BaseUser) -> str:
     """Trigger a run of a DAG in the reader's name; returns its run id."""
-    from airflow.api.common.trigger_dag import trigger_dag
-    from airflow.models.dag import DagModel
-    from airflow.utils.types import DagRunTriggeredByType
-
-    from waldelta_airflow._airflow_versions import AirflowException
 
     run_id = f"{prefix}__{now().isoformat()}"
     dag = DagModel.get_current(dag_id)
@@ -94,7 +86,7 @@ def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUse
             triggered_by=DagRunTriggeredByType.UI,
             triggering_user_name=user.get_name(),
             run_id=run_id,
-            conf=dict(conf),
+            conf=dict(params),
         )
     except (AirflowException, ValueError) as err:
         raise HTTPException(400, f"Airflow doesn't take the run: {type(err).__name__}") from err

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
+from typing import Any
 
 
 class DeferredApp:
@@ -15,8 +12,7 @@ class DeferredApp:
     security takes longer than a run with nothing to do.
     """
 
-    def __init__(self) -> None:
-        self._app: FastAPI | None = None
+    _app: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Respond to a request."""

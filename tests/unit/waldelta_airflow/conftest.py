@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,7 @@ def airflow_tables(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     def create(*models: Any) -> Engine:
         from airflow.models import import_all_models
         from sqlalchemy import create_engine
-        from sqlalchemy.orm import Session
+        from sqlalchemy.orm import sessionmaker
         from sqlalchemy.pool import StaticPool
 
         engine = create_engine(
@@ -58,13 +57,7 @@ def airflow_tables(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         for model in models:
             model.__table__.create(engine)
 
-        @contextmanager
-        def create_session() -> Iterator[Session]:
-            with Session(engine) as session:
-                yield session
-                session.commit()
-
-        monkeypatch.setattr("airflow.utils.session.create_session", create_session)
+        monkeypatch.setattr("airflow.settings.Session", sessionmaker(engine))
         return engine
 
     return create

@@ -48,7 +48,7 @@ def runs(monkeypatch):
     """The latest runs by DAG and state."""
     found: dict[tuple[str, str], Any] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.alerts._dag_runs._previous",
+        "waldelta_airflow.alerts.evaluation._previous",
         lambda dag_id, _, state: found.get((dag_id, state)),
     )
     return found

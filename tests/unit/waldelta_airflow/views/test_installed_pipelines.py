@@ -91,7 +91,10 @@ def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
     engine = airflow_tables(DagModel, DagRun, XComModel, Pool, Connection)
     shop = load_pipeline_file(write_pipeline("shop"))
     with Session(engine) as session:
-        monkeypatch.setattr("airflow.utils.session.create_session", lambda: nullcontext(session))
+        monkeypatch.setattr(
+            "waldelta_airflow.views._installed_pipelines.create_session",
+            lambda: nullcontext(session),
+        )
         assert read_schedules([shop]) == {}  # Airflow has not parsed its DAGs yet.
         told = {"dag_id": "shop_cdc", "is_paused": False, "is_stale": False, "fileloc": ""}
         limits = {"max_active_runs": 1, "max_active_tasks": 1, "bundle_name": "b"}

@@ -7,7 +7,7 @@ from airflow.models.connection import Connection
 from airflow.models.pool import Pool
 
 from waldelta.errors import ConfigError
-from waldelta_airflow.setup_airflow import set_up_airflow
+from waldelta_airflow.airflow_entries import set_up_airflow
 
 pytestmark = pytest.mark.airflow
 
