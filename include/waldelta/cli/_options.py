@@ -521,37 +521,49 @@ def check_values(options: argparse.Namespace) -> None:
 
 
 def _check_decision(options: argparse.Namespace) -> None:
-    if options.row and options.retry:
-        raise ConfigError(
-            "--retry takes all quarantined rows of a table, not single rows: name the table"
-            " (--tables); --accept takes single rows"
-        )
-    if options.accept and not (options.row or options.tables):
-        raise ConfigError(
-            "name the rows to accept (--row), or tables to accept all quarantined rows of"
-            " (--tables)"
-        )
-    if options.discard and not (options.row or options.tables):
-        raise ConfigError(
-            "name the rows to discard (--row), or tables to discard all quarantined rows of"
-            " (--tables)"
-        )
-    if options.skip and not options.row:
-        raise ConfigError("name the messages to skip (--row)")
-    if options.row and options.release:
-        raise ConfigError(
-            "--release takes tables, with all their landed changes, not single rows: name the"
-            " tables (--tables)"
-        )
-    if options.skip and options.tables:
-        raise ConfigError("messages are skipped one by one: name these (--row), not tables")
-    if options.release and not options.tables:
-        raise ConfigError("name the tables whose changes to release (--tables)")
-    if (
-        any(getattr(options, name) for name in DECISIONS if name != "retry")
-        and not (options.reason or "").strip()
+    names_rows = options.row or options.tables
+    decides = any(getattr(options, name) for name in DECISIONS if name != "retry")
+    for is_wrong, text in (
+        (
+            options.row and options.retry,
+            (
+                "--retry takes all quarantined rows of a table, not single rows: name the table"
+                " (--tables); --accept takes single rows"
+            ),
+        ),
+        *(
+            (
+                getattr(options, name) and not names_rows,
+                (
+                    f"name the rows to {name} (--row), or tables to {name} all quarantined rows of"
+                    " (--tables)"
+                ),
+            )
+            for name in ("accept", "discard")
+        ),
+        (options.skip and not options.row, "name the messages to skip (--row)"),
+        (
+            options.row and options.release,
+            (
+                "--release takes tables, with all their landed changes, not single rows: name the"
+                " tables (--tables)"
+            ),
+        ),
+        (
+            options.skip and options.tables,
+            "messages are skipped one by one: name these (--row), not tables",
+        ),
+        (
+            options.release and not options.tables,
+            "name the tables whose changes to release (--tables)",
+        ),
+        (
+            decides and not (options.reason or "").strip(),
+            "a decision needs a reason, which the ledger keeps: say why (--reason)",
+        ),
     ):
-        raise ConfigError("a decision needs a reason, which the ledger keeps: say why (--reason)")
+        if is_wrong:
+            raise ConfigError(text)
 
 
 def completion_script(shell: str) -> str:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 # By the beginning of pydantic's type of error.
 _NEEDED: Mapping[str, str] = MappingProxyType(
@@ -30,26 +30,26 @@ _NEEDED: Mapping[str, str] = MappingProxyType(
 )
 
 
-class StrictModel(BaseModel):
+class StrictModel(BaseModel, extra="forbid", frozen=True):
     """A part of a file that refuses keys which it doesn't know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+def refuse_if(found: object, text: str) -> None:
+    """Raise ValueError if something was found, or a condition holds."""
+    if found:
+        raise ValueError(text)
 
 
 def problems(err: ValidationError, model: type[BaseModel]) -> list[str]:
     """Returns the place and remedy of each problem that validation by the model found."""
-    found: list[dict[str, Any]] = [dict(error) for error in err.errors()]
+    errors: list[dict[str, Any]] = [dict(error) for error in err.errors()]
     # For a list whose only entry is invalid, pydantic also reports that it is empty.
-    found = [
-        e
-        for e in found
-        if e["type"] != "too_short" or not any(_lies_below(o["loc"], e["loc"]) for o in found)
+    above = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
+    return [
+        f"{place_of(error['loc'])}: {_remedy(error, model)}"
+        for error in errors
+        if error["type"] != "too_short" or error["loc"] not in above
     ]
-    return [f"{place_of(e['loc'])}: {_remedy(e, model)}" for e in found]
-
-
-def _lies_below(loc: Sequence[int | str], above: Sequence[int | str]) -> bool:
-    return len(loc) > len(above) and tuple(loc[: len(above)]) == tuple(above)
 
 
 def place_of(loc: Sequence[int | str]) -> str:

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from waldelta.config._schedule import Schedule
-from waldelta.config._validation_errors import StrictModel, one_of, problems
+from waldelta.config._validation_errors import StrictModel, one_of, problems, refuse_if
 from waldelta.config.parse_text import read_yaml_file
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
@@ -53,8 +53,7 @@ class SchemaRules:
 
 def _known_mode(name: Any) -> Any:
     # A literal type would be fixed at import, and so refuse a mode that is added later.
-    if name not in list(MODES):
-        raise ValueError(one_of(list(MODES), name))
+    refuse_if(name not in list(MODES), one_of(list(MODES), name))
     return name
 
 
@@ -114,21 +113,21 @@ class TargetTable(StrictModel):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.source is not None and self.partition_root:
-            raise ValueError(
-                "from and partition_root exclude each other: with partition_root the target"
-                " merges its own partitions"
-            )
         mode = named_mode(self.mode)
-        if self.partition_root and not mode.supports(Feature.PARTITION_ROOT):
-            raise ValueError(
-                f"mode {self.mode} and partition_root exclude each other: publish the table via its"
-                " root (publish_via_partition_root: true), and leave partition_root out"
-            )
-        if not self.copied and not mode.supports(Feature.WITHOUT_COPY):
-            raise ValueError(
-                f"mode {self.mode} and copy: false exclude each other: leave one of them out"
-            )
+        refuse_if(
+            self.source is not None and self.partition_root,
+            "from and partition_root exclude each other: with partition_root the target"
+            " merges its own partitions",
+        )
+        refuse_if(
+            self.partition_root and not mode.supports(Feature.PARTITION_ROOT),
+            f"mode {self.mode} and partition_root exclude each other: publish the table via its"
+            " root (publish_via_partition_root: true), and leave partition_root out",
+        )
+        refuse_if(
+            not self.copied and not mode.supports(Feature.WITHOUT_COPY),
+            f"mode {self.mode} and copy: false exclude each other: leave one of them out",
+        )
         return self
 
 
@@ -217,45 +216,35 @@ class Target(StrictModel):
     @field_validator("root")
     @classmethod
     def _uri(cls, value: str) -> str:
-        value = expand(value)
+        value = _VARIABLE.sub(_value_of, value)
         check_folder_uri(value)
-        if "://" not in value:
-            raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
-        if unfit := sorted(
-            char for char in set(value) if char in _UNFIT_IN_ROOT or not char.isprintable()
-        ):
-            raise ValueError(
-                f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently:"
-                " rename the folder"
-            )
+        unfit = sorted({c for c in value if c in _UNFIT_IN_ROOT or not c.isprintable()})
+        refuse_if("://" not in value, f"root is a URI: write file://{Path(value).absolute()}")
+        refuse_if(
+            unfit,
+            f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently:"
+            " rename the folder",
+        )
         return value.rstrip("/")
 
     @model_validator(mode="after")
-    def _raw_has_a_place(self) -> Self:
-        chosen = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
-        if not self.metadata_columns and any(options.need_raw for options in chosen):
-            raise ValueError(
-                "types other than string need metadata_columns: true, since _wd_raw keeps the"
-                " values that they can't hold"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _modes_have_their_columns(self) -> Self:
-        kept = sorted(
+    def _tables_fit(self) -> Self:
+        options = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
+        versioned = sorted(
             name
             for name in self.tables
             if not self.mode_of(name).supports(Feature.WITHOUT_METADATA)
         )
-        if kept and not self.metadata_columns:
-            raise ValueError(
-                "only mirrors do without metadata columns: set metadata_columns: true for"
-                f" {', '.join(kept)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tables_are_named(self) -> Self:
+        refuse_if(
+            not self.metadata_columns and any(types.need_raw for types in options),
+            "types other than string need metadata_columns: true, since _wd_raw keeps the"
+            " values that they can't hold",
+        )
+        refuse_if(
+            not self.metadata_columns and versioned,
+            "only mirrors do without metadata columns: set metadata_columns: true for"
+            f" {', '.join(versioned)}",
+        )
         for name, table in self.tables.items():
             if table.source is not None or table.partition_root:
                 split_table_name(name)
@@ -439,10 +428,10 @@ class PipelineFile(StrictModel):
     @field_validator("pipeline")
     @classmethod
     def _name(cls, value: str) -> str:
-        if not _IDENTIFIER.match(value):
-            raise ValueError(
-                "a pipeline's name has lower-case letters, digits and underscores, a letter first"
-            )
+        refuse_if(
+            not _IDENTIFIER.match(value),
+            "a pipeline's name has lower-case letters, digits and underscores, a letter first",
+        )
         return value
 
     @property
@@ -505,26 +494,23 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def expand(text: str) -> str:
-    """Replace each ``${NAME}`` by the variable's value.
+def _value_of(variable: re.Match[str]) -> str:
+    """Returns the value of a ``${NAME}``.
 
-    Raises ValueError for a variable that isn't set, or isn't allowed in pipeline files.
+    Raises ValueError for a variable that isn't set, or isn't allowed in pipeline files: Airflow's
+    API server and DAG processor read these too, and their environment contains keys and passwords.
     """
-    return _VARIABLE.sub(_value, text)
-
-
-def _value(variable: re.Match[str]) -> str:
     name = variable.group(1)
     allowed = {one.strip() for one in os.environ.get(ALLOWED_VARIABLES, "").split(",")}
-    if not name.startswith(VARIABLE_PREFIX) and name not in allowed:
-        raise ValueError(
-            f"environment variable {name} isn't for pipeline files: use one whose name begins with"
-            f" {VARIABLE_PREFIX}, or list {name} in {ALLOWED_VARIABLES} where Airflow and the jobs"
-            " run"
-        )
-    if not (value := os.environ.get(name)):
-        raise ValueError(
-            f"environment variable {name} is not set: set it to the URI it stands for, or write the"
-            " URI here"
-        )
-    return value
+    refuse_if(
+        not name.startswith(VARIABLE_PREFIX) and name not in allowed,
+        f"environment variable {name} isn't for pipeline files: use one whose name begins with"
+        f" {VARIABLE_PREFIX}, or list {name} in {ALLOWED_VARIABLES} where Airflow and the jobs"
+        " run",
+    )
+    refuse_if(
+        not os.environ.get(name),
+        f"environment variable {name} is not set: set it to the URI it stands for, or write the"
+        " URI here",
+    )
+    return os.environ[name]

@@ -12,7 +12,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from waldelta.config._schedule import Schedule
-from waldelta.config._validation_errors import StrictModel
+from waldelta.config._validation_errors import StrictModel, refuse_if
 
 _FILE_URI = re.compile(r"file:///[^/~]")
 
@@ -31,39 +31,43 @@ def check_folder_uri(value: str) -> None:
     In file://tmp/x, tmp is a host, so /x would be written. Other values pass.
     """
     scheme, _, rest = value.partition(":")
-    if rest.startswith("//") and scheme.lower() not in _SCHEMES:
-        raise ValueError(
-            f"no lake can be written to {scheme}://: write file://, or a store's scheme"
-            f" ({', '.join(sorted(_SCHEMES - {'file'}))})"
-        )
-    if scheme.lower() in _IN_BUCKETS and not _BUCKET.match(rest):
-        of_account = "@account.dfs.core.windows.net" if scheme.lower().startswith("abfs") else ""
-        raise ValueError(f"it names no bucket: write {scheme}://bucket{of_account}/folder")
-    if scheme.lower() != "file":
-        if rest.startswith("//") and ".." in rest.split("/"):
-            raise ValueError("a store knows no parent folder: write the path without ..")
-        return
+    kind = scheme.lower()
+    of_account = "@account.dfs.core.windows.net" if kind.startswith("abfs") else ""
+    refuse_if(
+        rest.startswith("//") and kind not in _SCHEMES,
+        f"no lake can be written to {scheme}://: write file://, or a store's scheme"
+        f" ({', '.join(sorted(_SCHEMES - {'file'}))})",
+    )
+    refuse_if(
+        kind in _IN_BUCKETS and not _BUCKET.match(rest),
+        f"it names no bucket: write {scheme}://bucket{of_account}/folder",
+    )
+    refuse_if(
+        kind != "file" and rest.startswith("//") and ".." in rest.split("/"),
+        "a store knows no parent folder: write the path without ..",
+    )
+    if kind == "file":
+        _check_file_uri(value, [part for part in rest.split("/") if part])
+
+
+def _check_file_uri(value: str, parts: list[str]) -> None:
     # Parts that don't begin an absolute path: a host, the current folder, a home that only a shell
     # knows.
-    parts = [part for part in rest.split("/") if part]
     path = "/" + "/".join(
         dropwhile(lambda part: part in ("localhost", ".", "..") or part.startswith("~"), parts)
     )
-    if posixpath.normpath(path) == "/":
-        raise ValueError(
-            "it names no folder below the file system's root: write file:// and an absolute path"
-        )
-    if parts[0] == "..":
-        raise ValueError(f"nothing is above the file system's root: write file://{path}")
-    if ".." in parts:
-        raise ValueError(
-            f"it leads through a parent folder: write file://{posixpath.normpath(path)}"
-        )
-    if not _FILE_URI.match(value):
-        raise ValueError(
-            "a file URI is file:// and an absolute path, so that three slashes begin it: write"
-            f" file://{path}, if that is the folder"
-        )
+    normal = posixpath.normpath(path)
+    refuse_if(
+        normal == "/",
+        "it names no folder below the file system's root: write file:// and an absolute path",
+    )
+    refuse_if(parts[:1] == [".."], f"nothing is above the file system's root: write file://{path}")
+    refuse_if(".." in parts, f"it leads through a parent folder: write file://{normal}")
+    refuse_if(
+        not _FILE_URI.match(value),
+        "a file URI is file:// and an absolute path, so that three slashes begin it: write"
+        f" file://{path}, if that is the folder",
+    )
 
 
 class Reconcile(StrictModel):
@@ -94,8 +98,10 @@ class Freshness(StrictModel):
     def _in_order(self) -> Self:
         for unit in ("seconds", "mb"):
             warn, critical = getattr(self, f"warn_{unit}"), getattr(self, f"critical_{unit}")
-            if "warn_" + unit in self.model_fields_set and warn and critical and warn > critical:
-                raise ValueError(f"warn_{unit} is more than critical_{unit}: swap them")
+            refuse_if(
+                "warn_" + unit in self.model_fields_set and warn and critical and warn > critical,
+                f"warn_{unit} is more than critical_{unit}: swap them",
+            )
         return self
 
 
@@ -124,10 +130,10 @@ class Drift(StrictModel):
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
-        if self.of_runs < self.after_runs:
-            raise ValueError(
-                "of_runs is less than after_runs, so no table would ever be compared: raise it"
-            )
+        refuse_if(
+            self.of_runs < self.after_runs,
+            "of_runs is less than after_runs, so no table would ever be compared: raise it",
+        )
         return self
 
 
@@ -160,9 +166,9 @@ class Quality(StrictModel):
     @classmethod
     def _on_this_machine(cls, place: str | None) -> str | None:
         check_folder_uri(place or "")
-        if place is not None and "://" in place and not place.startswith("file://"):
-            raise ValueError(
-                "it names an object store: name a local folder, or remove the key, and reports are"
-                " in the lake"
-            )
+        refuse_if(
+            place is not None and "://" in place and not place.startswith("file://"),
+            "it names an object store: name a local folder, or remove the key, and reports are"
+            " in the lake",
+        )
         return place

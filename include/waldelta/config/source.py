@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from waldelta.config._validation_errors import StrictModel
+from waldelta.config._validation_errors import StrictModel, refuse_if
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 TableName = Annotated[
@@ -27,8 +29,10 @@ def split_table_name(name: str) -> tuple[str, str]:
     ('public', 'odd.name')
     """
     parts = _NAME_PART.findall(name)
-    if len(parts) != 2 or ".".join(parts) != name:
-        raise ValueError(f"{name!r} is not a schema-qualified table name: write schema.table")
+    refuse_if(
+        len(parts) != 2 or ".".join(parts) != name,
+        f"{name!r} is not a schema-qualified table name: write schema.table",
+    )
     schema, table = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in parts)
     return schema, table
 
@@ -42,13 +46,11 @@ def is_pattern(name: str) -> bool:
     [True, True, False]
     """
     schema, table = _NAME_PART.findall(name)
-    if _has_star(schema):
-        raise ValueError(f"{name!r}: a pattern's schema is written out: move * to the table's part")
-    return _has_star(table)
-
-
-def _has_star(part: str) -> bool:
-    return "*" in part and not part.startswith('"')
+    has_star = ["*" in part and not part.startswith('"') for part in (schema, table)]
+    refuse_if(
+        has_star[0], f"{name!r}: a pattern's schema is written out: move * to the table's part"
+    )
+    return has_star[1]
 
 
 def _matches(name: str, table: tuple[str, str]) -> bool:
@@ -58,6 +60,10 @@ def _matches(name: str, table: tuple[str, str]) -> bool:
         return parts == table
     fitting = ".*".join(re.escape(part) for part in parts[1].split("*"))
     return parts[0] == table[0] and re.fullmatch(fitting, table[1], re.DOTALL) is not None
+
+
+def _doubled(names: Iterable[str]) -> str:
+    return ", ".join(sorted(name for name, count in Counter(names).items() if count > 1))
 
 
 class TableEntry(StrictModel):
@@ -89,19 +95,20 @@ class TableEntry(StrictModel):
 
     @model_validator(mode="after")
     def _fits_a_pattern(self) -> Self:
-        if not self.is_pattern:
-            if self.exclude:
-                raise ValueError(f"exclude is for patterns, and {self.name} is a table: remove it")
-            return self
-        if self.columns is not None:
-            raise ValueError(
-                f"columns can't be combined with the pattern {self.name}: list the table itself too"
-            )
-        if outside := [n for n in self.exclude if split_table_name(n)[0] != self.parts[0]]:
-            raise ValueError(
-                f"exclude has {', '.join(outside)}, which {self.name} can't match: name tables of"
-                f" schema {self.parts[0]}"
-            )
+        outside = [n for n in self.exclude if split_table_name(n)[0] != self.parts[0]]
+        refuse_if(
+            self.exclude and not self.is_pattern,
+            f"exclude is for patterns, and {self.name} is a table: remove it",
+        )
+        refuse_if(
+            self.columns is not None and self.is_pattern,
+            f"columns can't be combined with the pattern {self.name}: list the table itself too",
+        )
+        refuse_if(
+            outside,
+            f"exclude has {', '.join(outside)}, which {self.name} can't match: name tables of"
+            f" schema {self.parts[0]}",
+        )
         return self
 
     @property
@@ -166,22 +173,25 @@ class Publication(StrictModel):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if self.all_tables and (self.tables or self.schemas):
-            raise ValueError("all_tables stands alone: remove tables and schemas")
-        if self.manage and not (self.all_tables or self.tables or self.schemas):
-            raise ValueError(
-                "name what it publishes: tables, schemas or all_tables (or manage: false)"
-            )
-        names = [t.name for t in self.tables]
-        if doubled := sorted({n for n in names if names.count(n) > 1}):
-            raise ValueError(f"listed twice: {', '.join(doubled)}")
-        if not self.patterns and self.new_tables == "adopt":
-            raise ValueError("new_tables: adopt needs a pattern in tables, such as sales.*")
-        if self.patterns and not self.manage:
-            raise ValueError(
-                "manage: false and patterns exclude each other: setup never alters the publication,"
-                f" so list its tables instead of {', '.join(t.name for t in self.patterns)}"
-            )
+        doubled = _doubled(t.name for t in self.tables)
+        refuse_if(
+            self.all_tables and (self.tables or self.schemas),
+            "all_tables stands alone: remove tables and schemas",
+        )
+        refuse_if(
+            self.manage and not (self.all_tables or self.tables or self.schemas),
+            "name what it publishes: tables, schemas or all_tables (or manage: false)",
+        )
+        refuse_if(doubled, f"listed twice: {doubled}")
+        refuse_if(
+            not self.patterns and self.new_tables == "adopt",
+            "new_tables: adopt needs a pattern in tables, such as sales.*",
+        )
+        refuse_if(
+            self.patterns and not self.manage,
+            "manage: false and patterns exclude each other: setup never alters the publication,"
+            f" so list its tables instead of {', '.join(t.name for t in self.patterns)}",
+        )
         return self
 
     @property
@@ -285,31 +295,26 @@ class Source(StrictModel):
     @field_validator("slot")
     @classmethod
     def _slot_name(cls, value: str) -> str:
-        if not _SLOT.match(value):
-            raise ValueError("slot names have 1 to 63 lower-case letters, digits and underscores")
+        refuse_if(
+            not _SLOT.match(value),
+            "slot names have 1 to 63 lower-case letters, digits and underscores",
+        )
         return value
 
     @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        names = self.publication_names
-        if doubled := sorted({n for n in names if names.count(n) > 1}):
-            raise ValueError(f"publications listed twice: {', '.join(doubled)}")
-        return self
-
-    @model_validator(mode="after")
     def _one_server_has_the_slot(self) -> Self:
-        if self.read_from is None:
-            return self
-        if self.failover is not None:
-            raise ValueError(
-                "read_from and failover exclude each other: a standby's own slot is kept on no"
-                " other server"
-            )
-        if self.read_from == self.conn_id:
-            raise ValueError(
-                "read_from is conn_id: name the standby's connection, or leave it out to read from"
-                " the primary"
-            )
+        doubled = _doubled(self.publication_names)
+        refuse_if(doubled, f"publications listed twice: {doubled}")
+        refuse_if(
+            self.read_from is not None and self.failover is not None,
+            "read_from and failover exclude each other: a standby's own slot is kept on no"
+            " other server",
+        )
+        refuse_if(
+            self.read_from == self.conn_id,
+            "read_from is conn_id: name the standby's connection, or leave it out to read from"
+            " the primary",
+        )
         return self
 
     @property

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-from waldelta.config._validation_errors import StrictModel
+from waldelta.config._validation_errors import StrictModel, refuse_if
 
 _DECIMAL = re.compile(r"\Adecimal\(38,([0-9]|[12][0-9]|3[0-8])\)\Z")
 
 
 def _numeric(value: str) -> str:
     plain = value.replace(" ", "").lower()
-    if plain not in ("string", "double") and not _DECIMAL.match(plain):
-        raise ValueError(
-            "string, double or decimal(38,s), where s from 0 to 38 is the digits behind the point"
-        )
+    refuse_if(
+        plain not in ("string", "double") and not _DECIMAL.match(plain),
+        "string, double or decimal(38,s), where s from 0 to 38 is the digits behind the point",
+    )
     return plain
 
 
@@ -34,11 +34,7 @@ _JSON_HELP = (
 _TEXT_HELP = "names of columns that the lake stores as strings, as PostgreSQL prints them"
 
 
-class _Options(StrictModel):
-    model_config = ConfigDict(populate_by_name=True)
-
-
-class TypeOptions(_Options):
+class TypeOptions(StrictModel, populate_by_name=True):
     """The types in force; a value that such a type can't store exactly is stored raw in
     ``_wd_raw``.
     """
@@ -67,7 +63,7 @@ class TypeOptions(_Options):
         return self.model_copy(update={"json_type": "string"})
 
 
-class TableTypeOptions(_Options):
+class TableTypeOptions(StrictModel, populate_by_name=True):
     """One table's options; None where the pipeline's apply."""
 
     numeric: NumericType | None = Field(None, description=_NUMERIC_HELP)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from waldelta.cli._pipeline_checks import entries_of
+from waldelta.cli.doctor import entries_of
 
 pytestmark = pytest.mark.airflow
 

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from tests.support.pipelines import pipeline_file
 from tests.support.servers.roles import connect_as, new_role, own_everything
 from tests.support.servers.s3_server import READER
-from waldelta.cli._installation_checks import check_workers, run_check
 from waldelta.cli.command_line import main
+from waldelta.cli.doctor import check_workers, run_check
 
 pytestmark = pytest.mark.pg
 
@@ -170,7 +170,7 @@ def test_doctor_asks_sparks_workers(spark, monkeypatch):
     assert fine.status == "ok"
     assert f"Python {platform.python_version()}" in fine.text
     wanted = [Requirement("numpy<1"), Requirement("absent-one>=1")]
-    monkeypatch.setattr("waldelta.cli._installation_checks._required_by_tasks", lambda: wanted)
+    monkeypatch.setattr("waldelta.cli.doctor._required_by_tasks", lambda: wanted)
     (lacking,) = run_check("workers", check_workers, 120)
     assert lacking.status == "problem"
     assert "lacks absent-one" in lacking.text

@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from waldelta.cli._installation_checks import CheckResult, run_check
 from waldelta.cli.command_line import main
-from waldelta.cli.doctor import as_text
+from waldelta.cli.doctor import CheckResult, as_text, run_check
 from waldelta.errors import SlotLost
 
 OK = CheckResult("a", "ok", "fine")

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from waldelta.cli._installation_checks import check_packages, installation_checks, run_check
+from waldelta.cli.doctor import check_packages, installation_checks, run_check
 from waldelta.spark.delta_jars import delta_artifact
 
 NEWEST = f"numpy<={version('numpy')}"
