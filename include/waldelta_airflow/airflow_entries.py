@@ -164,19 +164,25 @@ def describe_missing(
     found: dict[str, list[Attention]] = {}
     for pool in pools:
         if pool.state == "missing":
-            text = (
-                f"Airflow has no pool {pool.pool}, so tasks that use the slot never start: run"
-                f" `waldelta airflow setup`, or `{pool.command}`"
+            found.setdefault(pool.pipeline, []).append(
+                Attention(
+                    "failed",
+                    "lacks",
+                    f"Airflow has no pool {pool.pool}, so tasks that use the slot never start: run"
+                    f" `waldelta airflow setup`, or `{pool.command}`",
+                )
             )
-            found.setdefault(pool.pipeline, []).append(Attention("failed", "lacks", text))
     for one in connections:
         if one.state == "missing":
-            text = (
-                f"this process finds no connection {one.connection} ({one.use}): unless the workers"
-                " have it in their own environment, add it by the command that `waldelta airflow"
-                " setup --dry-run` shows"
+            found.setdefault(one.pipeline, []).append(
+                Attention(
+                    "warning",
+                    "lacks",
+                    f"this process finds no connection {one.connection} ({one.use}): unless the workers"
+                    " have it in their own environment, add it by the command that `waldelta airflow"
+                    " setup --dry-run` shows",
+                )
             )
-            found.setdefault(one.pipeline, []).append(Attention("warning", "lacks", text))
     return found
 
 

@@ -224,8 +224,8 @@ def _attention(
     when = "" if latest is None or latest.applied else " before all changes were applied"
     kind, text = "failed_run", f"the latest run failed{when}"
     if glance.is_retried:
-        severity, kind = "warning", "failed_attempt"
-        text = "the latest run goes on; an attempt at it failed"
+        severity = "warning"
+        kind, text = "failed_attempt", "the latest run goes on; an attempt at it failed"
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
     yield from _of_failed(results, latest, kind, text, severity, causes)
@@ -237,16 +237,26 @@ def _attention(
     if pipeline.quality.enabled and not (glance.active or _is_under_way(glance.runs, now)):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
         unchecked = [line.table_name for line in tables if _is_unchecked(line)]
-        what = "{}: not checked since the last change"
-        yield from on_names("warning", "unchecked", unchecked, what, "expectations")
+        yield from on_names(
+            "warning",
+            "unchecked",
+            unchecked,
+            "{}: not checked since the last change",
+            "expectations",
+        )
 
 
 def _of_gaps(gaps: Sequence[Gap]) -> Iterator[Attention]:
     for gap in gaps:
-        is_unreadable = gap.cause == SlotUnreadable.__name__
-        what = "can't be decoded past a transaction" if is_unreadable else "lost changes"
-        text = f"the slot {what}: {gap.cause}: {gap.remedy}"
-        yield Attention("failed", "data_gap", text, ("run", "any", gap.run_id), cause=gap.cause)
+        yield Attention(
+            "failed",
+            "data_gap",
+            f"the slot lost changes: {gap.cause}: {gap.remedy}"
+            if gap.cause != SlotUnreadable.__name__
+            else f"the slot can't be decoded past a transaction: {gap.cause}: {gap.remedy}",
+            ("run", "any", gap.run_id),
+            cause=gap.cause,
+        )
 
 
 def _of_tables(
@@ -278,11 +288,13 @@ def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
 def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
     """Yields attention for a run without recent events: a run that was killed records no end."""
     if latest.status == "running" and now - latest.at >= _SILENT:
-        text = (
+        yield Attention(
+            "warning",
+            "silent_run",
             f"no update from the latest run for {duration((now - latest.at).total_seconds())}: it"
-            " was killed, or a stage takes long"
+            " was killed, or a stage takes long",
+            ("run", latest.verb, latest.run_id),
         )
-        yield Attention("warning", "silent_run", text, ("run", latest.verb, latest.run_id))
 
 
 def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
@@ -342,8 +354,9 @@ def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterat
     yield from _of_failed(results, run, "failed_maintenance", "the latest maintenance failed")
     run = latest_run(ledger, "reconcile", since)
     if run is not None and run.run_id not in compared:
-        text = "the latest reconciliation failed"
-        yield from _of_failed(results, run, "failed_reconciliation", text)
+        yield from _of_failed(
+            results, run, "failed_reconciliation", "the latest reconciliation failed"
+        )
 
 
 def _of_failed(
@@ -378,8 +391,9 @@ def _of_slot(
     is_lost = latest.wal_status not in (None, "reserved", "extended")
     is_critical = held > limits.critical_mb << 20
     if is_lost:
-        text = f"slot {pipeline.source.slot}: its wal_status is {latest.wal_status}"
-        yield Attention("failed", "slot", text)
+        yield Attention(
+            "failed", "slot", f"slot {pipeline.source.slot}: its wal_status is {latest.wal_status}"
+        )
     if is_critical or held > limits.warn_mb << 20:
         name = "critical_mb" if is_critical else "warn_mb"
         yield Attention(
@@ -408,8 +422,13 @@ def _of_runs(
     """
     yield from _of_others(states, compared)
     drifted = [s.table_name for s in states if s.status != REMOVED and recorded_drift(s)]
-    text = "{}: drifted from its source: no run has repaired it"
-    yield from on_names("warning", "drift", sorted(drifted), text, "reconciliation")
+    yield from on_names(
+        "warning",
+        "drift",
+        sorted(drifted),
+        "{}: drifted from its source: no run has repaired it",
+        "reconciliation",
+    )
     run, result = _newest_at_apply(results, landing)
     touched = {
         state.table_name
@@ -421,14 +440,24 @@ def _of_runs(
         return [name for name in result.get(key) or () if name not in touched]
 
     yield from _of_unpublished(states, source, untouched("unpublished"))
-    text = "{}: published, but never copied: run the initial sync"
-    yield from on_names("warning", "never_copied", untouched("never_copied"), text)
-    text = "{}: matches a pattern, but isn't published: run setup"
-    yield from on_names("warning", "new_tables", untouched("new_tables"), text)
+    yield from on_names(
+        "warning",
+        "never_copied",
+        untouched("never_copied"),
+        "{}: published, but never copied: run the initial sync",
+    )
+    yield from on_names(
+        "warning",
+        "new_tables",
+        untouched("new_tables"),
+        "{}: matches a pattern, but isn't published: run setup",
+    )
     if run is not None:
         unused = [str(name).partition("\n")[0] for name in result.get("unused_suites") or ()]
-        text, page = "expectation files without a table: {}", ("run", run.verb, run.run_id)
-        yield from on_names("warning", "unused_expectations", unused, text, *page)
+        page = ("run", run.verb, run.run_id)
+        yield from on_names(
+            "warning", "unused_expectations", unused, "expectation files without a table: {}", *page
+        )
 
 
 def recorded_drift(state: TableState) -> list[str]:
@@ -450,8 +479,12 @@ def _of_unpublished(
     """
     known = {str(table) for _, table in listed(source)}
     removed = {s.table_name for s in states if s.status == REMOVED and s.table_name in known}
-    text = "{}: in the pipeline file, but not published: its changes are not replicated"
-    yield from on_names("failed", "unpublished", sorted(removed.union(reported)), text)
+    yield from on_names(
+        "failed",
+        "unpublished",
+        sorted(removed.union(reported)),
+        "{}: in the pipeline file, but not published: its changes are not replicated",
+    )
 
 
 def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
@@ -465,8 +498,13 @@ def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Att
         and state.status != REMOVED
         and not _is_outlived(state.foreign_commits[-1], state.table_name, compared)
     ]
-    text = "{}: another program wrote to the target, which may differ from the source"
-    yield from on_names("warning", "external_commits", sorted(written), text, "reconciliation")
+    yield from on_names(
+        "warning",
+        "external_commits",
+        sorted(written),
+        "{}: another program wrote to the target, which may differ from the source",
+        "reconciliation",
+    )
 
 
 def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:

@@ -149,12 +149,28 @@ def of_compared(found: Compared) -> Iterator[Attention]:
     """
     page = ("reconciliation",)
     if found.different:
-        text = f"{names(found.different)}: different from the source"
+        since = ""
         if again := [name for name in found.different if name in found.again]:
             of = "" if len(again) == len(found.different) else f"at {names(again)} "
-            text += f"; the latest attempt {of}couldn't compare them again"
-        yield Attention("failed", "different", text, page, objects=found.different)
-    text = "{}: differed and was copied since then: compare again"
-    yield from on_names("warning", "copied_since", found.copied, text, *page)
-    text = "{}: the comparison with the source failed"
-    yield from on_names("warning", "failed_comparison", found.broken, text, *page)
+            since = f"; the latest attempt {of}couldn't compare them again"
+        yield Attention(
+            "failed",
+            "different",
+            f"{names(found.different)}: different from the source{since}",
+            page,
+            objects=found.different,
+        )
+    yield from on_names(
+        "warning",
+        "copied_since",
+        found.copied,
+        "{}: differed and was copied since then: compare again",
+        *page,
+    )
+    yield from on_names(
+        "warning",
+        "failed_comparison",
+        found.broken,
+        "{}: the comparison with the source failed",
+        *page,
+    )

@@ -94,8 +94,12 @@ def _evaluate(
         glance = read_glance(pipeline, ledger, at, OVERVIEW_HOURS, airflow, OVERVIEW_REACH)
     except Exception as err:
         log.error("pipeline %s can't be evaluated: %s", name, stack_without_values(err))
-        text = f"its lake can't be read from here: {_reason(err)}"
-        lacking = Attention("failed", "lake", text, cause=type(err).__name__)
+        lacking = Attention(
+            "failed",
+            "lake",
+            f"its lake can't be read from here: {_reason(err)}",
+            cause=type(err).__name__,
+        )
         return Evaluation(name, (lacking,), frozenset({"lake"}))
     # Teardown drops the slot.
     lives = ledger.slot_lives(pipeline.source.slot)
