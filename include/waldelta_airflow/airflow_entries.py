@@ -178,9 +178,9 @@ def describe_missing(
                 Attention(
                     "warning",
                     "lacks",
-                    f"this process finds no connection {one.connection} ({one.use}): unless the workers"
-                    " have it in their own environment, add it by the command that `waldelta airflow"
-                    " setup --dry-run` shows",
+                    f"this process finds no connection {one.connection} ({one.use}): unless the"
+                    " workers have it in their own environment, add it by the command that"
+                    " `waldelta airflow setup --dry-run` shows",
                 )
             )
     return found

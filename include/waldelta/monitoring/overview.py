@@ -420,15 +420,7 @@ def _of_runs(
 
     ``landing`` are the runs that land changes, newest first.
     """
-    yield from _of_others(states, compared)
-    drifted = [s.table_name for s in states if s.status != REMOVED and recorded_drift(s)]
-    yield from on_names(
-        "warning",
-        "drift",
-        sorted(drifted),
-        "{}: drifted from its source: no run has repaired it",
-        "reconciliation",
-    )
+    yield from _of_targets(states, compared)
     run, result = _newest_at_apply(results, landing)
     touched = {
         state.table_name
@@ -487,15 +479,15 @@ def _of_unpublished(
     )
 
 
-def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
-    """Yields targets with external commits, until a copy, or a comparison of all columns, covers
-    them.
+def _of_targets(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
+    """Yields targets with drift, and those with external commits, until a copy, or a comparison of
+    all columns, covers these.
     """
+    states = [state for state in states if state.status != REMOVED]
     written = [
         state.table_name
         for state in states
         if state.foreign_commits
-        and state.status != REMOVED
         and not _is_outlived(state.foreign_commits[-1], state.table_name, compared)
     ]
     yield from on_names(
@@ -503,6 +495,13 @@ def _of_others(states: Sequence[TableState], compared: Compared) -> Iterator[Att
         "external_commits",
         sorted(written),
         "{}: another program wrote to the target, which may differ from the source",
+        "reconciliation",
+    )
+    yield from on_names(
+        "warning",
+        "drift",
+        sorted(state.table_name for state in states if recorded_drift(state)),
+        "{}: drifted from its source: no run has repaired it",
         "reconciliation",
     )
 
