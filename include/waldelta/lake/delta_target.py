@@ -116,11 +116,7 @@ class DeltaTarget:
             return DeltaTable.is_deltatable(self.uri)
         # is_deltatable() holds Python's lock until the store has answered, which takes up to a
         # minute. No other thread could run in that time.
-        try:
-            self.open()
-        except TableNotFoundError:
-            return False
-        return True
+        return self.find() is not None
 
     def sync_commit(self, version: int) -> None:
         """Make a commit durable, with those before it; an object store's is, once it is made.
@@ -328,11 +324,6 @@ class TargetVersion:
         """The columns."""
         return pa.schema(self.table.schema().to_arrow())
 
-    @property
-    def _delta_schema(self) -> Schema:
-        """The columns with the types that Delta's log names."""
-        return self.table.schema()
-
     def can_store(self, columns: pa.Schema) -> bool:
         """Return whether the table has these columns and their types, and no others.
 
@@ -340,7 +331,7 @@ class TargetVersion:
         """
         held, wanted = (
             {field.name: field for field in schema.fields}
-            for schema in (self._delta_schema, Schema.from_arrow(columns))
+            for schema in (self.table.schema(), Schema.from_arrow(columns))
         )
         return held.keys() == wanted.keys() and all(
             held[name].type == field.type and (held[name].nullable or not field.nullable)
@@ -350,12 +341,12 @@ class TargetVersion:
     @property
     def spark_types(self) -> dict[str, str]:
         """The type of each column as Spark's ``simpleString`` writes it."""
-        return {field.name: _spark_type(field.type) for field in self._delta_schema.fields}
+        return {field.name: _spark_type(field.type) for field in self.table.schema().fields}
 
     @property
     def definition(self) -> Definition:
         """The columns and properties, as the commits of Delta's log have them."""
-        return Definition(self._delta_schema.to_json(), self.properties)
+        return Definition(self.table.schema().to_json(), self.properties)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -406,7 +397,7 @@ class TargetVersion:
             version_is_known
             and required <= _KNOWN
             and not self.definition.is_append_only
-            and not any("delta.invariants" in field.metadata for field in self._delta_schema.fields)
+            and not any("delta.invariants" in f.metadata for f in self.table.schema().fields)
             and not self.table.metadata().partition_columns
         )
 
@@ -429,10 +420,6 @@ class TargetVersion:
     def committed(self, app_id: str) -> int:
         """Return the number of a transaction id's last commit; 0 without any."""
         return self.place.lake.cache.committed(self.table, self.place.uri, app_id)
-
-    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the commits, as commits() yields them."""
-        return list(self.commits(limit))
 
     def commits(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the commits, newest first, as delta-rs reads them from the table's log.

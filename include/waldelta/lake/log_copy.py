@@ -221,7 +221,7 @@ class StoredLog:
 
     def _hinted(self) -> int:
         try:
-            hint = parse_json(self.store.read(f"{self.path}/{_LOG}/{_HINT}"))
+            hint = parse_json(self.store.read_tagged(f"{self.path}/{_LOG}/{_HINT}").content)
             return int(hint["version"])
         except FileNotFoundError:
             return -1
@@ -331,7 +331,8 @@ class CopiedTable(DeltaTable):
                 self.log.store.keep(path, content)
             self.log.create(version, entry)
         except BaseException as err:  # A signal, too, must leave no version that isn't stored.
-            self._undo(name, before)
+            (self.folder / _LOG / name).unlink()
+            super().__init__(str(self.folder), version=before)
             if isinstance(err, CommitFailedError):
                 with suppress(OSError):
                     self.log.store.delete(list(files))
@@ -341,10 +342,6 @@ class CopiedTable(DeltaTable):
                 (self.folder / path).unlink(missing_ok=True)
         if self.version() < version:
             super().update_incremental()
-
-    def _undo(self, name: str, before: int) -> None:
-        (self.folder / _LOG / name).unlink()
-        super().__init__(str(self.folder), version=before)
 
     def create_checkpoint(self) -> None:
         """Write a checkpoint of this version."""
@@ -410,7 +407,7 @@ class KnownLogs:
 
     def _unpack(self, store: ObjectStore) -> None:
         try:
-            parts, versions = _unpacked(store.read(f"{self._root}{_PACK}"))
+            parts, versions = _unpacked(store.read_tagged(f"{self._root}{_PACK}").content)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, *_TORN) as err:

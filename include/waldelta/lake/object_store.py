@@ -185,11 +185,6 @@ class ObjectStore:
             self._ends.put(path, part.footer)
         return part
 
-    def read(self, path: str) -> bytes:
-        """Return an object."""
-        with _named():
-            return bytes(obstore.get(self._store, path).bytes())
-
     def read_tagged(self, path: str) -> Tagged:
         """Return an object with its tag."""
         with _named():
@@ -284,9 +279,9 @@ def _stored(found: Mapping[str, Any]) -> StoredObject:
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Count a request; raise OSError with the store's answer where it failed."""
-    _requests.add()
+def _named(requests: int = 1) -> Iterator[None]:
+    """Count requests; raise OSError with the store's answer where one failed."""
+    _requests.add(requests)
     try:
         yield
     except AlreadyExistsError as err:
@@ -487,7 +482,7 @@ class _Upload(io.RawIOBase):
 
     def write(self, content: Any) -> int:
         size = memoryview(content).nbytes
-        with _named_write():
+        with _named(0):  # The first request was counted when the file was opened.
             self._writer.write(bytes(content))
         self._at += size
         return size
@@ -501,15 +496,5 @@ class _Upload(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        # The first request was counted when the file was opened.
-        _requests.add(self._at // _PART_BYTES and self._at // _PART_BYTES + 1)
-        with _named_write():
+        with _named(self._at // _PART_BYTES and self._at // _PART_BYTES + 1):
             self._writer.close()
-
-
-@contextmanager
-def _named_write() -> Iterator[None]:
-    try:
-        yield
-    except BaseError as err:
-        raise OSError(_answer(err)) from None

@@ -12,8 +12,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -50,16 +49,6 @@ def slot_lock_name(slot: str) -> LockName:
 def target_lock_name(root: str, table: TableId) -> LockName:
     """The lock that covers apply, sync, replay and repair of one target."""
     return LockName(f"target {root.rstrip('/')} {table}")
-
-
-def messages_lock_name(root: str) -> LockName:
-    """The lock that covers writing the table of logical messages."""
-    return LockName(f"messages {root.rstrip('/')}")
-
-
-def session_lock_name(session_key: str) -> LockName:
-    """The lock that a caller must hold to use a Spark Connect session of a fixed key."""
-    return LockName(f"session {session_key}")
 
 
 @dataclass(slots=True)
@@ -119,19 +108,22 @@ def target_lock(
 
 
 def messages_lock(job: Job) -> AbstractContextManager[AdvisoryLock]:
-    """Hold the lock of the job's table of logical messages.
+    """Hold the lock that covers writing the job's table of logical messages.
 
     Raises LockHeld at once when another run holds it.
     """
-    name = messages_lock_name(job.pipeline.target.root)
+    name = LockName(f"messages {job.pipeline.target.root.rstrip('/')}")
     application_name = f"waldelta lock messages {job.pipeline.source.slot}"
     return advisory_lock(job.source.conninfo, name, application_name)
 
 
 def session_lock(job: Job, session_key: str) -> AbstractContextManager[AdvisoryLock]:
-    """Hold the lock of a Connect session; raises LockHeld at once when another run holds it."""
-    application_name = f"waldelta session {job.pipeline.source.slot}"
-    return advisory_lock(job.source.conninfo, session_lock_name(session_key), application_name)
+    """Hold the lock that a caller needs to use a Spark Connect session of a fixed key.
+
+    Raises LockHeld at once when another run holds it.
+    """
+    name = LockName(f"session {session_key}")
+    return advisory_lock(job.source.conninfo, name, f"waldelta session {job.pipeline.source.slot}")
 
 
 @contextmanager
@@ -141,7 +133,7 @@ def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Itera
         yield lock
 
 
-class LockSessions:
+class LockSessions(AbstractContextManager["LockSessions"]):
     """Sessions that hold one lock after the other.
 
     With many small targets, a backend for each lock would be most of what a run costs the source.
@@ -154,9 +146,6 @@ class LockSessions:
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
         self._idle: list[Connection] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     @contextmanager
     def hold(self, name: LockName, application_name: str) -> Iterator[AdvisoryLock]:
@@ -188,12 +177,7 @@ class LockSessions:
                 return _tried(self._idle.pop(), name, application_name)
         return _tried(connect(self._conninfo, application_name), name, application_name)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        err: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._idle:
             self._idle.pop().close()
 

@@ -16,7 +16,6 @@ from psycopg import sql
 from waldelta.errors import SnapshotLost
 from waldelta.metadata_columns import RELID
 from waldelta.postgres import Leaf, PgType, PublishedTable
-from waldelta.postgres.catalog import Through
 from waldelta.snapshot.read_table import (
     TableCopy,
     begin_snapshot,
@@ -59,24 +58,20 @@ def whole_table(table: PublishedTable, condition: str, files: Mapping[int, int])
     """Select rows of a table and its partitions, but not of tables that inherit from it."""
     if table.relkind == "p":
         return Choice(table.id.identifier.as_string(None), condition, files, table.oid)
-    return of_leaf(next(leaf for leaf in table.leaves if leaf.oid == table.oid), condition, files)
+    own = [leaf for leaf in table.leaves if leaf.oid == table.oid]
+    return of_leaves_together(own, condition, files)
 
 
-def of_leaf(leaf: Leaf, condition: str, files: Mapping[int, int]) -> Choice:
-    """Select rows of one leaf, through the table above it where the role may not read it."""
-    if leaf.through is None:
-        return Choice(f"only {leaf.id.identifier.as_string(None)}", condition, files)
-    return of_leaves_through(leaf.through, [leaf], condition, files)
-
-
-def of_leaves_through(
-    through: Through, leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]
-) -> Choice:
-    """Select rows of these leaves, read through one table above them."""
-    these = of_leaves([leaf.oid for leaf in leaves]).as_string(None)
-    return Choice(
-        through.id.identifier.as_string(None), f"({condition}) and {these}", files, through.oid
-    )
+def of_leaves_together(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
+    """Select rows of one leaf, or of leaves that the role may only read through a table above
+    them.
+    """
+    through, oids = leaves[0].through, [leaf.oid for leaf in leaves]
+    own = {oid: files[oid] for oid in oids if oid in files}
+    if through is None:
+        return Choice(f"only {leaves[0].id.identifier.as_string(None)}", condition, own)
+    these = f"({condition}) and {of_leaves(oids).as_string(None)}"
+    return Choice(through.id.identifier.as_string(None), these, own, through.oid)
 
 
 def read_choices(

@@ -245,7 +245,7 @@ def test_an_overwritten_entry_is_read_again(log):
     """A writer without conditional writes may overwrite a commit of ours."""
     opened(log)
     path = "lake/t/_delta_log/00000000000000000002.json"
-    other = log.store.read(path).replace(b"WRITE", b"OTHER")
+    other = log.store.read_tagged(path).content.replace(b"WRITE", b"OTHER")
     log.store.write(path, other)
     with Counted() as again:
         log.read_all()
@@ -326,7 +326,7 @@ def test_its_entries_are_checked_before_they_are_used(log, monkeypatch):
     """Also by a reader of single entries, which opens no table."""
     leave(log.store, monkeypatch)
     path = "lake/t/_delta_log/00000000000000000003.json"
-    other = log.store.read(path).replace(b"WRITE", b"OTHER")
+    other = log.store.read_tagged(path).content.replace(b"WRITE", b"OTHER")
     log.store.write(path, other)
     assert known(log.store, monkeypatch).log("t").read(3) == other
 
@@ -341,7 +341,9 @@ def test_a_table_made_since_is_found_by_what_is_left_of_its_log(log, monkeypatch
     table.create_checkpoint()
     for one in log.store.objects("lake/t"):
         if not one.path.endswith(("0.json", "1.json")):
-            log.store.write(one.path.replace("/t/", "/later/"), log.store.read(one.path))
+            log.store.write(
+                one.path.replace("/t/", "/later/"), log.store.read_tagged(one.path).content
+            )
     found = known(log.store, monkeypatch).log("later")
     assert found.is_missing
     found.read_newest()
@@ -363,7 +365,7 @@ def test_a_run_leaves_what_it_hasnt_looked_at(log, monkeypatch, tmp_path):
 def test_only_so_much_is_left(log, monkeypatch):
     monkeypatch.setattr(log_copy, "_MOST_PACKED_BYTES", 100)
     leave(log.store, monkeypatch)
-    assert len(log.store.read(PACK)) < 1000
+    assert len(log.store.read_tagged(PACK).content) < 1000
     assert opened(known(log.store, monkeypatch).log("t")).version() == 3
 
 

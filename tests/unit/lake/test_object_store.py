@@ -185,4 +185,4 @@ def test_an_object_is_created_once():
     assert made.content == b"ours"
     assert store.create("x", b"theirs") is None
     assert store.create("x", b"ours").tag == made.tag
-    assert store.read("x") == b"ours"
+    assert store.read_tagged("x").content == b"ours"

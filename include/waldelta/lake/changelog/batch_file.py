@@ -109,6 +109,12 @@ def write_batch(
     return BatchFile(**written) if written else None
 
 
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(CommitFailedError),
+    stop=tenacity.stop_after_attempt(_ATTEMPTS),
+    wait=tenacity.wait_random(0, 0.5),
+    reraise=True,
+)
 def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
     """Commit a batch to the change log, durably.
 
@@ -116,23 +122,16 @@ def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
     compare-and-swap on a version without the batch. Raises LateWriter when the batch is there
     already.
     """
-    added = [] if file is None else [(file.path, file.size, file.stats)]
-    for attempt in tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(CommitFailedError),
-        stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        wait=tenacity.wait_random(0, 0.5),
-        reraise=True,
-    ):
-        with attempt:
-            table = place.open_known()
-            if table.committed(tag.app_id) < tag.number:
-                table.replace_files([], added, tag, {"batch": str(tag.number)})
-            elif (version := _version_of(table, tag)) is not None:
-                table.keep(version)  # Its answer was lost, or the run was killed before this.
-            else:
-                raise LateWriter(
-                    f"batch {tag.number} of the change log was landed by another run: run again"
-                )
+    table = place.open_known()
+    if table.committed(tag.app_id) < tag.number:
+        added = [] if file is None else [(file.path, file.size, file.stats)]
+        table.replace_files([], added, tag, {"batch": str(tag.number)})
+    elif (version := _version_of(table, tag)) is not None:
+        table.keep(version)  # Its answer was lost, or the run was killed before this.
+    else:
+        raise LateWriter(
+            f"batch {tag.number} of the change log was landed by another run: run again"
+        )
 
 
 def _version_of(table: TargetVersion, tag: Tag) -> int | None:

@@ -78,8 +78,6 @@ _CONTROLS = [*CONTROL_KINDS, *(MARK + kind for kind in CONTROL_KINDS)]
 # they count. The last letter of a message of an unknown kind is the kind that it may be.
 _DECISIVE = f"^{MARK}.?[BbScPpKr]$"
 _CHANGE_KINDS = ("I", "U", "D", "T", "M")
-# The number of commits that are searched first.
-_NEWEST = 50
 # Delta's transaction id of commits that drop old batches; its version is the last dropped batch.
 _PRUNED = "waldelta:pruned"
 # The number of batches that an error message names.
@@ -251,22 +249,14 @@ class ChangeLog(RowMessages):
         """Return the metadata of recent batches' commits, by batch, as far as Delta's log still has
         it.
         """
-        found: dict[int, dict[str, Any]] = {}
-        wanted, count = set(batches), _NEWEST
-        while wanted:
-            seen = 0
-            for entry in self.place.open().commits(count):
-                # Batch numbers continue across slot incarnations, so no number is used twice.
-                one, seen = entry["waldelta"], seen + 1
-                if one.get("batch") in wanted:
-                    found[one["batch"]] = one
-                    wanted.remove(one["batch"])
-                if not wanted:
-                    break
-            if seen < count:
+        infos: dict[int, dict[str, Any]] = {}
+        for commit in self.place.log.before(self.place.version + 1):
+            # Batch numbers continue across slot incarnations, so no number is used twice.
+            if commit.metadata.get("batch") in batches:
+                infos[commit.metadata["batch"]] = commit.metadata
+            if len(infos) == len(batches):
                 break
-            count *= 4
-        return found
+        return infos
 
     def end_after(self, first_batch: int) -> int:
         """Return the end of the last transaction after ``first_batch``, ignoring empty batches; 0:

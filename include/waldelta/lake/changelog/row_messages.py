@@ -154,7 +154,12 @@ class RowMessages(ABC):
         """
         files, layout = self.lake.unchanging_files(self.uri), parquet_format(self.uri)
         fragments = [
-            layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group])
+            layout.make_fragment(
+                piece.path,
+                files,
+                None if piece.batch is None else pc.field("batch") == piece.batch,
+                [piece.row_group],
+            )
             for piece in pieces
         ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
@@ -243,19 +248,6 @@ class RowMessages(ABC):
         return iter(scanner.to_batches())
 
 
-def _partition(piece: Piece) -> pc.Expression | None:
-    return None if piece.batch is None else pc.field("batch") == piece.batch
-
-
-def covering(segments: Segments) -> pc.Expression:
-    """Select the range of batches, and the earlier parts that it commits."""
-    chosen = of_batches(segments.after, segments.upto)
-    for part in segments.older:
-        seq = pc.field("seq")
-        chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
-    return chosen
-
-
 def row_messages(
     segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot
 ) -> pc.Expression:
@@ -270,8 +262,13 @@ def row_messages(
 
 
 def all_row_messages(segments: Segments) -> pc.Expression:
-    """Select row messages of any relation in a range of batches."""
-    return covering(segments) & pc.field("kind").isin(ROW_KINDS)
+    """Select row messages of any relation in a range of batches, and in the earlier parts that it
+    commits.
+    """
+    chosen, seq = of_batches(segments.after, segments.upto), pc.field("seq")
+    for part in segments.older:
+        chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
+    return chosen & pc.field("kind").isin(ROW_KINDS)
 
 
 def of_batches(after_batch: int, upto_batch: int) -> pc.Expression:

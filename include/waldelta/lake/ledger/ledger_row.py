@@ -92,11 +92,8 @@ def _structure_of(kind: Any) -> tuple[frozenset[str], frozenset[str], dict[str, 
 def _types_of(kind: Any) -> dict[str, Any]:
     """Return each field's type, without None: every column may have nulls."""
     hints = get_type_hints(kind)
-    return {field.name: _without_none(hints[field.name]) for field in fields(kind)}
-
-
-def _without_none(of: Any) -> Any:
-    return get_args(of)[0] if isinstance(of, UnionType) else of
+    types = {field.name: hints[field.name] for field in fields(kind)}
+    return {n: get_args(of)[0] if isinstance(of, UnionType) else of for n, of in types.items()}
 
 
 def _item_of(of: Any) -> Any:

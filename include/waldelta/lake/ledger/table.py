@@ -151,30 +151,22 @@ class LedgerTable(Generic[R]):
         ``fence`` is verified after the table was read.
         """
         with self._named_errors():
-            return self._extend(rows, after, fence)
-
-    def _extend(
-        self,
-        rows: Sequence[R],
-        after: Newest | None,
-        fence: Fence,
-    ) -> list[R]:
-        # The commit is a compare-and-swap on the version, whichever it is: where there is a later
-        # one, it fails, and that one is read.
-        table = self.place.find_known()
-        fence.verify()
-        if after is not None and self._last_at(table, after) != after.at:
-            raise LateWriter(
-                f"{self.uri}: another run replaced the rows that this run was about to replace:"
-                " run again"
-            )
-        if table is None:
-            self._create(self._stored(rows))
-            return list(rows)
-        rows = self._behind(table, rows)
-        table.append(self._stored(rows), self._schema_mode(table))
-        self._compact_when_many(table)
-        return rows
+            # The commit is a compare-and-swap on the version, whichever it is: where there is a
+            # later one, it fails, and that one is read.
+            table = self.place.find_known()
+            fence.verify()
+            if after is not None and self._last_at(table, after) != after.at:
+                raise LateWriter(
+                    f"{self.uri}: another run replaced the rows that this run was about to replace:"
+                    " run again"
+                )
+            if table is None:
+                self._create(self._stored(rows))
+                return list(rows)
+            rows = self._behind(table, rows)
+            table.append(self._stored(rows), self._schema_mode(table))
+            self._compact_when_many(table)
+            return rows
 
     def read(
         self,

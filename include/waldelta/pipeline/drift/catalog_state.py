@@ -94,22 +94,21 @@ def read_catalog_state(
         for name, table in tables.items()
         if table.name not in (None, copied_as[name])
     }
-    taken = _existing(connection, renamed.values())
+    wanted = {
+        "schemas": [table.schema for table in renamed.values()],
+        "names": [table.name for table in renamed.values()],
+    }
+    # A view can't be published in a table's place, and doesn't count.
+    taken = (
+        {TableId(row.schema, row.name) for row in fetch(connection, _NAMED, wanted)}
+        if renamed
+        else set()
+    )
     return tables | {
         name: replace(tables[name], is_replaced=True)
-        for name, wanted in renamed.items()
-        if wanted in taken
+        for name, table_id in renamed.items()
+        if table_id in taken
     }
-
-
-def _existing(connection: psycopg.Connection[Any], names: Collection[TableId]) -> set[TableId]:
-    """Return those of these names that a table has; a view can't be published in a table's
-    place.
-    """
-    if not names:
-        return set()
-    wanted = {"schemas": [n.schema for n in names], "names": [n.name for n in names]}
-    return {TableId(row.schema, row.name) for row in fetch(connection, _NAMED, wanted)}
 
 
 def _catalog_tables(state: TableState, found: Mapping[int, CatalogTable]) -> CatalogTable:

@@ -20,7 +20,7 @@ from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.source_sql import source_sql
 from waldelta.snapshot import Choice
-from waldelta.snapshot.read_selected import of_leaf, of_leaves_through, whole_table
+from waldelta.snapshot.read_selected import of_leaves_together, whole_table
 
 # Counting may take this long in all; after that the planner's estimate is used.
 _COUNT_TIMEOUT_S = 2.0
@@ -69,7 +69,7 @@ def moving_rows(
                 leaf
             )
     enter = tuple(
-        _of_group(leaves, condition, files)
+        of_leaves_together(leaves, condition, files)
         for leaves in together.values()
         for condition in ((after.condition,) if leaves[0].oid in drifted.attached else enters)
     )
@@ -87,16 +87,6 @@ def _as_source_sql(stored: str | None, current: str | None, table: PublishedTabl
     if stored is None or stored == current:
         return stored
     return source_sql(stored, {column.name: column.type for column in table.columns})
-
-
-def _of_group(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
-    own = {leaf.oid: files[leaf.oid] for leaf in leaves if leaf.oid in files}
-    through = leaves[0].through
-    return (
-        of_leaf(leaves[0], condition, own)
-        if through is None
-        else of_leaves_through(through, leaves, condition, own)
-    )
 
 
 def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str | None:

@@ -59,11 +59,6 @@ def is_in(text: str, label: str) -> bool:
     return text == label or bool((is_digest or _COMPOUND.search(text)) and _sought(label) in text)
 
 
-def _longest_part(label: str) -> str:
-    """Return the longest part of a label without quotes, which other texts print otherwise."""
-    return max(re.split(r'["\\]+', label), key=len)
-
-
 def _may_hold(job: Job, state: TableState, column: str, labels: Collection[str]) -> bool:
     table = job.lake.target(state.table_name).find()
     if table is None:
@@ -118,7 +113,8 @@ def _may_wait(job: Job, state: TableState, labels: Collection[str]) -> bool:
 
 
 def _sought(label: str) -> str:
+    """Return the longest part of a label without quotes, which other texts print otherwise."""
     if _ANY.fullmatch(label):
         return ""
     schema = _OF_SCHEMA.fullmatch(label)
-    return _longest_part(label if schema is None else schema[1])
+    return max(re.split(r'["\\]+', label if schema is None else schema[1]), key=len)

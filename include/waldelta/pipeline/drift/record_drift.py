@@ -165,7 +165,7 @@ def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
     known = drift.state
 
     def with_drift(latest: TableState) -> TableState:
-        found = replace(
+        changed = replace(
             latest,
             row_filter=known.row_filter,
             later_filters=known.later_filters,
@@ -173,7 +173,7 @@ def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
             unpublished=known.unpublished,
             entries=known.entries,
         )
-        return found if found != latest else latest
+        return changed if changed != latest else latest
 
     record_state(job, state, with_drift)
 

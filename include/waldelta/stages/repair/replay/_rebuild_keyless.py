@@ -77,7 +77,7 @@ def _version_of_copy(state: TableState, target: DeltaTarget) -> int:
     """
     table = target.open()
     present = table.schema.names
-    for entry in table.history():
+    for entry in table.commits():
         written = entry["waldelta"]
         if (written.get("verb"), written.get("generation")) == ("sync", state.generation):
             try:
