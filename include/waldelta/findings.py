@@ -39,6 +39,11 @@ def problem_if(found: object, text: str) -> tuple[Finding, ...]:
     return (problem(text),) if found else ()
 
 
+def warning_if(found: object, text: str) -> tuple[Finding, ...]:
+    """Returns a warning if something was found, or a condition holds."""
+    return (warning(text),) if found else ()
+
+
 def lacking(text: str, *needs: Need) -> Finding:
     """Returns a finding that refuses setup: the role lacks privileges for the pipeline's own
     work.

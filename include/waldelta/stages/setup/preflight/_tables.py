@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from waldelta.findings import Finding, lacking, problem, warning
+from waldelta.findings import Finding, lacking, problem, problem_if, warning, warning_if
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
 from waldelta.postgres import CatalogRelation, Leaf
 from waldelta.postgres.partition_access import describe_unreadable
@@ -56,10 +56,10 @@ def judge_table(
         return
     yield from _reading(where, state, table, found, facts.server)
     yield from _raising(where, state, table, found, facts)
-    if found.has_children:
-        yield warning(
-            f"{where}: its inheritance children aren't published with it: list those you want"
-        )
+    yield from warning_if(
+        found.has_children,
+        f"{where}: its inheritance children aren't published with it: list those you want",
+    )
     yield from _partitions(where, state, table, found)
     if not is_overruled(state, found, facts):
         yield from _identities(where, state, table, found, facts)
@@ -68,17 +68,13 @@ def judge_table(
             f"{where}: its filter and column list have no effect, since it is published via its"
             " root"
         )
-    yield from _whole_old_rows(where, state, found)
-
-
-def _whole_old_rows(where: str, state: PublicationState, found: TableFacts) -> Iterator[Finding]:
-    if found.relation.replica_identity == "f" and state.publishes_old_rows:
-        total = sum(leaf.size_bytes for leaf in found.leaves)
-        yield warning(
-            f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
-            " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"
-            f" has {size(total)}"
-        )
+    total = sum(leaf.size_bytes for leaf in found.leaves)
+    yield from warning_if(
+        relation.replica_identity == "f" and state.publishes_old_rows,
+        f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
+        " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"
+        f" has {size(total)}",
+    )
 
 
 def judge_functions(
@@ -245,17 +241,17 @@ def _raising(
 def _partitions(
     where: str, state: PublicationState, table: PublicationTable, found: TableFacts
 ) -> Iterator[Finding]:
-    if found.relation.relkind == "p" and not state.via_root and not table.is_plain:
-        yield problem(
-            f"{where}: a filter or column list on a partitioned table counts only when it is"
-            " published via its root: set publish_via_partition_root: true, or list the partitions"
-        )
-    if unfit := [
+    yield from problem_if(
+        found.relation.relkind == "p" and not state.via_root and not table.is_plain,
+        f"{where}: a filter or column list on a partitioned table counts only when it is"
+        " published via its root: set publish_via_partition_root: true, or list the partitions",
+    )
+    unfit = [
         str(leaf.id) for leaf in found.leaves if leaf.relkind != "r" or leaf.persistence != "p"
-    ]:
-        yield warning(
-            f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published"
-        )
+    ]
+    yield from warning_if(
+        unfit, f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +297,12 @@ class _Identity:
         read.
         """
         if self.key:
-            yield from self._cost()
+            yield from warning_if(
+                self.is_full and not self.relation.primary_key,
+                f"{self.where}: it has no primary key, so a run that brings UPDATEs or DELETEs of"
+                f" it rewrites its whole target (source: {size(self.leaf.size_bytes)}); a primary"
+                " key avoids that",
+            )
             yield from self._coverage()
         elif not self.relation.columns:
             if not self.is_full:
@@ -315,14 +316,6 @@ class _Identity:
                 "it has no primary key or replica identity",
                 f"add a primary key, or alter table {self.leaf.id} replica identity using index …"
                 " (or full, where there is none), or publish only inserts and truncates",
-            )
-
-    def _cost(self) -> Iterator[Finding]:
-        if self.is_full and not self.relation.primary_key:
-            yield warning(
-                f"{self.where}: it has no primary key, so a run that brings UPDATEs or DELETEs of"
-                f" it rewrites its whole target (source: {size(self.leaf.size_bytes)}); a primary"
-                " key avoids that"
             )
 
     def _coverage(self) -> Iterator[Finding]:

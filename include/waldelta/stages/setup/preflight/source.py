@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from waldelta.config import PipelineFile, Publication
 from waldelta.errors import ConfigError, SlotForeign
-from waldelta.findings import Finding, lacking, owning, problem, problem_if, warning
+from waldelta.findings import Finding, lacking, owning, problem, problem_if, warning, warning_if
 from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.pipeline.report_folder import judge_docs
 from waldelta.quantities import counted, first_of, size
@@ -230,137 +230,140 @@ def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
         )
 
 
-def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
-    """Yields findings about a slot that must survive a failover.
+def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterable[Finding]:
+    """Returns findings about a slot that must survive a failover.
 
     Whether a standby keeps the slot can be seen only on the standby.
     """
     if not pipeline.source.failover:
-        return
+        return ()
     if server.version < 170000:
-        yield problem(
-            "source.failover needs PostgreSQL 17 or later, this is"
-            f" {server.settings.get('server_version')}: leave it out, or upgrade the server;"
-            " without it a failover takes a resync of all tables (docs/how-to/failover.md)"
-        )
-        return
-    if pipeline.source.options.two_phase and server.version < 180000:
-        yield problem(
+        return [
+            problem(
+                "source.failover needs PostgreSQL 17 or later, this is"
+                f" {server.settings.get('server_version')}: leave it out, or upgrade the server;"
+                " without it a failover takes a resync of all tables (docs/how-to/failover.md)"
+            )
+        ]
+    return [
+        *problem_if(
+            pipeline.source.options.two_phase and server.version < 180000,
             "source.failover and source.options.two_phase don't go together before PostgreSQL 18,"
-            " whose standbys can lose prepared transactions: leave one of them out"
-        )
-    if not server.settings.get("synchronized_standby_slots"):
-        yield warning(
+            " whose standbys can lose prepared transactions: leave one of them out",
+        ),
+        *warning_if(
+            not server.settings.get("synchronized_standby_slots"),
             "synchronized_standby_slots is empty: runs may land changes that no standby has"
             " received, so after a failover the lake may be ahead of the source and need new"
-            " copies; let it name the physical slot of the standby (docs/how-to/failover.md)"
-        )
+            " copies; let it name the physical slot of the standby (docs/how-to/failover.md)",
+        ),
+    ]
 
 
 def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
     limits, server = pipeline.slot_limits, facts.slot_server
-    if facts.server.superuser:
-        yield warning(
-            f"role {facts.server.role} is a superuser: PostgreSQL calls functions of a table's"
-            " owner when it plans a query, as the role that runs it, so each owner of a published"
-            " table could do anything on this server: let the connection use the role that init"
-            " writes (docs/reference/privileges.md)"
-        )
-    if (encoding := facts.server.settings["server_encoding"]) not in (*WITHIN_UTF8, "SQL_ASCII"):
-        yield warning(
-            f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no"
-            " character for; a row with one stops the slot, and with it all tables, until a resync"
-            " (SlotUnreadable): look for such rows, or move to a database in UTF8"
-        )
-    if server.number("max_slot_wal_keep_size") == -1:
-        rate = server.wal_bytes_per_hour
-        speed = (
-            f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)"
-            if rate
-            else ""
-        )
-        yield warning(
-            "max_slot_wal_keep_size is -1: while the pipeline pauses, its slot keeps WAL until"
-            f" the disk is full; slots keep {size(server.retained_bytes)} now{speed}. To bound it:"
-            f" alter system set max_slot_wal_keep_size = '{limits.critical_mb}MB' and reload;"
-            " beyond that the slot is lost, and a resync has to compare all tables"
-        )
+    encoding, rate = facts.server.settings["server_encoding"], server.wal_bytes_per_hour
+    speed = (
+        f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)"
+        if rate
+        else ""
+    )
+    yield from warning_if(
+        facts.server.superuser,
+        f"role {facts.server.role} is a superuser: PostgreSQL calls functions of a table's"
+        " owner when it plans a query, as the role that runs it, so each owner of a published"
+        " table could do anything on this server: let the connection use the role that init"
+        " writes (docs/reference/privileges.md)",
+    )
+    yield from warning_if(
+        encoding not in (*WITHIN_UTF8, "SQL_ASCII"),
+        f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no"
+        " character for; a row with one stops the slot, and with it all tables, until a resync"
+        " (SlotUnreadable): look for such rows, or move to a database in UTF8",
+    )
+    yield from warning_if(
+        server.number("max_slot_wal_keep_size") == -1,
+        "max_slot_wal_keep_size is -1: while the pipeline pauses, its slot keeps WAL until"
+        f" the disk is full; slots keep {size(server.retained_bytes)} now{speed}. To bound it:"
+        f" alter system set max_slot_wal_keep_size = '{limits.critical_mb}MB' and reload;"
+        " beyond that the slot is lost, and a resync has to compare all tables",
+    )
     for setting, remedy in TIMEOUTS.items():
         # Snapshots and locks are on the primary, whichever server has the slot.
-        judged = server if setting in SLOT_TIMEOUTS else facts.server
-        if (value := judged.number(setting)) > 0:
-            yield warning(
-                f"{setting} is {value}"
-                f" {'s' if setting == 'idle_replication_slot_timeout' else 'ms'}: {remedy}"
-            )
-    if (limit := server.number("temp_file_limit")) >= 0 and "temp_file_limit" in server.settings:
-        yield warning(
-            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole read"
-            f" window to a temporary file, and a window has up to {pipeline.batch.wal_window_mb}"
-            f" MB WAL; lower batch.wal_window_mb, or raise the limit for role {server.role}"
-        )
+        value = (server if setting in SLOT_TIMEOUTS else facts.server).number(setting)
+        unit = "s" if setting == "idle_replication_slot_timeout" else "ms"
+        yield from warning_if(value > 0, f"{setting} is {value} {unit}: {remedy}")
+    limit = server.number("temp_file_limit")
+    yield from warning_if(
+        limit >= 0 and "temp_file_limit" in server.settings,
+        f"temp_file_limit is {size(max(limit, 0) * 1024)}: the slot functions write a whole read"
+        f" window to a temporary file, and a window has up to {pipeline.batch.wal_window_mb}"
+        f" MB WAL; lower batch.wal_window_mb, or raise the limit for role {server.role}",
+    )
 
 
-def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
+def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterable[Finding]:
     if slot is None:
-        return
+        return ()
     try:
         check_ours(slot)
     except SlotForeign as err:
-        yield problem(str(err))
-        return
+        return [problem(str(err))]
     reader, two_phase = slot.active_by or "", "on" if slot.two_phase else "off"
-    yield from problem_if(
-        slot.wal_status == "lost" or slot.invalidation_reason,
-        str(lost_slot(slot.name, slot.confirmed_flush_lsn, slot.invalidation_reason)),
-    )
-    yield from problem_if(
-        slot.two_phase != pipeline.source.options.two_phase,
-        f"slot {slot.name!r} was created with two_phase {two_phase}, the pipeline file says"
-        " otherwise: correct source.options.two_phase, or name another slot",
-    )
-    yield from problem_if(
-        slot.active and not reader.startswith("waldelta "),
-        f"slot {slot.name!r} is in use by pid {slot.active_pid} ({reader or 'no name'}): stop"
-        " that reader, or give this pipeline a slot of its own",
-    )
+    return [
+        *problem_if(
+            slot.wal_status == "lost" or slot.invalidation_reason,
+            str(lost_slot(slot.name, slot.confirmed_flush_lsn, slot.invalidation_reason)),
+        ),
+        *problem_if(
+            slot.two_phase != pipeline.source.options.two_phase,
+            f"slot {slot.name!r} was created with two_phase {two_phase}, the pipeline file says"
+            " otherwise: correct source.options.two_phase, or name another slot",
+        ),
+        *problem_if(
+            slot.active and not reader.startswith("waldelta "),
+            f"slot {slot.name!r} is in use by pid {slot.active_pid} ({reader or 'no name'}): stop"
+            " that reader, or give this pipeline a slot of its own",
+        ),
+    ]
 
 
 # --- publications
 # ------------------------------------------------------------------------------------------------
 
 
-def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
+def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterable[Finding]:
     actual = facts.actual.get(entry.name)
     if not entry.manage:
-        yield from problem_if(
+        return problem_if(
             actual is None,
             f"publication {entry.name!r} does not exist, and with manage: false setup never"
             " creates it: create it, or remove manage: false and say what it publishes",
         )
-        return
     if actual is None:  # Setup creates it.
-        return
-    if (mark := Mark.parse(actual.comment)) is None:
-        yield problem(
-            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
-            " false to read it as it is, choose another name, or drop it"
-        )
-    elif mark.pipeline != pipeline.pipeline:
-        yield problem(
+        return ()
+    mark = Mark.parse(actual.comment)
+    if mark is not None:
+        return problem_if(
+            mark.pipeline != pipeline.pipeline,
             f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another"
-            " name, or write manage: false to read it as it is"
+            " name, or write manage: false to read it as it is",
         )
+    text = (
+        f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
+        " false to read it as it is, choose another name, or drop it"
+    )
+    return [problem(text)]
 
 
 def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:
     # Findings on another's publication, which setup doesn't alter, are warnings.
-    judged = problem if entry.manage else warning
-    if not state.publish:
-        yield judged(
-            f"publication {state.name!r} publishes no operation: "
-            + ("name one in publish" if entry.manage else _NO_CHANGES)
-        )
+    finding_if = problem_if if entry.manage else warning_if
+    yield from finding_if(
+        not state.publish,
+        f"publication {state.name!r} publishes no operation: "
+        + ("name one in publish" if entry.manage else _NO_CHANGES),
+    )
     schemas = f"schema {', '.join(state.schemas)}" if state.schemas else None
     whole = "all tables" if state.all_tables else schemas
     absent = sorted(set(state.schemas) - facts.schemas)
@@ -380,21 +383,22 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         f"publication {state.name!r}: a column list ({', '.join(listed)}) can't be combined"
         " with schemas: publish the schemas in a publication of their own",
     )
-    if whole and state.publishes_old_rows and not entry.accept_future_tables:
-        remedy = (
-            "list the tables, or accept that with accept_future_tables: true"
-            if entry.manage
-            else "ask its owner to list the tables"
-        )
-        yield judged(
-            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created"
-            f" later without a primary key would refuse its own UPDATEs and DELETEs; {remedy}"
-        )
-    if left_out := facts.unpublishable.get(entry.name):
-        yield warning(
-            f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"
-            f" published (unlogged, temporary, foreign tables): {first_of(left_out)}"
-        )
+    remedy = (
+        "list the tables, or accept that with accept_future_tables: true"
+        if entry.manage
+        else "ask its owner to list the tables"
+    )
+    yield from finding_if(
+        whole and state.publishes_old_rows and not entry.accept_future_tables,
+        f"publication {state.name!r} publishes updates or deletes of {whole}: a table created"
+        f" later without a primary key would refuse its own UPDATEs and DELETEs; {remedy}",
+    )
+    left_out = facts.unpublishable.get(entry.name, ())
+    yield from warning_if(
+        left_out,
+        f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"
+        f" published (unlogged, temporary, foreign tables): {first_of(left_out)}",
+    )
 
 
 def _patterns(entry: Publication, facts: Facts) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ invalidate the slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from waldelta.errors import (
     AuthenticationFailed,
@@ -14,7 +14,7 @@ from waldelta.errors import (
     SourceChanged,
     SourceUnreachable,
 )
-from waldelta.findings import Finding, problem, problem_if, warning
+from waldelta.findings import Finding, problem, problem_if, warning, warning_if
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
 from waldelta.slot import remaining_on_primary, slot_position
@@ -56,36 +56,37 @@ def judge_standby(
         return
     yield from judge_servers(_servers_behind(job))
     yield from judge_settings(standby)
-    if facts.slot is None and not facts.server.can_log_snapshots:
-        yield warning(
-            f"role {facts.server.role!r} may not execute pg_log_standby_snapshot() on the primary,"
-            " so setup can create the standby's slot only when the primary happens to log its"
-            " running transactions, and an idle primary never does: grant execute on function"
-            f" pg_log_standby_snapshot() to {facts.server.role} (docs/reference/privileges.md)"
-        )
+    yield from warning_if(
+        facts.slot is None and not facts.server.can_log_snapshots,
+        f"role {facts.server.role!r} may not execute pg_log_standby_snapshot() on the primary,"
+        " so setup can create the standby's slot only when the primary happens to log its"
+        " running transactions, and an idle primary never does: grant execute on function"
+        f" pg_log_standby_snapshot() to {facts.server.role} (docs/reference/privileges.md)",
+    )
     yield from map(warning, remaining_on_primary(primary, connection, job.pipeline.source.slot))
 
 
-def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
-    """Yields a problem if several connections to source.read_from reached different servers; pure.
+def judge_servers(answers: set[tuple[str, str]]) -> Iterable[Finding]:
+    """Returns a problem if several connections to source.read_from reached different servers; pure.
 
     Each answer is an address and the server's start time.
     """
-    if len(answers) > 1:
-        met = ", ".join(f"{address} (started {started})" for address, started in sorted(answers))
-        yield problem(
-            f"source.read_from leads to more than one server ({met}), and only one of them has the"
-            " slot: point it at that server, not at a load balancer or a name of several standbys"
-            " (docs/how-to/read-from-a-standby.md)"
-        )
+    servers = ", ".join(f"{address} (started {started})" for address, started in sorted(answers))
+    return problem_if(
+        len(answers) > 1,
+        f"source.read_from leads to more than one server ({servers}), and only one of them has the"
+        " slot: point it at that server, not at a load balancer or a name of several standbys"
+        " (docs/how-to/read-from-a-standby.md)",
+    )
 
 
 def _servers_behind(job: Job) -> set[tuple[str, str]]:
-    found = set()
+    servers = set()
     for _ in range(TRIALS):
         with job.source.connect_slot("check") as connection:
-            found.add(connection.execute(_SERVER).fetchone() or ("", ""))
-    return {(str(address), str(started)) for address, started in found}
+            ((address, started),) = connection.execute(_SERVER).fetchall()
+            servers.add((str(address), str(started)))
+    return servers
 
 
 def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
@@ -106,13 +107,13 @@ def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
         *(["hot_standby_feedback is off"] if settings.get("hot_standby_feedback") != "on" else []),
         *(["primary_slot_name is empty"] if not settings.get("primary_slot_name") else []),
     ]
-    if lacking:
-        yield warning(
-            f"on the standby of source.read_from {' and '.join(lacking)}: vacuum on the primary"
-            " may remove catalog rows that the slot needs, then the slot is lost and all tables"
-            " need a resync; set hot_standby_feedback = on and a primary_slot_name with a"
-            " physical slot on the primary, and reload (docs/how-to/read-from-a-standby.md)"
-        )
+    yield from warning_if(
+        lacking,
+        f"on the standby of source.read_from {' and '.join(lacking)}: vacuum on the primary"
+        " may remove catalog rows that the slot needs, then the slot is lost and all tables"
+        " need a resync; set hot_standby_feedback = on and a primary_slot_name with a"
+        " physical slot on the primary, and reload (docs/how-to/read-from-a-standby.md)",
+    )
 
 
 _SERVER = """
