@@ -1,22 +1,28 @@
 """The pipeline file's ``quality``: what is checked after each run, and when a result is a
-warning.
+warning; and schedules, which are validated without Airflow as the DAGs' timetable reads them.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from datetime import UTC, datetime
 from itertools import dropwhile
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from waldelta.config._schedule import Schedule
 from waldelta.config._validation_errors import StrictModel, refuse_if
 
+# A preset of Airflow's alone; croniter knows the others too.
+_PRESETS = {"@quarterly": "0 0 1 */3 *"}
+# croniter draws a new random time whenever it reads the expression.
+_RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
+_REMEDY = (
+    "write five fields such as '*/10 * * * *', or @hourly, @daily, @weekly, @monthly, @quarterly,"
+    " @yearly; null: the DAG is triggered by hand"
+)
 _FILE_URI = re.compile(r"file:///[^/~]")
-
-
 # Stores whose URIs begin with a bucket or container, perhaps of an account.
 _IN_BUCKETS = frozenset({"s3", "s3a", "gs", "abfs", "abfss"})
 # Schemes that delta-rs, Arrow and Hadoop can all write to.
@@ -68,6 +74,30 @@ def _check_file_uri(value: str, parts: list[str]) -> None:
         "a file URI is file:// and an absolute path, so that three slashes begin it: write"
         f" file://{path}, if that is the folder",
     )
+
+
+def check_schedule(text: str) -> str:
+    """Returns the schedule as written; raises ValueError for one that the DAGs can't use."""
+    # Imported only when needed: the import takes as long as the rest of a pipeline file without a
+    # schedule.
+    from croniter import croniter
+
+    try:
+        times = croniter(_PRESETS.get(text, text), datetime.now(UTC))
+    except Exception as err:
+        raise ValueError(f"not a cron expression ({err}): {_REMEDY}") from err
+    if _RANDOM.search(text):
+        raise ValueError(f"a random time, which changes whenever Airflow reads the file: {_REMEDY}")
+    try:
+        # An interval needs both: Airflow runs at its end, and it begins at the previous time.
+        times.get_prev()
+        times.get_next()
+    except Exception as err:
+        raise ValueError(f"times that never come, or never came: {_REMEDY}") from err
+    return text
+
+
+Schedule = Annotated[str, AfterValidator(check_schedule)]
 
 
 class Reconcile(StrictModel):

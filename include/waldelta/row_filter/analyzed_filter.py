@@ -15,8 +15,7 @@ from waldelta.postgres import Connection, TableId
 from waldelta.postgres.connection import allow_views
 from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter.parse.parse import column_names, parse_analysed
-from waldelta.row_filter.parse.syntax import functions_of, parse_row_filter
-from waldelta.row_filter.parse.tokens import place
+from waldelta.row_filter.parse.syntax import functions_of, parse_row_filter, place
 
 _CONSTRAINT = "waldelta_filter"
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})

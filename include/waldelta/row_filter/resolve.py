@@ -9,15 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter import _numeric as numeric
-from waldelta.row_filter._constants import FORMS, array_elements, interval_parts, numeric_digits
 from waldelta.row_filter._patterns import PatternRefused, java_regex, like_parts, similar_to_regex
 from waldelta.row_filter._signatures import (
     CASTS,
     COMPARISONS,
     FUNCTION_NAMES,
+    INTEGER_DIGITS,
     SIGNATURES,
     Signature,
+    TooManyDigits,
+    common_digits,
+    with_digits,
 )
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
 from waldelta.row_filter.parse.parse import (
@@ -33,15 +35,19 @@ from waldelta.row_filter.parse.parse import (
     Test,
     parse_analysed,
 )
-from waldelta.row_filter.parse.tokens import place
+from waldelta.row_filter.parse.syntax import place
 from waldelta.row_filter.typed_tree import (
     BOOL,
     FLOATS,
+    FORMS,
     NUMERIC,
     TEXT,
     TEXTS,
     Type,
     Typed,
+    array_elements,
+    interval_parts,
+    numeric_digits,
     short_name,
 )
 from waldelta.types.numeric import MAX_PRECISION
@@ -172,7 +178,7 @@ class _Resolver:
         if (key := CASTS.get((operand.type.name, target.name))) is None:
             raise self.refused(node, f"a cast of {operand.type} to {target}")
         if target.name == "numeric":
-            target = replace(target, digits=numeric.OF_INTEGERS[operand.type.name])
+            target = replace(target, digits=INTEGER_DIGITS[operand.type.name])
         if key == "text_to_bpchar" and not node.type.modifiers and node.type.name == "character":
             raise self.refused(node, "a cast to character without a length")
         return Typed(key, target, (operand,), None, node.start, operand.collation, operand.strength)
@@ -374,8 +380,8 @@ class _Resolver:
             raise self.refused(node, reason)
         if typed.type.name == "numeric" or typed.arguments[0].type.name == "numeric":
             try:
-                return numeric.with_digits(typed)
-            except numeric.TooManyDigits as err:
+                return with_digits(typed)
+            except TooManyDigits as err:
                 raise self.refused(node, str(err)) from None
         if typed.key == "array_length" and typed.arguments[1].value != "1":
             raise self.refused(node, "array_length of another dimension than the first")
@@ -445,7 +451,7 @@ class _Resolver:
             )
         kind = results[0].type
         if kind.name == "numeric":
-            kind = replace(NUMERIC, digits=numeric.common([r.type for r in results]))
+            kind = replace(NUMERIC, digits=common_digits([r.type for r in results]))
             if sum(kind.digits or ()) > MAX_PRECISION:
                 raise self.refused(
                     node, f"numbers that need more than {MAX_PRECISION} digits together"

@@ -32,7 +32,7 @@ from waldelta.row_filter.parse.parse import (
     column_names,
     parse_analysed,
 )
-from waldelta.row_filter.parse.tokens import place
+from waldelta.row_filter.parse.syntax import place
 from waldelta.row_filter.resolve import ESCAPES, NAMED_COLLATIONS, resolve
 from waldelta.row_filter.typed_tree import column_type, short_name
 from waldelta.types import column_types

@@ -13,7 +13,7 @@ from waldelta.postgres.publication_membership import (
     was_away,
     was_interrupted,
 )
-from waldelta.stages.setup._publication_entries import is_replaced
+from waldelta.stages.setup._publication_changes import is_replaced
 
 ALL = frozenset({"insert", "update", "delete"})
 INSERTS = frozenset({"insert"})

@@ -40,8 +40,12 @@ from waldelta.slot.slot import check_health, check_ours
 from waldelta.slot.standby import _check_follows, _timeline, check_slot, replay_warnings
 from waldelta.stages.setup._slot_setup import _create_on_standby, slot_that_stays
 from waldelta.stages.setup.facts.source_facts import ServerFacts
-from waldelta.stages.setup.preflight.source import _free_slots, _server_warnings
-from waldelta.stages.setup.preflight.standby import judge_servers, judge_settings
+from waldelta.stages.setup.preflight.source import (
+    _free_slots,
+    _server_warnings,
+    judge_servers,
+    judge_settings,
+)
 
 PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
 STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.parse.tokens import place, tokenize
+from waldelta.row_filter.parse.syntax import place, tokenize
 
 _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
 # Words that continue a type's name after its first word.

@@ -1,19 +1,48 @@
-"""Reads a filter as an engineer writes it, and finds the columns that it uses.
+"""Reads a filter as an engineer writes it: its tokens, and the columns and functions that it uses.
 
 Only the text is judged here. The server decides what it means, and whether it is valid
-(``resolve_filter``, ``publications.try_publications``).
+(``resolve_filter``, ``publications.try_publications``). The tokens are sqlglot's, which takes a
+fifth of a second to load: most idle checks would spend that for nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from waldelta.errors import ConfigError
-from waldelta.row_filter.parse.tokens import DIALECT, place, tokenize
+from waldelta.errors import ConfigError, FilterNotTranslatable
+
+if TYPE_CHECKING:
+    from sqlglot.tokenizer_core import Token
 
 if TYPE_CHECKING:
     from sqlglot import exp
     from sqlglot.errors import ParseError
+
+
+DIALECT = "postgres"
+
+
+def tokenize(text: str) -> list[Token]:
+    """Return the tokens of a filter; raises FilterNotTranslatable where a quote isn't closed."""
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        return sqlglot.tokenize(text, read=DIALECT)
+    except SqlglotError as err:
+        raise FilterNotTranslatable(text, place(text, len(text)), "a quote is not closed") from err
+
+
+def place(text: str, offset: int) -> str:
+    """Return line and column of an offset, and the text that begins at it.
+
+    >>> place("a > 1 and\\n b >>> 2", 11)
+    "line 2, column 2 (near 'b >>> 2')"
+    """
+    line = text.count("\n", 0, offset) + 1
+    column = offset - (text.rfind("\n", 0, offset) + 1) + 1
+    near = text[offset : offset + 20].partition("\n")[0]
+    return f"line {line}, column {column}" + (f" (near {near!r})" if near else " (its end)")
 
 
 def parse_row_filter(text: str) -> tuple[str, ...]:
@@ -148,3 +177,20 @@ def _place(text: str, err: ParseError) -> tuple[int, str]:
 
 def _refused(text: str, offset: int, reason: str) -> ConfigError:
     return ConfigError(f"filter {text!r} can't be read at {place(text, offset)}: {reason}")
+
+
+def of_column(expression: str, column: str) -> str:
+    """Return the constraint, as the catalogs print it, with the column in place of VALUE.
+
+    Raises FilterNotTranslatable.
+
+    >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
+    '(("a b")::text <> \\'VALUE\\'::text)'
+    """
+    quoted = '"' + column.replace('"', '""') + '"'
+    parts, done = [], 0
+    for token in tokenize(expression):
+        if expression[token.start : token.end + 1] == "VALUE":
+            parts += [expression[done : token.start], quoted]
+            done = token.end + 1
+    return "".join([*parts, expression[done:]])

@@ -10,10 +10,9 @@ from __future__ import annotations
 import string as letters
 from collections.abc import Callable
 
-from waldelta.row_filter._constants import interval_parts
 from waldelta.row_filter._patterns import like_parts, like_regex
 from waldelta.row_filter.spark.values import fail
-from waldelta.row_filter.typed_tree import Typed
+from waldelta.row_filter.typed_tree import Typed, interval_parts
 from waldelta.spark_sql import string
 
 _MOST_ANY = 2

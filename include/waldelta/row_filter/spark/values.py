@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from waldelta.row_filter._constants import is_representable
 from waldelta.row_filter._signatures import COMPARISONS
-from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPE_NAMES, Type, Typed
+from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPE_NAMES, Type, Typed, is_representable
 from waldelta.spark_sql import string
 
 OPERATORS = {key: operator for operator, key in COMPARISONS.items()}

@@ -35,8 +35,7 @@ from waldelta.row_filter.runtime_errors import refused_patterns
 from waldelta.slot import read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.slot import PLUGIN
-from waldelta.stages.setup._publication_entries import entries_kept
-from waldelta.stages.setup._publication_trial import judge_newer, read_newer
+from waldelta.stages.setup._publication_changes import entries_kept, judge_newer, read_newer
 from waldelta.stages.setup._slot_setup import (
     beyond,
     check_same_server,
@@ -67,9 +66,9 @@ from waldelta.stages.setup.preflight.source import (
     MIN_VERSION,
     judge,
     judge_filters,
+    judge_standby,
     privileges_needed,
 )
-from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.targets import (
     JudgeSuite,
     PlannedTargets,

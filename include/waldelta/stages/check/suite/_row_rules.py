@@ -16,7 +16,7 @@ from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.postgres.published_tables import any_filter
 from waldelta.row_filter import RowFilter, published_filter
-from waldelta.row_filter.domain_constraint import of_column
+from waldelta.row_filter.parse.syntax import of_column
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.spark_sql import quote

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from waldelta.findings import Finding, lacking, problem, problem_if, warning, warning_if
@@ -11,9 +11,14 @@ from waldelta.postgres import CatalogRelation, Leaf
 from waldelta.postgres.partition_access import describe_unreadable
 from waldelta.quantities import first_of, size
 from waldelta.row_filter.runtime_errors import raising_parts
-from waldelta.stages.setup.facts.effective_publication import is_overruled, own_leaves
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
-from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, TableFacts
+from waldelta.stages.setup.facts.source_facts import (
+    Facts,
+    ServerFacts,
+    TableFacts,
+    is_overruled,
+    own_leaves,
+)
 from waldelta.types.wire import has_wire_format
 
 READING = "for copies, repairs, and values that the stream left out"
@@ -68,12 +73,15 @@ def judge_table(
             f"{where}: its filter and column list have no effect, since it is published via its"
             " root"
         )
-    total = sum(leaf.size_bytes for leaf in found.leaves)
-    yield from warning_if(
-        relation.replica_identity == "f" and state.publishes_old_rows,
+    yield from _whole_old_rows(where, state, found)
+
+
+def _whole_old_rows(where: str, state: PublicationState, found: TableFacts) -> Iterable[Finding]:
+    return warning_if(
+        found.relation.replica_identity == "f" and state.publishes_old_rows,
         f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
         " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"
-        f" has {size(total)}",
+        f" has {size(sum(leaf.size_bytes for leaf in found.leaves))}",
     )
 
 

@@ -39,9 +39,8 @@ from waldelta.postgres.catalog import (
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed_tree import column_type
-from waldelta.stages.setup.facts.effective_publication import members
 from waldelta.stages.setup.facts.publications import PublicationState
-from waldelta.stages.setup.facts.source_facts import Facts
+from waldelta.stages.setup.facts.source_facts import Facts, members
 from waldelta.target_modes import Feature, named_mode
 
 # Raises FilterNotTranslatable for a filter over such columns that can't be evaluated exactly.
