@@ -15,8 +15,8 @@ _STREAMED = "unit/pgoutput/test_envelope_streamed.py"
 MUTATIONS = (
     Mutation(
         "pgoutput/transactions.py",
-        'self._first[numbers], key[rows], side="right")',
-        'self._first[numbers], key[rows], side="left")',
+        'self._table[_FIRST, numbers], key[rows], side="right")',
+        'self._table[_FIRST, numbers], key[rows], side="left")',
         "The first message of a segment belongs to the segment before it.",
         (_TRANSACTIONS,),
     ),
@@ -39,8 +39,8 @@ MUTATIONS = (
     ),
     Mutation(
         "pgoutput/transactions.py",
-        "if control.subxid == control.xid:",
-        "if control.subxid != control.xid:",
+        'kind == "A" and control.subxid != control.xid:',
+        'kind == "A" and control.subxid == control.xid:',
         "A rollback to a savepoint discards the whole transaction, and a rollback only itself.",
         (_TRANSACTIONS,),
     ),

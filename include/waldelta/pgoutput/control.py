@@ -5,9 +5,8 @@ They are streamed (protocol version 2), prepared (3) or parallel (4).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from waldelta.pgoutput.commit_time import unix_us
 
 # Messages that decide which rows count, and when. Begin and Commit aren't among them, because plain
 # rows count anyway.
-CONTROL_KINDS = ("S", "E", "A", "c", "b", "P", "p", "K", "r")
 CONTROL_NAMES = {
     "S": "Stream Start",
     "E": "Stream Stop",
@@ -29,6 +27,7 @@ CONTROL_NAMES = {
     "K": "Commit Prepared",
     "r": "Rollback Prepared",
 }
+CONTROL_KINDS = tuple(CONTROL_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,7 @@ def read_control(data: bytes) -> Control:
     kind = chr(data[0]) if data else ""
     if kind not in CONTROL_NAMES:
         raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
-    reader = MessageReader(data, CONTROL_NAMES[kind], kind)
-    found = _READERS[kind](reader)
-    reader.finish()
-    return found
+    return _read(data, kind, CONTROL_NAMES[kind])
 
 
 def begun_at(data: bytes) -> int | None:
@@ -68,77 +64,59 @@ def begun_at(data: bytes) -> int | None:
 
     None for any other message.
     """
-    if data[:1] != b"B":
-        return read_control(data).at_us or None if data and chr(data[0]) in CONTROL_NAMES else None
-    return read_begin(data).at_us
+    if (kind := data[:1].decode("latin-1")) not in _FIELDS:
+        return None
+    at = read_begin(data).at_us
+    return at if kind == "B" else at or None
 
 
 def read_begin(data: bytes) -> Control:
     """Read the first message of a transaction that isn't streamed: Begin, or Begin Prepare."""
-    if data[:1] != b"B":
-        return read_control(data)
-    reader = MessageReader(data, "Begin", "B")
-    lsn, at = reader.integer(8, "final_lsn"), _time(reader, "commit_ts")
-    xid = reader.integer(4, "xid")
-    reader.finish()
-    return Control("B", xid, lsn=lsn, at_us=at)
+    return _read(data, "B", "Begin") if data[:1] == b"B" else read_control(data)
 
 
-def _stream_start(reader: MessageReader) -> Control:
-    xid, first = reader.integer(4, "xid"), reader.integer(1, "first_segment")
-    if first > 1:
-        raise reader.error("first_segment", reader.position - 1, f"neither 0 nor 1 but {first}")
-    return Control("S", xid, is_first=bool(first))
-
-
-def _stream_stop(_: MessageReader) -> Control:
-    return Control("E")
-
-
-def _stream_abort(reader: MessageReader) -> Control:
-    xid, subxid = reader.integer(4, "xid"), reader.integer(4, "subxid")
-    if reader.position == len(reader.data):
-        return Control("A", xid, subxid)
-    # Only with streaming 'parallel' (protocol version 4).
-    return Control(
-        "A", xid, subxid, lsn=reader.integer(8, "abort_lsn"), at_us=_time(reader, "abort_ts")
-    )
-
-
-def _stream_commit(reader: MessageReader) -> Control:
-    xid = reader.integer(4, "xid")
-    _no_flags(reader)
-    lsn, end = reader.integer(8, "commit_lsn"), reader.integer(8, "end_lsn")
-    return Control("c", xid, lsn=lsn, end_lsn=end, at_us=_time(reader, "commit_ts"))
-
-
-def _prepared(kind: str, reader: MessageReader) -> Control:
-    """Read a message about a prepared transaction; all but Begin Prepare have flags, none used."""
-    if kind != "b":
-        _no_flags(reader)
-    is_rollback = kind == "r"  # It has the position and the time of Prepare, too.
-    lsn = reader.integer(8, "prepare_end_lsn" if is_rollback else "lsn")
-    end, at = reader.integer(8, "end_lsn"), _time(reader, "prepare_ts" if is_rollback else "ts")
-    if is_rollback:
-        at = _time(reader, "rollback_ts")
-    return Control(
-        kind, reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid")
-    )
-
-
-def _no_flags(reader: MessageReader) -> None:
-    if flags := reader.integer(1, "flags"):
-        raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
-
-
-def _time(reader: MessageReader, field: str) -> int:
-    return int(unix_us(np.array(reader.integer(8, field, signed=True))))
-
-
-_READERS: dict[str, Callable[[MessageReader], Control]] = {
-    "S": _stream_start,
-    "E": _stream_stop,
-    "A": _stream_abort,
-    "c": _stream_commit,
-    **{kind: partial(_prepared, kind) for kind in "bPpKr"},
+# The fields of each kind in their order, and where their values are in a Control; "" nowhere: flags
+# aren't used, and a Rollback Prepared repeats the time of the Prepare.
+_PREPARED = {"lsn": "lsn", "end_lsn": "end_lsn", "ts": "at_us", "xid": "xid", "gid": "gid"}
+_COMMIT = {"flags": "", "commit_lsn": "lsn", "end_lsn": "end_lsn", "commit_ts": "at_us"}
+_ROLLBACK = {"flags": "", "prepare_end_lsn": "lsn", "end_lsn": "end_lsn", "prepare_ts": ""}
+_FIELDS: dict[str, dict[str, str]] = {
+    "B": {"final_lsn": "lsn", "commit_ts": "at_us", "xid": "xid"},
+    "S": {"xid": "xid", "first_segment": "is_first"},
+    "E": {},
+    "A": {"xid": "xid", "subxid": "subxid"},
+    "c": {"xid": "xid", **_COMMIT},
+    "b": _PREPARED,
+    **{kind: {"flags": "", **_PREPARED} for kind in "PpK"},
+    "r": {**_ROLLBACK, "rollback_ts": "at_us", "xid": "xid", "gid": "gid"},
 }
+# Of a Stream Abort only with streaming 'parallel' (protocol version 4).
+_ABORT_BYTES, _PARALLEL_ABORT = 9, {"abort_lsn": "lsn", "abort_ts": "at_us"}
+
+
+def _read(data: bytes, kind: str, name: str) -> Control:
+    reader, fields = MessageReader(data, name, kind), _FIELDS[kind]
+    if kind == "A" and len(data) > _ABORT_BYTES:
+        fields = fields | _PARALLEL_ABORT
+    values = {ours: _value(reader, field) for field, ours in fields.items()}
+    values.pop("", None)
+    reader.finish()
+    return Control(kind, **values)
+
+
+def _value(reader: MessageReader, field: str) -> Any:
+    """Return a field's value; the end of its name says how it is encoded."""
+    if field == "gid":
+        return reader.text(field)
+    if field.endswith("xid"):
+        return reader.integer(4, field)
+    if field.endswith("lsn"):
+        return reader.integer(8, field)
+    if field.endswith("ts"):
+        return int(unix_us(np.array(reader.integer(8, field, signed=True))))
+    value = reader.integer(1, field)
+    if field == "flags" and value:
+        raise reader.error(field, reader.position - 1, f"unknown flags {value:#x}")
+    if value > 1:
+        raise reader.error(field, reader.position - 1, f"neither 0 nor 1 but {value}")
+    return bool(value)

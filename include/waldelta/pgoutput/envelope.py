@@ -201,28 +201,22 @@ class Envelope:
         if not (rows := self._skipped_rows(lsns, xids, data)):
             return self._read(lsns, xids, data)
         # There are almost none, so the ranges between them are read as usual.
-        found, begin = [], 0
-        for row in [*rows, len(lsns)]:
-            found.append(
-                self._read(lsns[begin:row], xids[begin:row], data.slice(begin, row - begin))
-            )
-            if row < len(lsns):
-                found.append(
-                    self._unread(
-                        UnreadMessage.of(int(lsns[row]), int(xids[row]), data[row].as_py())
-                    )
-                )
+        batches, begin = [], 0
+        for row in rows:
+            part = slice(begin, row)
+            message = UnreadMessage.of(int(lsns[row]), int(xids[row]), data[row].as_py())
+            batches += [self._read(lsns[part], xids[part], data[part]), self._unread(message)]
             begin = row + 1
-        return pa.concat_batches(found)
+        last = self._read(lsns[begin:], xids[begin:], data[begin:])
+        return pa.concat_batches([*batches, last])
 
     def _skipped_rows(self, lsns: Positions, xids: Positions, data: ArrowArray) -> list[int]:
         """Return the rows of the messages that must be skipped."""
         if not self._skipped_ids:
             return []
-        near = np.flatnonzero(np.isin(lsns, self._skipped_lsns)).tolist()
         return [
             row
-            for row in near
+            for row in np.flatnonzero(np.isin(lsns, self._skipped_lsns)).tolist()
             if message_id(int(lsns[row]), int(xids[row]), data[row].as_py()) in self._skipped_ids
         ]
 
@@ -332,7 +326,9 @@ class Envelope:
         raise error
 
     def _read(self, lsn: Positions, xid: Positions, data: ArrowArray) -> pa.RecordBatch:
-        part = _part(Messages(data, "slot"), lsn, xid, self._next_seq, is_plain=self.version == 1)
+        messages, has = Messages(data, "slot"), np.zeros(256, np.bool_)
+        has[u1(messages.bytes, messages.start)] = True
+        part = _Part(messages, lsn, xid, self._next_seq, self.version == 1, has)
         kind = self._kinds(part)
         if len(kind):
             self._resolve_unread(kind)
@@ -345,12 +341,14 @@ class Envelope:
         commit_lsn, commit_ts, decided = _commits(part, kind, scopes)
         alone = _alone(part, kind, chunked)
         kept = self._kept(part, kind)
+        letters = [None, arrow_buffer(np.arange(len(kind) + 1, dtype=np.int32)), arrow_buffer(kind)]
+        body = messages.start + 1 + (4 * in_front if in_front.any() else 0)
         columns = [
             pa.array(self._next_seq + np.cumsum(kept) - 1),
-            _kind_column(kind),
-            _relation_ids(part.messages, kind, in_front),
+            pa.Array.from_buffers(pa.string(), len(kind), letters),
+            pa.array(u4(messages.bytes, body), mask=~_WITH_RELATION[kind]),
             self._xid8(_top_xids(part, kind, xid, alone)),
-            _streamed_xids(part.messages, in_front),
+            _streamed_xids(messages, in_front),
             pa.array(part.lsn),
             pa.array(commit_lsn, mask=~decided),
             _ends(part, kind, alone),
@@ -359,8 +357,8 @@ class Envelope:
         ]
         self._next_seq += int(kept.sum())
         self.given += len(kind)
-        found = pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
-        return found if kept.all() else found.filter(pa.array(kept))
+        batch = pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
+        return batch if kept.all() else batch.filter(pa.array(kept))
 
     def _kept(self, part: _Part, kind: Bytes) -> Mask:
         """Return which messages land: all but Stream Aborts of transactions without a chunk."""
@@ -380,7 +378,16 @@ class Envelope:
         size, needed = messages.end - messages.start, self._needed[kind]
         unknown = empty | (needed == 0)
         if unknown.any():
-            raise self._refusal(part, int(np.argmax(unknown)))
+            row = int(np.argmax(unknown))
+            first = messages.at(row)[:1].decode("latin-1")
+            detail = f"unknown kind {first!r}" if first else "empty message"
+            for version, kinds in KINDS_BY_VERSION.items():
+                if first and first in kinds:
+                    detail = (
+                        f"{first!r} belongs to protocol version {version}, but version"
+                        f" {self.version} was requested"
+                    )
+            raise part.error(row, "kind", 0, detail)
         wrong = (size < needed) | (_IS_EXACT[kind] & (size != needed))
         if part.has[STREAM_ABORT]:
             wrong |= (kind == STREAM_ABORT) & ~np.isin(size, _ABORT_SIZES[self.version])
@@ -388,17 +395,6 @@ class Envelope:
             row = int(np.argmax(wrong))
             raise part.error(row, "length", 0, f"{size[row]} bytes long, {needed[row]} wanted")
         return kind
-
-    def _refusal(self, part: _Part, row: int) -> DecodeError:
-        first = part.messages.at(row)[:1].decode("latin-1")
-        later = next((v for v, kinds in KINDS_BY_VERSION.items() if first and first in kinds), None)
-        detail = (
-            f"{first!r} belongs to protocol version {later}, but version {self.version} was"
-            " requested"
-            if later
-            else f"unknown kind {first!r}"
-        )
-        return part.error(row, "kind", 0, detail if first else "empty message")
 
     def _scopes(self, part: _Part, kind: Bytes) -> _Scopes:
         """Return every row's scope; the last row's scope is kept for the next record batch."""
@@ -451,34 +447,22 @@ class _Part:
 
     def message(self, row: int) -> UnreadMessage:
         """Return one message unchanged."""
-        streamed = False if self.is_plain else None
-        return UnreadMessage.of(
-            int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed
-        )
+        lsn, xid, raw = int(self.lsn[row]), int(self.xid[row]), self.messages.at(row)
+        return UnreadMessage.of(lsn, xid, raw, False if self.is_plain else None)
 
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
         """Return the error for one message, with its position in the stream."""
         found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
         unread = self.message(row)
-        place = (
-            f"message {self.first_seq + row} of this call, at {Lsn(unread.lsn)}; the slot keeps it"
-        )
         error = DecodeError(
             MESSAGE_NAMES.get(unread.kind, "slot"),
             found.field,
             found.offset,
-            f"{found.detail}, {place}",
+            f"{found.detail}, message {self.first_seq + row} of this call, at {Lsn(unread.lsn)};"
+            " the slot keeps it",
         )
         error.unread = unread
         return error
-
-
-def _part(
-    messages: Messages, lsn: Positions, xid: Positions, first_seq: int, *, is_plain: bool
-) -> _Part:
-    has = np.zeros(256, np.bool_)
-    has[u1(messages.bytes, messages.start)] = True
-    return _Part(messages, lsn, xid, first_seq, is_plain, has)
 
 
 def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, begins_open: bool) -> None:
@@ -595,18 +579,6 @@ def _first(mask: Mask) -> int:
 def _last(rows: Positions, mask: NDArray[np.bool_]) -> Positions:
     """Return, for each row, the last row up to it where ``mask`` is True, or -1."""
     return np.maximum.accumulate(np.where(mask, rows, -1)) if len(rows) else rows
-
-
-def _kind_column(kind: Bytes) -> ArrowArray:
-    offsets = arrow_buffer(np.arange(len(kind) + 1, dtype=np.int32))
-    return pa.Array.from_buffers(pa.string(), len(kind), [None, offsets, arrow_buffer(kind)])
-
-
-def _relation_ids(messages: Messages, kind: Bytes, in_front: Mask) -> ArrowArray:
-    at = messages.start + 1
-    return pa.array(
-        u4(messages.bytes, at + 4 * in_front if in_front.any() else at), mask=~_WITH_RELATION[kind]
-    )
 
 
 def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:

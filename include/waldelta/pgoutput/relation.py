@@ -1,4 +1,4 @@
-"""Relation messages, which describe the columns of later row messages.
+"""Relation messages, which describe the columns of later row messages, and Truncate messages.
 
 The types' names come from the catalog, not from Type messages.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from waldelta.pgoutput.byte_readers import MessageReader
+from waldelta.quantities import counted
 
 REPLICA_IDENTITIES = frozenset("dnfi")
 _KEY_FLAG = 1
+_CASCADE, _RESTART_IDENTITY = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,17 @@ def _read_column(reader: MessageReader, field: str) -> RelationColumn:
     type_oid = reader.integer(4, f"{field}.type_oid")
     typmod = reader.integer(4, f"{field}.typmod", signed=True)
     return RelationColumn(name, type_oid, typmod, bool(flags & _KEY_FLAG))
+
+
+def read_truncate(data: bytes, *, streamed: bool = False) -> tuple[int, ...]:
+    """Return the relations that a Truncate message names; ``streamed`` as in MessageReader."""
+    reader = MessageReader(data, "Truncate", "T", streamed=streamed)
+    count = reader.integer(4, "relation_count")
+    flags = reader.integer(1, "flags")
+    if flags & ~(_CASCADE | _RESTART_IDENTITY):
+        raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
+    # Checked before the loop: a flipped byte may claim four billion relations.
+    if count * 4 != len(data) - reader.position:
+        claimed = counted(count, "relation doesn't", "relations don't")
+        raise reader.error("relation_count", 1, f"{claimed} fit the message's length")
+    return tuple(reader.integer(4, f"relation_ids[{k}]") for k in range(count))

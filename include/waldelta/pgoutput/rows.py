@@ -50,15 +50,33 @@ class Columns:
     def __init__(
         self,
         messages: Messages,
-        places: _Places,
+        column_count: int,
         to_text: ToText | None = None,
         *,
         may_mix: bool = False,
     ) -> None:
-        self.has_tuple, self._to_text, self._may_mix = places.has_tuple, to_text, may_mix
-        self._messages, self._kinds = messages, places.kinds
-        self._starts, self._ends = places.starts, places.ends
+        self._messages, self._to_text, self._may_mix = messages, to_text, may_mix
         self._texts: dict[int, ArrowArray] = {}
+        self.has_tuple = np.zeros(len(messages), np.bool_)
+        # Without any tuple: of rows without one, the range at the message's start is empty.
+        shape = (column_count, len(messages))
+        self._kinds: Bytes = np.broadcast_to(np.uint8(0), shape)
+        self._starts: Positions = np.broadcast_to(messages.start, shape)
+        self._ends: Positions = self._starts
+        self._is_allocated = False
+
+    def note(
+        self, k: int, into: slice | Positions, kind: Bytes, start: Positions, end: Positions
+    ) -> None:
+        """Note the kind and the position of a column's values in some rows."""
+        self._kinds[k, into], self._starts[k, into], self._ends[k, into] = kind, start, end
+
+    def allocate(self, *, complete: bool) -> None:
+        """Allocate the arrays, once some message has such a tuple."""
+        if not self._is_allocated:
+            copied = np.empty_like if complete else np.array
+            self._kinds, self._starts = copied(self._kinds), copied(self._starts)
+            self._ends, self._is_allocated = copied(self._starts), True
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -154,47 +172,11 @@ def decode_rows(
     the first malformed message.
     """
     messages = Messages(data)
-    walk = _Walk(messages, column_count, streamed)
+    new, old = (Columns(messages, column_count, to_text, may_mix=may_mix) for _ in range(2))
+    walk = _Walk(messages, column_count, streamed, new, old)
     for first in range(0, len(messages), _BLOCK_ROWS):
         walk.block(slice(first, min(first + _BLOCK_ROWS, len(messages))))
-    new, old = (
-        places.columns(messages, to_text, may_mix=may_mix) for places in (walk.new, walk.old)
-    )
     return Rows(walk.op, walk.old_kind, new, old)
-
-
-class _Places:
-    """The positions of the values of one kind of tuple.
-
-    Rows without a tuple have an empty range at the message's start.
-    """
-
-    def __init__(self, messages: Messages, column_count: int) -> None:
-        self.shape = (column_count, len(messages))
-        self.has_tuple = np.zeros(len(messages), np.bool_)
-        self.filler = messages.start
-        self.kinds: Bytes = np.zeros((column_count, 0), np.uint8)
-        self.starts: Positions = np.zeros((column_count, 0), np.int64)
-        self.ends: Positions = np.zeros((column_count, 0), np.int64)
-
-    def allocate(self, *, complete: bool) -> None:
-        """Allocate the arrays, once some message has such a tuple."""
-        if self.kinds.shape == self.shape:
-            return
-        if complete:
-            self.kinds, self.starts, self.ends = (
-                np.empty(self.shape, t) for t in (np.uint8, np.int64, np.int64)
-            )
-        else:
-            self.kinds = np.zeros(self.shape, np.uint8)
-            self.starts = np.tile(self.filler, (self.shape[0], 1))
-            self.ends = self.starts.copy()
-
-    def columns(self, messages: Messages, to_text: ToText | None, *, may_mix: bool) -> Columns:
-        if self.kinds.shape != self.shape:  # No message has such a tuple.
-            self.kinds = np.broadcast_to(np.uint8(0), self.shape)
-            self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
-        return Columns(messages, self, to_text, may_mix=may_mix)
 
 
 class _Walk:
@@ -205,11 +187,13 @@ class _Walk:
     whatever went wrong before.
     """
 
-    def __init__(self, messages: Messages, column_count: int, streamed: bool) -> None:
+    def __init__(
+        self, messages: Messages, column_count: int, streamed: bool, new: Columns, old: Columns
+    ) -> None:
         self.messages, self.column_count, self.streamed = messages, column_count, streamed
+        self.new, self.old = new, old
         self.op: Bytes = u1(messages.bytes, messages.start)
         self.old_kind: Bytes = np.zeros(len(messages), np.uint8)
-        self.new, self.old = _Places(messages, column_count), _Places(messages, column_count)
         self.marker_offset = 9 if streamed else 5
 
     def block(self, rows: slice) -> None:
@@ -225,19 +209,19 @@ class _Walk:
         )
         self.old_kind[rows] = np.where(has_old, marker, 0)
         if has_old.any():
-            held = np.flatnonzero(has_old)
-            at[held], wrong = self._tuple(self.old, rows, held, at[held])
-            bad[held] |= wrong
+            which = np.flatnonzero(has_old)
+            at[which], wrong = self._tuple(self.old, rows, which, at[which])
+            bad[which] |= wrong
         has_new = ~is_delete
         if has_new.all():
             bad |= u1(source, at) != _N
             at, wrong = self._tuple(self.new, rows, None, at)
             bad |= wrong
         elif has_new.any():
-            held = np.flatnonzero(has_new)
-            bad[held] |= u1(source, at[held]) != _N
-            at[held], wrong = self._tuple(self.new, rows, held, at[held])
-            bad[held] |= wrong
+            which = np.flatnonzero(has_new)
+            bad[which] |= u1(source, at[which]) != _N
+            at[which], wrong = self._tuple(self.new, rows, which, at[which])
+            bad[which] |= wrong
         bad |= at != self.messages.end[rows]
         if bad.any():
             raise _explain(
@@ -245,16 +229,15 @@ class _Walk:
             )
 
     def _tuple(
-        self, places: _Places, rows: slice, held: Positions | None, at: Positions
+        self, columns: Columns, rows: slice, which: Positions | None, at: Positions
     ) -> tuple[Positions, Mask]:
         """Walk the tuples whose marker is at ``at``; returns the end positions and which rows are
         malformed.
         """
         source = self.messages.bytes
-        complete = held is None and rows == slice(0, len(self.messages))
-        places.allocate(complete=complete)
-        into: slice | Positions = rows if held is None else held + rows.start
-        places.has_tuple[into] = True
+        columns.allocate(complete=which is None and rows == slice(0, len(self.messages)))
+        into: slice | Positions = rows if which is None else which + rows.start
+        columns.has_tuple[into] = True
         bad = u2(source, at + 1) != self.column_count
         at = at + 3
         for k in range(self.column_count):
@@ -268,7 +251,7 @@ class _Walk:
                 length *= sized
                 start = at + 1 + (sized * 4)
             at = start + length
-            places.kinds[k, into], places.starts[k, into], places.ends[k, into] = kind, start, at
+            columns.note(k, into, kind, start, at)
         return at, bad
 
 

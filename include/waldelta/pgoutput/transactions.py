@@ -23,6 +23,8 @@ from waldelta.pgoutput.control import Control
 SEQ_BITS = 40
 XID_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
+# The rows of Segments._table.
+_FIRST, _LAST, _BASE, _LSN, _TIME = range(5)
 
 
 def order_of(batch: int, seq: int) -> int:
@@ -111,14 +113,13 @@ class Segments:
             return key
         if self.parts:
             at = self.find(batch, seq, streamed_xid)
-            place = self._base[at] + key - self._first[at]
+            place: Ints = self._table[_BASE, at] + key - self._table[_FIRST, at]
             place[at < 0] = -1
         else:
             place = key.copy()
         if self.voided:
-            place[
-                np.isin((batch << XID_BITS) | streamed_xid, self._voided) & (streamed_xid >= 0)
-            ] = -1
+            is_voided = np.isin((batch << XID_BITS) | streamed_xid, sorted(self.voided))
+            place[is_voided & (streamed_xid >= 0)] = -1
         for first, last in self.skipped:
             place[(key >= first) & (key <= last)] = -1
         return place
@@ -139,50 +140,46 @@ class Segments:
             numbers = self._by_place[is_chunk]
             if not len(numbers) or not rows.any():
                 continue
-            at = np.searchsorted(self._first[numbers], key[rows], side="right") - 1
+            at = np.searchsorted(self._table[_FIRST, numbers], key[rows], side="right") - 1
             number = numbers[np.maximum(at, 0)]
-            found[rows] = np.where((at >= 0) & (key[rows] <= self._last[number]), number, -1)
+            is_inside = (at >= 0) & (key[rows] <= self._table[_LAST, number])
+            found[rows] = np.where(is_inside, number, -1)
         return found
 
     def commit_lsn(self, at: Ints, own: Ints) -> Ints:
         """Return the commit position of messages in the segments ``at``; ``own`` is each row's
         own.
         """
-        return np.where((at >= 0) & (self._lsn[at] >= 0), self._lsn[at], own)
+        return self._decided(_LSN, at, own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
         """Return the commit time in microseconds since 1970, as commit_lsn() does."""
-        return np.where((at >= 0) & (self._lsn[at] >= 0), self._at[at], own)
+        return self._decided(_TIME, at, own)
+
+    def _decided(self, column: int, at: Ints, own: Ints) -> Ints:
+        is_known = (at >= 0) & (self._table[_LSN, at] >= 0)
+        return np.where(is_known, self._table[column, at], own)
 
     @cached_property
-    def _first(self) -> Ints:
-        return np.array([order_of(s.batch, s.first) for s in self.parts], np.int64)
-
-    @cached_property
-    def _last(self) -> Ints:
-        return np.array([order_of(s.batch, s.last) for s in self.parts], np.int64)
-
-    @cached_property
-    def _base(self) -> Ints:
-        return np.array(self.base, np.int64)
-
-    @cached_property
-    def _lsn(self) -> Ints:
-        return np.array([s.commit_lsn for s in self.parts], np.int64)
-
-    @cached_property
-    def _at(self) -> Ints:
-        return np.array([s.commit_ts_us for s in self.parts], np.int64)
-
-    @cached_property
-    def _voided(self) -> Ints:
-        return np.array(sorted(self.voided), np.int64)
+    def _table(self) -> Ints:
+        """For each segment its positions, place, and commit, each in a row of its own."""
+        columns = [
+            (
+                order_of(s.batch, s.first),
+                order_of(s.batch, s.last),
+                base,
+                s.commit_lsn,
+                s.commit_ts_us,
+            )
+            for s, base in zip(self.parts, self.base, strict=True)
+        ]
+        return np.array(columns, np.int64).reshape(-1, 5).T
 
     @cached_property
     def _by_place(self) -> dict[bool, Ints]:
         """The numbers of chunks and of other segments, each in the order of the log."""
         chunks = np.array([s.is_chunk for s in self.parts], np.bool_)
-        order = np.argsort(self._first, kind="stable")
+        order = np.argsort(self._table[_FIRST], kind="stable")
         return {False: order[~chunks[order]], True: order[chunks[order]]}
 
 
@@ -245,15 +242,16 @@ class _Resolver:
         self._plain(batch, LAST_SEQ)
 
     def _step(self, landmark: Landmark) -> None:
-        control, seq = landmark.control, landmark.seq
-        kind = control.kind
+        control, seq, kind = landmark.control, landmark.seq, landmark.control.kind
         if kind == "S":
             self._opened_at = seq
         elif kind == "E":
             chunk = Segment(landmark.batch, self._opened_at, seq, True, landmark.xid8)
             self._chunks.setdefault(landmark.xid8, []).append(chunk)
+        elif kind == "A" and control.subxid != control.xid:
+            self.voided.add((landmark.batch << XID_BITS) | control.subxid)
         elif kind == "A":
-            self._abort(landmark)
+            self._chunks.pop(landmark.xid8, None)
         elif kind == "b":
             self._plain(landmark.batch, seq - 1)
             self._opened_at = seq
@@ -267,13 +265,6 @@ class _Resolver:
             self._prepared.pop((control.gid, landmark.xid8), None)
         else:
             self._commit(landmark)
-
-    def _abort(self, landmark: Landmark) -> None:
-        control = landmark.control
-        if control.subxid == control.xid:
-            self._chunks.pop(landmark.xid8, None)
-        else:
-            self.voided.add((landmark.batch << XID_BITS) | control.subxid)
 
     def _commit(self, landmark: Landmark) -> None:
         """Handle a Stream Commit or Commit Prepared: earlier plain messages come first, then the

@@ -97,12 +97,7 @@ def test_every_kind(published):
         ("big", False),
     ]
     assert message(table, "Y")[0].endswith(b"\0mood\0")
-    truncated = read_truncate(message(table, "T")[0])
-    assert (len(truncated.relation_ids), truncated.cascade, truncated.restart_identity) == (
-        2,
-        True,
-        True,
-    )
+    assert len(read_truncate(message(table, "T")[0])) == 2
     assert {
         (m.prefix, m.content, m.is_transactional)
         for m in map(read_logical_message, message(table, "M"))

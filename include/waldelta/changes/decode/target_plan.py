@@ -309,7 +309,7 @@ def read_truncations(
     ):
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
         seen = place < 0 or snapshot.sees(np.array([row["xid8"]])).all()
-        if not seen and set(truncated.relation_ids) & set(state.relation_ids):
+        if not seen and set(truncated) & set(state.relation_ids):
             found.append(Truncation(place, max(of, state.snapshot_lsn), us, row["xid8"]))
     return tuple(sorted(found, key=attrgetter("place")))
 

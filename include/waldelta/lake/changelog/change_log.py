@@ -399,7 +399,7 @@ class ChangeLog(RowMessages):
                 if order_of(row["batch"], row["seq"]) in self._skipped:
                     continue
                 truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
-                if not wanted.isdisjoint(truncated.relation_ids):
+                if not wanted.isdisjoint(truncated):
                     found.append(row["batch"])
         return min(found, default=None)
 

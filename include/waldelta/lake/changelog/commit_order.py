@@ -107,7 +107,7 @@ def last_truncates(
         if place < 0 or row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
             continue
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
-        for oid in set(truncated.relation_ids) & set(state.relation_ids):
+        for oid in set(truncated) & set(state.relation_ids):
             found[oid] = max(place, found.get(oid, place))
     return found
 

@@ -206,7 +206,7 @@ def _relations(unread: UnreadMessage) -> Iterator[int]:
                 yield oid
         elif unread.kind == "T":
             try:
-                yield from read_truncate(unread.raw, streamed=streamed).relation_ids
+                yield from read_truncate(unread.raw, streamed=streamed)
             except DecodeError:
                 continue
 
