@@ -12,7 +12,7 @@ import pytest
 from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
 from waldelta.postgres import PgType
-from waldelta.types.wire import has_wire_format, text_of, wire_name
+from waldelta.types.wire.wire_format import has_wire_format, text_of, wire_name
 
 INT4, TEXT = PgType(23, -1, "integer", type_name="int4"), PgType(25, -1, "text", type_name="text")
 
