@@ -85,7 +85,7 @@ class Demo:
     def compare(self) -> list[Difference]:
         """Compare every target with the source's filtered rows: counts and full content."""
         from tests.oracles.compare import compare_target
-        from waldelta.spark import open_session
+        from waldelta.spark import open_runner
 
         states = self.ledger.table_states()
         names = sorted(
@@ -99,11 +99,13 @@ class Demo:
             self._stage("compare targets with the source") as tell,
             environment_of(self.stack.job_environment()),
         ):
-            with open_session("demo compare") as spark:
+            with open_runner("demo compare") as runner:
                 found = []
                 for name in names:
                     tell(name, final=False)
-                    found.append(compare_target(spark, self._conninfo, self.pipeline, states[name]))
+                    found.append(
+                        compare_target(runner, self._conninfo, self.pipeline, states[name])
+                    )
             tell(
                 f"{counted(sum(d.rows for d in found), 'difference')} in"
                 f" {counted(len(found), 'table')}"

@@ -34,8 +34,8 @@ from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import Chunk, plan_chunks, plan_tasks
 from waldelta.snapshot.exported_snapshot import reader_name
 from waldelta.snapshot.read_table import read_chunks
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.session import is_started
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote
 from waldelta.target_modes import MIRROR
@@ -44,7 +44,7 @@ from waldelta.types import stored_type
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Difference:
 
 
 def compare_target(
-    spark: SparkSession,
+    runner: Runner,
     conninfo: str,
     pipeline: PipelineFile,
     state: TableState,
@@ -83,7 +83,7 @@ def compare_target(
     """Compare a target (now, or at one of its versions) with the source's filtered rows: counts and
     full content.
 
-    A mirror is compared in this process while ``spark`` isn't started, so that a test that needs
+    A mirror is compared in this process while Spark isn't started, so that a test that needs
     no Spark starts none. Raises SchemaChanged when the target lacks a published column or has one
     that isn't, StateError when the table isn't published any more.
     """
@@ -109,18 +109,20 @@ def compare_target(
             names.append(RAW)
         uri = target_uri(pipeline.target.root, table_id.schema, table_id.name)
         compared = (names, state.key_columns, state.table_name)
-        held = None if is_started(spark) else _read_here(uri, state, copy, version)
+        held = None if runner.is_started else _read_here(uri, state, copy, version)
         if held is not None:
             numbers = pa.RecordBatch.from_pydict({"id": list(range(len(tasks)))})
             rows = pa.Table.from_batches(reader(iter([numbers])), copy.schema)
             _check_columns(table_id, _kinds(rows), _kinds(held))
             found = difference_here(rows, held, *compared)
         else:
-            source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(
-                once(reader), ddl(copy.schema)
+            source = (
+                runner.spark()
+                .range(0, len(tasks), 1, max(1, len(tasks)))
+                .mapInArrow(once(reader), ddl(copy.schema))
             )
             source = stored_frame(source, copy.columns)
-            target = state.kept_as.live_rows(_read_target(spark, uri, version), state.key_columns)
+            target = state.kept_as.live_rows(_read_target(runner, uri, version), state.key_columns)
             _check_columns(table_id, source.dtypes, target.dtypes)
             found = difference(source, target, *compared)
     log.info(
@@ -207,8 +209,8 @@ def _fed_as_of(
     raise StateError(f"{table_id} isn't in the publications {names}: it can't be compared")
 
 
-def _read_target(spark: SparkSession, uri: str, version: int | None) -> DataFrame:
-    reader = spark.read.format("delta")
+def _read_target(runner: Runner, uri: str, version: int | None) -> DataFrame:
+    reader = runner.spark().read.format("delta")
     return (reader if version is None else reader.option("versionAsOf", version)).load(uri)
 
 

@@ -51,10 +51,10 @@ class Both:
     """A running scenario: ``step`` writes to the source and compares."""
 
     def __init__(
-        self, spark, database, scenario: Scenario, pipeline: Pipeline, native: tuple
+        self, runner, database, scenario: Scenario, pipeline: Pipeline, native: tuple
     ) -> None:
-        self.spark, self.database, self.scenario, self.pipeline = (
-            spark,
+        self.runner, self.database, self.scenario, self.pipeline = (
+            runner,
             database,
             scenario,
             pipeline,
@@ -75,7 +75,7 @@ class Both:
 
     def catch_up(self) -> RunResult:
         """Bring both sides up to date."""
-        result = self.pipeline.consume(self.spark, f"step_{self.steps}")
+        result = self.pipeline.consume(self.runner, f"step_{self.steps}")
         self.steps += 1
         wait_until_caught_up(self.database, self.slot)
         return result
@@ -149,7 +149,7 @@ def _minus(left: list[tuple], right: list[tuple]) -> list[tuple]:
 
 @contextmanager
 def running(
-    spark,
+    runner,
     database,
     postgres: EmbeddedPostgres,
     lake: str,
@@ -166,7 +166,7 @@ def running(
         database.execute(scenario.before)
     pipeline = _pipeline(database, lake, scenario)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     tables = (scenario.subscriber_tables or scenario.tables).encode()
     with native_subscriber(
         postgres,
@@ -175,7 +175,7 @@ def running(
         lambda subscriber: subscriber.execute(tables),
         copy_data=True,
     ) as native:
-        both = Both(spark, database, scenario, pipeline, native)
+        both = Both(runner, database, scenario, pipeline, native)
         if compare:
             both.compare("initial copy")
         yield both

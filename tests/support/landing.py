@@ -11,14 +11,14 @@ from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound
 from waldelta.stages.land.land import land
 
 
-def land_only(spark, job, batch):
+def land_only(runner, job, batch):
     """Land everything as a run does that dies before it consumes."""
     change_log = job.change_log(job.read_identity())
     with job.source.connect("test") as connection:
         server = read_position(connection)
     change_log.create(LANDING_SCHEMA)
     bound = PeekBound(server.flush_lsn, 1_000_000, 60, server.next_xid8)
-    land(spark, job.source.conninfo, job.pipeline.source, bound, change_log, batch)
+    land(runner, job.source.conninfo, job.pipeline.source, bound, change_log, batch)
     return change_log
 
 

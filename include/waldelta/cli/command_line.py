@@ -304,7 +304,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
     from waldelta.pipeline.run_result import RunFailed
     from waldelta.pipeline.targets.table_names import check_names
-    from waldelta.spark import deferred_session
+    from waldelta.spark import open_runner
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
@@ -318,11 +318,11 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     # The report reads PostgreSQL and the ledger; a session would cost more than the report does.
     key = _session_key(pipeline, options)
     with (
-        nullcontext(None) if options.stage == ["report"] else deferred_session(name, job, key)
-    ) as spark:
+        nullcontext(None) if options.stage == ["report"] else open_runner(name, job, key)
+    ) as runner:
         cause: BaseException | None = None
         try:
-            result = _runner(options)(spark, job)
+            result = _run_of(options)(runner, job)
         except RunFailed as failed:
             result, cause = failed.result, failed.__cause__
     output.show_run(result, stage=options.stage[0] if options.stage else None)
@@ -334,7 +334,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
         raise SystemExit(1)
 
 
-def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
+def _run_of(options: argparse.Namespace) -> Callable[..., RunResult]:
     from waldelta.jobs.consume import consume
     from waldelta.jobs.maintain import run_maintain
     from waldelta.jobs.replay import replay
@@ -348,11 +348,11 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
             copy = partial(run_resync, accept_server=options.accept_server)
         else:
             copy = partial(run_sync, only_waiting=options.due)
-        return lambda spark, job: copy(spark, job, options.tables, options.reason, options.stage)
+        return lambda runner, job: copy(runner, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
-        return lambda spark, job: consume(spark, job, options.stage)
+        return lambda runner, job: consume(runner, job, options.stage)
     if options.verb == REPLAY:
-        return lambda spark, job: replay(spark, job, options.stage, options.tables)
+        return lambda runner, job: replay(runner, job, options.stage, options.tables)
     if options.verb in ("quarantine", "reconcile"):
         return _operator_job(options)
     if options.verb == "maintain":
@@ -366,17 +366,19 @@ def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
         from waldelta.jobs.retry_quarantined import run_accept, run_retry
 
         if options.accept:
-            return lambda spark, job: run_accept(
-                spark, job, options.row or (), options.tables, options.by, options.reason
+            return lambda runner, job: run_accept(
+                runner, job, options.row or (), options.tables, options.by, options.reason
             )
-        return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
+        return lambda runner, job: run_retry(
+            runner, job, options.tables, options.by, options.reason
+        )
     from waldelta.jobs.reconcile import run_reconcile
     from waldelta.stages.repair import ReconcileRequest
 
     order = ReconcileRequest.of(
         options.tables, repair=options.repair, by=options.by, reason=options.reason
     )
-    return lambda spark, job: run_reconcile(spark, job, order, options.stage)
+    return lambda runner, job: run_reconcile(runner, job, order, options.stage)
 
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import now
@@ -16,13 +15,11 @@ from waldelta.postgres.partition_access import read_unreadable
 from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
+from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import record_current
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def check_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Check the targets that the run changed, and those whose failed expectations were edited;
     raises QualityFailed when a critical expectation failed.
 
@@ -45,7 +42,7 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         record_current(job, quiet)
     changed = [name for name, table in result.tables.items() if table.changed or decided]
     edited = _edited(job, changed) if result.verb == "consume" else []
-    check_tables(spark, job, result, stage, [*changed, *edited])
+    check_tables(runner, job, result, stage, [*changed, *edited])
 
 
 def _edited(job: Job, changed: Sequence[str]) -> list[str]:
@@ -56,7 +53,7 @@ def _edited(job: Job, changed: Sequence[str]) -> list[str]:
 
 
 def check_tables(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     stage: StageResult,
@@ -91,7 +88,7 @@ def check_tables(
         read_rules(job, result, tables, touched),
         is_concurrent=result.verb == "quarantine",
     )
-    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
+    report = check(runner, job.pipeline, job.ledger, job.run_id, tables, left)
     passed = sorted(fine - set(report.failed_tables))
     result.add_check(report, passed, [name for name in passed if name not in result.tables])
     stage.detail = report.summary
@@ -99,7 +96,7 @@ def check_tables(
     report.raise_if_critical()
 
 
-def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def report_stage(_: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Record how far the lake lags behind now, and print the summary."""
     with job.source.connect_slot("report") as connection:
         position = slot_position(connection, job)

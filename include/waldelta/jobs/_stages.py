@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -17,12 +16,9 @@ from waldelta.pipeline.lock_wait import waiting_for_locks
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.pipeline.task_errors import describe_error
-from waldelta.spark.session import prepared_session, uses_of
+from waldelta.spark import Runner
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
+Stage = Callable[["Runner", Job, RunResult, StageResult], None]
 log = logging.getLogger(__name__)
 
 SPARK, THIS_PROCESS = "Spark", "this process"
@@ -34,7 +30,7 @@ _BUILDS_ON = {"apply": {"land"}, "check": {"land"}}
 
 @private_files()
 def run_stages(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     stages: Mapping[str, Stage],
@@ -53,8 +49,8 @@ def run_stages(
     result.attempt.begun = result.attempt.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     chosen = [name for name in stages if only is None or name in only]
-    with prepared_session(spark):
-        failures = _run_each(spark, job, result, stages, chosen)
+    with runner.prepared():
+        failures = _run_each(runner, job, result, stages, chosen)
     result.error = next(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
     )
@@ -81,7 +77,7 @@ def run_stages(
 
 
 def _run_each(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     stages: Mapping[str, Stage],
@@ -99,8 +95,8 @@ def _run_each(
         try:
             with result.stage(name) as progress:
                 log.info("stage %s of %s", name, job.run_id)
-                run = partial(stages[name], spark, job, result, progress)
-                with _runner_recorded(spark, progress):
+                run = partial(stages[name], runner, job, result, progress)
+                with _runner_recorded(runner, progress):
                     waiting_for_locks(job.lock_wait_s, run, partial(_warn_of_wait, result, name))
         except Exception as err:
             log.error("stage %s failed%s", name, _reason(err, failures))
@@ -109,12 +105,12 @@ def _run_each(
 
 
 @contextmanager
-def _runner_recorded(spark: SparkSession, stage: StageResult) -> Iterator[None]:
-    before = uses_of(spark)
+def _runner_recorded(runner: Runner, stage: StageResult) -> Iterator[None]:
+    before = runner.uses
     try:
         yield
     finally:
-        stage.runner = THIS_PROCESS if before is not None and uses_of(spark) == before else SPARK
+        stage.runner = THIS_PROCESS if before is not None and runner.uses == before else SPARK
 
 
 def _warn_of_wait(result: RunResult, stage: str, why: str) -> None:

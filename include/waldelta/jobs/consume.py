@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from waldelta.errors import SlotGap, SlotUnreadable, WaldeltaError
 from waldelta.jobs._shared_stages import check_stage, report_stage
@@ -31,18 +30,16 @@ from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.quantities import counted
 from waldelta.slot.gaps import breaks_recorded
+from waldelta.spark import Runner
 from waldelta.stages.land import land_to_now
 from waldelta.stages.repair.replay import is_replay
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
 _MESSAGES = "the table of logical messages"
 
 
-def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def land_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume up to the server's current position; apply batches of a backlog
     concurrently.
     """
@@ -50,9 +47,9 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
     meanwhile = Applied()
     with applying(
-        spark, job, meanwhile, partial(add_external_commits, result, meanwhile)
+        runner, job, meanwhile, partial(add_external_commits, result, meanwhile)
     ) as overlap:
-        land_to_now(spark, job, result, stage, overlap.landed)
+        land_to_now(runner, job, result, stage, overlap.landed)
     if result.landed.unreadable is not None:
         stage.detail += (
             "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
@@ -61,7 +58,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         stage.detail += f"; {counted(steps, 'apply batch', 'apply batches')} applied during landing"
 
 
-def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Apply what has landed; raises ApplyError with the tables that failed after all others are
     done.
 
@@ -73,11 +70,11 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
     result.targets.told_applied = False  # This resets the result of an earlier attempt.
     with breaks_recorded(job):
-        of_messages = _write_messages(spark, job)
-        applied = apply(spark, job, result.landed.landed_as_of)
+        of_messages = _write_messages(runner, job)
+        applied = apply(runner, job, result.landed.landed_as_of)
     add_to_result(job, result, applied)
     failures = applied.failures | resync_targets(
-        spark, job, result, applied.published, applied.drifted
+        runner, job, result, applied.published, applied.drifted
     )
     unreadable = result.landed.unreadable
     stopped = [state.table_name for state in synced_states(job)] if unreadable is not None else []
@@ -92,7 +89,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         raise all_failures(failures)
 
 
-def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
+def _write_messages(runner: Runner, job: Job) -> dict[str, WaldeltaError]:
     """Write logical messages, if configured; returns errors, which are raised after the tables'
     apply.
     """
@@ -101,7 +98,7 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
     from waldelta.stages.apply import write_messages
 
     try:
-        write_messages(spark, job)
+        write_messages(runner, job)
     except SlotGap:  # No table can be brought past the gap either.
         raise
     except Exception as err:
@@ -119,7 +116,7 @@ CONSUME_STAGES: dict[str, Stage] = {
 }
 
 
-def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) -> RunResult:
+def consume(runner: Runner, job: Job, only: Collection[str] | None = None) -> RunResult:
     """Run the stages of a CDC run, or some of them; a failed check doesn't prevent the report.
 
     A run's stages may run in several processes one after another: each continues the result in the
@@ -127,6 +124,6 @@ def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) 
     """
     begun = job.ledger.begin_run(job.run_id, "consume")
     if is_replay(job, only):
-        return replay(spark, job, only)
+        return replay(runner, job, only)
     result = continued(job, "consume", fresh=only is None or "land" in only, begun=begun)
-    return run_stages(spark, job, result, CONSUME_STAGES, only)
+    return run_stages(runner, job, result, CONSUME_STAGES, only)

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -22,7 +21,7 @@ from waldelta.pipeline.targets.consistent_cuts import renew_cut
 from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
-from waldelta.spark import SessionPool
+from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.maintain import (
     maintain_target,
     prune_change_log,
@@ -31,13 +30,10 @@ from waldelta.stages.maintain import (
     remove_leftovers,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 log = logging.getLogger(__name__)
 
 
-def run_maintain(spark: SparkSession, job: Job) -> RunResult:
+def run_maintain(runner: Runner, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
     A target locked by another run is left for the next time. If all of them are locked, the run
@@ -53,14 +49,14 @@ def run_maintain(spark: SparkSession, job: Job) -> RunResult:
         "check": _check,
         "reports": prune_reports,
     }
-    return run_stages(spark, job, RunResult("maintain", job.run_id), stages, None)
+    return run_stages(runner, job, RunResult("maintain", job.run_id), stages, None)
 
 
-def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     hours = job.pipeline.maintenance.keep_versions_hours
     names = [state.table_name for state in synced_states(job)]
 
-    def one(session: SparkSession, name: str) -> WaldeltaError | None:
+    def one(session: Runner, name: str) -> WaldeltaError | None:
         try:
             maintain_target(session, job, name)
         except LockHeld as err:
@@ -73,7 +69,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         return None
 
     # Compacting needs the session's settings for itself.
-    with SessionPool(spark, len(names)) as pool:
+    with RunnerPool(runner, len(names)) as pool:
         ended = dict(zip(names, pool.map(one, names), strict=True))
     held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
     failures = {name: err for name, err in ended.items() if err is not None and name not in held}
@@ -92,7 +88,7 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         raise next(iter(held.values()))
 
 
-def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def _check(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Check all rows of targets that changed since their last full check.
 
     Quick checks of runs with few changes leave that to maintenance. Unchanged targets get only the
@@ -107,7 +103,7 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
 
     tables = [state.table_name for state in synced_states(job)]
     left = RunOutcome(rules=read_rules(job, result, tables), is_upkeep=True)
-    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
+    report = check(runner, job.pipeline, job.ledger, job.run_id, tables, left)
     result.add_check(report)
     result.warnings += report.warnings
     full = sum(verdict.whole for verdict in report.tables)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.lake import target_uri
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from waldelta.pipeline import RunResult
+    from waldelta.spark import Runner
     from waldelta.stages.setup.setup import SetupPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A validated pipeline file and its verbs.
+
+    A verb that is given a session, or a runner, does its work there. Without one it works in this
+    process while there is little to do, and opens a session as its command would once there is
+    more.
 
     The source's connections come from the environment variables ``AIRFLOW_CONN_<CONN_ID>``.
     """
@@ -47,25 +53,27 @@ class Pipeline:
         A lake on disk is tested from this machine, with ``spark`` also from one of its tasks. An
         object store is probed as by probe_store(), also for errors.
         """
+        from waldelta.changes.decode.route import plan_routing
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.lake import judge_altered
         from waldelta.stages.setup.preflight.store_probe import probe_store
-        from waldelta.stages.setup.setup import plan_setup
+        from waldelta.stages.setup.setup import Judges, plan_setup
 
         job, root = self.job(), self.file.target.root
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("check") as connection, judging(job, spark) as judge_suite:
-            plan = plan_setup(connection, job, judge_suite)
+            plan = plan_setup(connection, job, Judges(plan_routing, judge_suite))
         if estimate:
             plan = plan.with_estimate(job)
         problems = [why_not_writable(root)]
         if spark is not None:
+            from waldelta.spark import OnSpark
             from waldelta.spark.write_errors import why_not_writable_in_task
 
-            problems.append(why_not_writable_in_task(spark, root))
+            problems.append(why_not_writable_in_task(OnSpark(spark), root))
         return replace(
             plan,
             findings=(
@@ -81,19 +89,20 @@ class Pipeline:
         An object store is probed before, as by probe_store(), also for errors. Own expectations are
         judged as by check().
         """
+        from waldelta.changes.decode.route import plan_routing
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.store_probe import probe_store
-        from waldelta.stages.setup.setup import apply_setup
+        from waldelta.stages.setup.setup import Judges, apply_setup
 
         job = self.job(run_id)
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("setup") as connection, judging(job, spark) as judge_suite:
-            return apply_setup(connection, job, judge_suite)
+            return apply_setup(connection, job, Judges(plan_routing, judge_suite))
 
     def sync(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Runner | None = None,
         tables: Sequence[str] | None = None,
         reason: str | None = None,
         run_id: str | None = None,
@@ -101,11 +110,13 @@ class Pipeline:
         """Copy tables that were never copied, or these; the stream continues during the copy."""
         from waldelta.jobs.sync import run_sync
 
-        return run_sync(spark, self.job(run_id), tables, reason)
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return run_sync(runner, job, tables, reason)
 
     def resync(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Runner | None = None,
         tables: Sequence[str] | None = None,
         reason: str | None = None,
         run_id: str | None = None,
@@ -118,19 +129,26 @@ class Pipeline:
         """
         from waldelta.jobs.resync import run_resync
 
-        return run_resync(spark, self.job(run_id), tables, reason, accept_server=accept_server)
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return run_resync(runner, job, tables, reason, accept_server=accept_server)
 
     def consume(
-        self, spark: SparkSession, run_id: str | None = None, stage: str | None = None
+        self,
+        spark: SparkSession | Runner | None = None,
+        run_id: str | None = None,
+        stage: str | None = None,
     ) -> RunResult:
         """Land, consume, apply and check everything up to the server's current position."""
         from waldelta.jobs.consume import consume
 
-        return consume(spark, self.job(run_id), None if stage is None else [stage])
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return consume(runner, job, None if stage is None else [stage])
 
     def replay(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Runner | None,
         start: datetime,
         end: datetime,
         tables: Sequence[str] | None = None,
@@ -145,17 +163,22 @@ class Pipeline:
         from waldelta.jobs.replay import replay
 
         job = self.job(run_id, run_type="backfill", interval_start=start, interval_end=end)
-        return replay(spark, job, tables=tables)
+        with _runner(spark, job) as runner:
+            return replay(runner, job, tables=tables)
 
-    def validate(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
+    def validate(
+        self, spark: SparkSession | Runner | None = None, run_id: str | None = None
+    ) -> RunResult:
         """Check every target's expectations now."""
         from waldelta.jobs.validate import run_validate
 
-        return run_validate(spark, self.job(run_id))
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return run_validate(runner, job)
 
     def reconcile(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Runner | None = None,
         tables: Collection[str] | None = None,
         repair: bool = False,
         by: str | None = None,
@@ -170,17 +193,22 @@ class Pipeline:
         from waldelta.jobs.reconcile import run_reconcile
         from waldelta.stages.repair import ReconcileRequest
 
-        return run_reconcile(
-            spark,
+        job, request = (
             self.job(run_id),
             ReconcileRequest.of(tables, repair=repair, by=by, reason=reason),
         )
+        with _runner(spark, job) as runner:
+            return run_reconcile(runner, job, request)
 
-    def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
+    def maintain(
+        self, spark: SparkSession | Runner | None = None, run_id: str | None = None
+    ) -> RunResult:
         """Compact targets, delete what is older than the promised retention, prune reports."""
         from waldelta.jobs.maintain import run_maintain
 
-        return run_maintain(spark, self.job(run_id))
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return run_maintain(runner, job)
 
     def status(self) -> dict[str, Any]:
         """Returns slot, lag, targets and last run, without Spark."""
@@ -204,7 +232,7 @@ class Pipeline:
 
     def retry_quarantined(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Runner | None = None,
         tables: Collection[str] | None = None,
         by: str | None = None,
         run_id: str | None = None,
@@ -216,11 +244,13 @@ class Pipeline:
         """
         from waldelta.jobs.retry_quarantined import run_retry
 
-        return run_retry(spark, self.job(run_id), tables, by, reason)
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return run_retry(runner, job, tables, by, reason)
 
     def accept_quarantined(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Runner | None,
         reason: str,
         rows: Collection[str] = (),
         tables: Collection[str] | None = None,
@@ -231,7 +261,9 @@ class Pipeline:
         """Read these rows (ids), or all of these tables, again, and write them without gates."""
         from waldelta.jobs.retry_quarantined import run_accept
 
-        return run_accept(spark, self.job(run_id), rows, tables, by, reason)
+        job = self.job(run_id)
+        with _runner(spark, job) as runner:
+            return run_accept(runner, job, rows, tables, by, reason)
 
     def discard_quarantined(
         self,
@@ -329,6 +361,16 @@ class Pipeline:
     def target_path(self, table: str) -> str:
         """Returns the URI of a table's Delta target."""
         return target_uri(self.file.target.root, *split_table_name(table))
+
+
+def _runner(spark: SparkSession | Runner | None, job: Job) -> AbstractContextManager[Runner]:
+    from waldelta.spark import InProcess, OnSpark, open_runner
+
+    if spark is None:
+        return open_runner(f"waldelta {job.pipeline.pipeline}", job)
+    if isinstance(spark, InProcess | OnSpark):
+        return nullcontext(spark)
+    return nullcontext(OnSpark(cast("SparkSession", spark)))
 
 
 def _check_readable(job: Job) -> None:

@@ -15,7 +15,6 @@ continue.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from waldelta.errors import TargetDiffers
 from waldelta.jobs._shared_stages import report_stage
@@ -30,6 +29,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import CheckFindings
 from waldelta.pipeline.targets.unreadable_messages import close_compared
+from waldelta.spark import Runner
 from waldelta.stages.repair import ReconcileRequest, compare_all
 from waldelta.stages.repair.reconcile_targets import (
     Reconciling,
@@ -38,12 +38,9 @@ from waldelta.stages.repair.reconcile_targets import (
     write_report,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 def run_reconcile(
-    spark: SparkSession, job: Job, order: ReconcileRequest, only: Collection[str] | None = None
+    runner: Runner, job: Job, order: ReconcileRequest, only: Collection[str] | None = None
 ) -> RunResult:
     """Compare targets with the source; with ``repair`` rows that differ are read again and
     corrected.
@@ -52,10 +49,8 @@ def run_reconcile(
     isn't repaired.
     """
 
-    def reconcile_stage(
-        spark: SparkSession, job: Job, result: RunResult, stage: StageResult
-    ) -> None:
-        began, work = now(), Reconciling(spark, job, order, result)
+    def reconcile_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
+        began, work = now(), Reconciling(runner, job, order, result)
         try:
             compare_all(work)
         finally:
@@ -78,4 +73,4 @@ def run_reconcile(
 
     stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
     result = continued(job, "reconcile", fresh=only is None or "reconcile" in only)
-    return run_stages(spark, job, result, stages, only)
+    return run_stages(runner, job, result, stages, only)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import all_failures, continued, run_stages
@@ -18,15 +17,13 @@ from waldelta.lake.ledger import BatchCut
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
+from waldelta.spark import Runner
 from waldelta.stages.repair.replay import read_span
 from waldelta.stages.repair.replay.interval import REPLAY
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 def replay(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     only: Collection[str] | None = None,
     tables: Collection[str] | None = None,
@@ -38,19 +35,19 @@ def replay(
     watermark. Raises RunFailed.
     """
 
-    def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    def plan_stage(_: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         span = read_span(job)
         result.landed.start_lsn, result.landed.end_lsn = str(span.start), str(span.end)
         stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
 
-    def mend_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    def mend_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         from waldelta.stages.repair.replay.replay import replay as mend
 
         span = read_span(job)
         if span.is_empty:
             stage.detail = str(span)
             return
-        done = mend(spark, job, span, tables)
+        done = mend(runner, job, span, tables)
         result.warnings += done.warnings
         result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
         result.targets.not_applied = sorted(done.failures)
@@ -66,4 +63,4 @@ def replay(
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
     if only is not None and "apply" in only and "land" not in result.stages:
         only = ["land", *only]  # The stage was cleared without land.
-    return run_stages(spark, job, result, stages, only)
+    return run_stages(runner, job, result, stages, only)

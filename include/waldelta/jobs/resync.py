@@ -23,15 +23,14 @@ from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.slot import remaining_on_primary
 from waldelta.slot.gaps import describe
+from waldelta.spark import Runner
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from waldelta.stages.sync import SyncResult
 
 
 def run_resync(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
@@ -49,12 +48,12 @@ def run_resync(
     from waldelta.stages.land import land_backlog
     from waldelta.stages.sync.sync import sync
 
-    def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        gap = _renew_slot(spark, job, accept_server)
+    def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
+        gap = _renew_slot(runner, job, accept_server)
         if gap is not None:
             _warn_of_gap(job, result, gap, accept_server)
         cause = reason or (gap.cause if gap is not None else None)
-        done, failed = copied_tables(lambda: sync(spark, job, tables, cause, by_diff=True))
+        done, failed = copied_tables(lambda: sync(runner, job, tables, cause, by_diff=True))
         for copied in done:
             _add_copied(result, copied)
         result.targets.not_applied = sorted(failed.failures) if failed is not None else []
@@ -62,28 +61,30 @@ def run_resync(
         if failed is not None:
             raise failed
         with suppress(LockHeld):  # A run holds the lock, and reads the slot.
-            land_backlog(spark, job)
+            land_backlog(runner, job)
 
     stages: dict[str, Stage] = {
         "resync": resync_stage,
         "check": check_stage,
         "report": report_stage,
     }
-    return run_stages(spark, job, continued(job, "resync", fresh=False), stages, only)
+    return run_stages(runner, job, continued(job, "resync", fresh=False), stages, only)
 
 
-def _renew_slot(spark: SparkSession, job: Job, accept_server: str | None) -> Gap | None:
+def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:
     """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
+    from waldelta.changes.decode.route import plan_routing
     from waldelta.stages.land import land_backlog
     from waldelta.stages.setup.renew_slot import renew_slot
+    from waldelta.stages.setup.setup import Judges
 
-    gap = renew_slot(job, accept_server=accept_server)
+    gap = renew_slot(job, Judges(plan_routing), accept_server=accept_server)
     if gap is not None:
         return gap
     try:  # Only reading the slot shows that it can be read.
-        land_backlog(spark, job)
+        land_backlog(runner, job)
     except SlotUnreadable as err:
-        return renew_slot(job, accept_server=accept_server, broken=err)
+        return renew_slot(job, Judges(plan_routing), accept_server=accept_server, broken=err)
     return None
 
 

@@ -15,23 +15,20 @@ stream continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.lake.ledger import Quarantine, TableState
 from waldelta.lake.ledger.quarantine import watched_rows
 from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
 from waldelta.stages.repair import read_quarantined_again
 from waldelta.stages.repair.repair import Again
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 def run_retry(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     tables: Collection[str] | None = None,
     by: str | None = None,
@@ -52,11 +49,11 @@ def run_retry(
         lacking = Quarantine(job.lake).open_counts(generations)
         return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
 
-    return _run(spark, job, "retry", wanted, tables)
+    return _run(runner, job, "retry", wanted, tables)
 
 
 def run_accept(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     rows: Collection[str],
     tables: Collection[str] | None,
@@ -89,22 +86,22 @@ def run_accept(
             for name, ids in chosen.items()
         }
 
-    return _run(spark, job, "accept", wanted, tables)
+    return _run(runner, job, "accept", wanted, tables)
 
 
 def _run(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     action: str,
     wanted: Callable[[Mapping[str, TableState]], Mapping[str, Again]],
     tables: Collection[str] | None,
 ) -> RunResult:
-    def read_again(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        failures = read_quarantined_again(spark, job, result, stage, wanted, tables)
+    def read_again(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
+        failures = read_quarantined_again(runner, job, result, stage, wanted, tables)
         if failures:
             raise all_failures(failures)
 
     stages: dict[str, Stage] = {action: read_again, "check": check_stage}
     earlier = continued(job, "quarantine", fresh=False)
     result = RunResult("quarantine", job.run_id, tables=earlier.tables, attempt=earlier.attempt)
-    return run_stages(spark, job, result, stages, None)
+    return run_stages(runner, job, result, stages, None)

@@ -17,15 +17,14 @@ from waldelta.jobs._stages import Stage, continued, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import TableResult
 from waldelta.quantities import counted
+from waldelta.spark import Runner
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from waldelta.stages.sync import SyncResult
 
 
 def run_sync(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
@@ -40,14 +39,14 @@ def run_sync(
     from waldelta.stages.sync.copy_table import count_raw_rows
     from waldelta.stages.sync.sync import sync
 
-    def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    def sync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         copied, failed = copied_tables(
-            lambda: sync(spark, job, tables, reason, only_waiting=only_waiting)
+            lambda: sync(runner, job, tables, reason, only_waiting=only_waiting)
         )
         for done in copied:
             name = str(done.table)
             raw_rows = (
-                count_raw_rows(spark, job, name, done.version)
+                count_raw_rows(runner, job, name, done.version)
                 if done.raw_rows is None
                 else done.raw_rows
             )
@@ -67,7 +66,7 @@ def run_sync(
     # too.
     result = continued(job, "sync", fresh=False)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
-    return run_stages(spark, job, result, stages, only)
+    return run_stages(runner, job, result, stages, only)
 
 
 def copied_tables(

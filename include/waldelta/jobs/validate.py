@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from waldelta.jobs._shared_stages import check_tables
 from waldelta.jobs._stages import run_stages
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import synced_states
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 
-def run_validate(spark: SparkSession, job: Job) -> RunResult:
+def run_validate(runner: Runner, job: Job) -> RunResult:
     """Check every synced target's expectations, even if checks after runs are switched off."""
     tables = [state.table_name for state in synced_states(job)]
 
-    def check_all(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        check_tables(spark, job, result, stage, tables)
+    def check_all(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
+        check_tables(runner, job, result, stage, tables)
 
     result = RunResult("validate", job.run_id, tables={name: TableResult() for name in tables})
-    return run_stages(spark, job, result, {"check": check_all}, None)
+    return run_stages(runner, job, result, {"check": check_all}, None)

@@ -5,7 +5,7 @@ in its history and maintain its files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from waldelta.server_errors import texts
@@ -70,11 +70,12 @@ def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool)
     _set_properties(spark, target, {DELETION_VECTORS: str(wanted).lower()})
 
 
-def set_retention(spark: SparkSession, table: TargetVersion, hours: int) -> None:
+def set_retention(spark: Callable[[], SparkSession], table: TargetVersion, hours: int) -> None:
     """Set how long Delta keeps what an earlier version needs: the log, and the removed files.
 
     A VACUUM without RETAIN uses this time. After it, Delta forgets that a file was removed, and a
-    VACUUM treats the file as unknown, whatever its retention is.
+    VACUUM treats the file as unknown, whatever its retention is. ``spark`` gives a session where
+    delta-rs can't write the table.
     """
     files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
     wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
@@ -88,7 +89,7 @@ def set_retention(spark: SparkSession, table: TargetVersion, hours: int) -> None
     if table.is_writable:
         table.set_properties(wanted)
     else:
-        _set_properties(spark, table.place, wanted)
+        _set_properties(spark(), table.place, wanted)
 
 
 def set_generation(spark: SparkSession, target: DeltaTarget, generation: int) -> None:

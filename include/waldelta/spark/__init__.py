@@ -5,14 +5,22 @@ from typing import TYPE_CHECKING
 from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from waldelta.spark.session import deferred_session, open_session, spark_session
-    from waldelta.spark.session_pool import SessionPool
-    from waldelta.spark.tasks import run_tasks
+    from waldelta.spark.runner import InProcess, OnSpark, Runner, open_runner
+    from waldelta.spark.runner_pool import RunnerPool
+    from waldelta.spark.session import open_session, spark_session
 
-__all__ = ["SessionPool", "deferred_session", "open_session", "run_tasks", "spark_session"]
+__all__ = [
+    "InProcess",
+    "OnSpark",
+    "Runner",
+    "RunnerPool",
+    "open_runner",
+    "open_session",
+    "spark_session",
+]
 __getattr__ = lazy_exports(
     __name__,
-    session="deferred_session open_session spark_session",
-    session_pool="SessionPool",
-    tasks="run_tasks",
+    runner="InProcess OnSpark Runner open_runner",
+    runner_pool="RunnerPool",
+    session="open_session spark_session",
 )

@@ -7,9 +7,8 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,10 +24,9 @@ from waldelta.pipeline.task_errors import (
 from waldelta.server_errors import texts
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
-from waldelta.spark.session_settings import is_connect, set_settings, shared_settings
+from waldelta.spark.session_settings import is_connect, set_settings
 from waldelta.spark.settings import (
     LOCAL_MASTER,
-    SESSION_SETTINGS,
     authentication,
     check_pyspark,
     driver_memory,
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The number of the session for concurrent work, above those of a pool.
-_CONCURRENT = 9
 _IDS_PER_KEY = 10_000
 # Set while a run uses the session, and left set when that run is killed.
 _IS_OPEN = "spark.waldelta.open"
@@ -80,123 +76,6 @@ def check_remote(remote: str, timeout_s: float) -> None:
     """
     check_pyspark("grpc")
     check_reachable(remote, timeout_s)
-
-
-class DeferredSession:
-    """A session that is created at first use, so that work which never uses it starts no JVM.
-
-    ``uses`` is how often it was used.
-    """
-
-    def __init__(self, make: Callable[[], SparkSession]) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self.made: SparkSession | None = None
-        self.uses = 0
-        self._start: threading.Thread | None = None
-        self._is_closed = False
-
-    def session(self) -> SparkSession:
-        """Returns the session itself, which the first call creates."""
-        self.uses += 1
-        return self._created()
-
-    def _created(self) -> SparkSession:
-        with self._lock:
-            if self.made is None:
-                if self._is_closed:
-                    raise RuntimeError("the run that the session was for has ended")
-                self.made = self._make()
-        return self.made
-
-    def close(self) -> None:
-        """Let nobody create the session any more, after waiting for one that is being created."""
-        self.wait()
-        with self._lock:
-            self._is_closed = True
-
-    def start(self) -> None:
-        """Create the session in the background; the first use raises why that fails."""
-
-        def create() -> None:
-            with suppress(Exception):
-                self._created()
-
-        if self._start is None and self.made is None:
-            log.info("starting Spark: there is more to apply than one process does")
-            self._start = threading.Thread(target=create, name="start Spark", daemon=True)
-            self._start.start()
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether start() was called: the work that follows is Spark's."""
-        return self._start is not None
-
-    def wait(self) -> None:
-        """Wait for a session that is being created in the background."""
-        if self._start is not None:
-            self._start.join()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session(), name)
-
-
-def is_started(spark: SparkSession | None) -> bool:
-    """Return whether the session exists already.
-
-    False where its first use would start a JVM, and where stages that need none run without one.
-    """
-    if isinstance(spark, DeferredSession):
-        return spark.made is not None or spark.is_starting
-    return spark is not None
-
-
-def uses_of(spark: SparkSession | None) -> int | None:
-    """Return how often a session was used until now; None for one that a caller has made."""
-    if spark is None:
-        return 0
-    return spark.uses if isinstance(spark, DeferredSession) else None
-
-
-@contextmanager
-def prepared_session(spark: SparkSession | None) -> Iterator[None]:
-    """Give a session the settings that values depend on, for the block.
-
-    It may be the caller's own, with other settings, which it has again when its last job has ended.
-    A session that isn't made yet gets them when it is made. Raises ConfigError for a setting that
-    it refuses.
-    """
-    session = spark.made if isinstance(spark, DeferredSession) else spark
-    with nullcontext() if session is None else shared_settings(session, SESSION_SETTINGS):
-        try:
-            yield
-        finally:
-            if isinstance(spark, DeferredSession):
-                spark.wait()
-
-
-def start_session(spark: SparkSession | None) -> None:
-    """Start a session that isn't made yet in the background, since later steps will use it."""
-    if isinstance(spark, DeferredSession):
-        spark.start()
-
-
-@contextmanager
-def deferred_session(
-    name: str, job: Job | None = None, session_key: str | None = None
-) -> Iterator[SparkSession]:
-    """Open a session like open_session(), but only when it is used first.
-
-    With ``runner: spark`` it is opened at once, and does all work.
-    """
-    opening = partial(open_session, name, job, session_key)
-    if job is not None and job.lake.on_spark:
-        with opening() as spark:
-            yield spark
-        return
-    with ExitStack() as opened:
-        deferred = DeferredSession(lambda: opened.enter_context(opening()))
-        opened.callback(deferred.close)
-        yield cast("SparkSession", deferred)
 
 
 @contextmanager
@@ -400,16 +279,6 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
     ``number`` distinguishes several. Over Connect its id follows from the first one's key, so that
     a later run interrupts what a killed one left there.
     """
-    if isinstance(spark, DeferredSession) and spark.made is None:
-        with ExitStack() as opened:
-
-            def make() -> SparkSession:
-                return opened.enter_context(sibling_session(spark.session(), number))
-
-            deferred = DeferredSession(make)
-            opened.callback(deferred.close)
-            yield cast("SparkSession", deferred)
-        return
     if not is_connect(spark):
         sibling = spark.newSession()
         set_settings(sibling)
@@ -426,26 +295,6 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         raise
     finally:
         _close(sibling)
-
-
-def concurrent_session(spark: SparkSession) -> AbstractContextManager[SparkSession]:
-    """Open one more session, for work concurrent with this session's and its pool's."""
-    return sibling_session(spark, _CONCURRENT)
-
-
-def interrupt(spark: SparkSession) -> None:
-    """Interrupt what runs in a session; other sessions of the same server or JVM continue."""
-    if is_started(spark):
-        with suppress(Exception):  # The session has ended since.
-            spark.interruptAll()
-
-
-def has_siblings(spark: SparkSession) -> bool:
-    """Return whether sibling sessions can be opened.
-
-    A Connect session made by hand doesn't know its address.
-    """
-    return not is_connect(spark) or "SPARK_REMOTE" in os.environ
 
 
 def _classic_session(master: str, name: str) -> SparkSession:

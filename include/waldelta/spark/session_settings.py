@@ -83,11 +83,8 @@ def set_settings(
 def is_connect(spark: SparkSession) -> bool:
     """Returns whether the session is of a Spark Connect server, which continues when its client is
     gone.
-
-    A deferred session is what it has made.
     """
-    made = getattr(spark, "made", None) or spark
-    return type(made).__module__.startswith("pyspark.sql.connect.")
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def _different(spark: SparkSession, settings: Mapping[str, str]) -> dict[str, str | None]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from waldelta.errors import TargetNotWritable, without_values
 from waldelta.lake.storage import why_not_writable
 from waldelta.lake.write_errors import not_writable_by_spark, storage_refusal
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 
-def why_not_writable_in_task(spark: SparkSession, root: str) -> str | None:
+def why_not_writable_in_task(runner: Runner, root: str) -> str | None:
     """Run why_not_writable() in a task, whose process may be another user's, on another machine."""
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -24,7 +21,9 @@ def why_not_writable_in_task(spark: SparkSession, root: str) -> str | None:
                 {"problem": pa.array([why_not_writable(root)], pa.string())}
             )
 
-    found: str | None = spark.range(0, 1, 1, 1).mapInArrow(ask, "problem string").collect()[0][0]
+    found: str | None = (
+        runner.spark().range(0, 1, 1, 1).mapInArrow(ask, "problem string").collect()[0][0]
+    )
     return found if found is None else f"in Spark's tasks {found}"
 
 

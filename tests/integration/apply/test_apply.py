@@ -28,7 +28,7 @@ from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import TableResult
-from waldelta.spark import run_tasks
+from waldelta.spark import OnSpark
 from waldelta.stages.apply import _select_targets as fed
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
@@ -61,9 +61,9 @@ def _plain(value):
     return value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value
 
 
-def run(spark, job):
-    drain(spark, job)
-    applied = apply(spark, job)
+def run(runner, job):
+    drain(runner, job)
+    applied = apply(runner, job)
     assert applied.failures == {}
     return applied
 
@@ -102,62 +102,62 @@ STATEMENTS = [
 
 
 @pytest.mark.soak("the same changes, one run each")
-def test_every_kind_of_change_one_run_each(spark, database, job):
+def test_every_kind_of_change_one_run_each(runner, database, job):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])
-    sync(spark, job)
+    sync(runner, job)
     assert target_rows(job) == source_rows(database)
     for statement in STATEMENTS[1:]:
         database.execute(statement)
-        run(spark, job)
+        run(runner, job)
         assert target_rows(job) == source_rows(database), statement
 
 
 @pytest.mark.usefixtures("compiled")
-def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
+def test_every_kind_of_change_in_one_run(runner, database, job, where_decoded):
     """The same changes in one batch collapse to the same rows, in one commit; a second run changes
     nothing.
     """
-    sync(spark, job)
+    sync(runner, job)
     for statement in STATEMENTS:
         database.execute(statement)
-    applied = run(spark, job)
+    applied = run(runner, job)
     assert target_rows(job) == source_rows(database)
     (step,) = applied.steps
     assert step.targets[0].truncated
     version = job.ledger.last_cut().targets[0].version
-    run(spark, job)
+    run(runner, job)
     assert job.ledger.last_cut().targets[0].version == version
 
 
-def test_changes_before_the_copy_are_not_applied_twice(spark, database, job):
+def test_changes_before_the_copy_are_not_applied_twice(runner, database, job):
     """Landing goes on before and during a copy; what the snapshot saw is left out by xid."""
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 100) g")
     database.execute("update t set v = 'y' where id <= 50")
-    drain(spark, job)
+    drain(runner, job)
     with database.connect() as open_transaction:
         database.execute("delete from t where id = 1")
         open_transaction.execute("select pg_current_xact_id()")
         open_transaction.rollback()
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set v = 'z' where id = 2")
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job) == source_rows(database)
 
 
-def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, database, job):
+def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(runner, database, job):
     """As PostgreSQL's subscriber does; an upsert would invent rows."""
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
-    sync(spark, job)
-    spark.sql(f"delete from delta.`{job.lake.target('public.t').uri}` where id = 1")
+    sync(runner, job)
+    runner.spark().sql(f"delete from delta.`{job.lake.target('public.t').uri}` where id = 1")
     database.execute("update t set v = 'x'")
-    applied = run(spark, job)
+    applied = run(runner, job)
     assert [row[:2] for row in target_rows(job)] == [(2, "x")]
     assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
 
 
 @pytest.mark.nightly("a failing table, as in test_altered_targets")
-def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
+def test_a_failing_table_does_not_hold_up_the_others(runner, database, lake):
     """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync
     it catches up.
     """
@@ -168,24 +168,26 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target)
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values"
         " (1, 'u')"
     )
-    drain(spark, job)
-    applied = apply(spark, job)
+    drain(runner, job)
+    applied = apply(runner, job)
     assert isinstance(applied.failures["public.t"], SchemaChanged)
     assert "added: extra" in str(applied.failures["public.t"])
     assert target_rows(job, "public.u", ("id", "v")) == [(1, "u")]
-    sync(spark, job, ["public.t"], "column added")
+    sync(runner, job, ["public.t"], "column added")
     database.execute("insert into t values (2, 'b', 2)")
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
 
 
 @pytest.mark.soak("a defect planted in each step")
-def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
+def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(
+    runner, database, lake, monkeypatch
+):
     """Errors without a name, too, are one table's, wherever they come from; once they are gone it
     catches up.
 
@@ -198,7 +200,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
         )
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
-    sync(spark, job)
+    sync(runner, job)
     ways = (
         (untold_module, "read_unreported"),
         (apply_module, "plan_target"),
@@ -206,7 +208,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
     )
     for number, (module, where) in enumerate(ways):
         database.execute(f"insert into t values ({number}); insert into u values ({number})")
-        drain(spark, job)
+        drain(runner, job)
         real = getattr(module, where)
 
         def broken(*given, real=real, **named):
@@ -216,7 +218,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
 
         monkeypatch.setattr(module, where, broken)
         opened.clear()
-        failures = apply(spark, job).failures
+        failures = apply(runner, job).failures
         assert opened.count(f"waldelta apply {job.pipeline.source.slot}") == 2
         assert len([name for name in opened if name.startswith("waldelta lock")]) == 1
         assert {name: str(err) for name, err in failures.items()} == {
@@ -224,14 +226,14 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
         }
         assert target_rows(job, "public.u", ("id",))[number:] == [(number,)]
         monkeypatch.setattr(module, where, real)
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
 @pytest.mark.nightly("a race with another run, merged by Spark")
 @pytest.mark.parametrize("moment", ["count_statement", "commit_statement"])
 def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
-    spark, database, lake, monkeypatch, moment
+    runner, database, lake, monkeypatch, moment
 ):
     """Another run has applied the first of its batches meanwhile, and died: Delta's version alone
     would let it write both.
@@ -240,13 +242,13 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
         "create table t(id int); alter table t replica identity full; insert into t values (0)"
     )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    sync(spark, job)
+    sync(runner, job)
     for number in (1, 2):
         changed = (
             "; delete from t where id = 0" if (moment, number) == ("count_statement", 2) else ""
         )
         database.execute(f"insert into t values ({number}){changed}")
-        drain(spark, job)
+        drain(runner, job)
     real, ours = getattr(merge_module, moment), []
 
     def taken_over(*given, **named):
@@ -258,32 +260,34 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
             )
             with monkeypatch.context() as first:
                 first.setattr(apply_module, "plan_apply_batches", lambda *_: [1])
-                assert apply(spark, replace(job, run_id="the other")).failures == {}
+                assert apply(runner, replace(job, run_id="the other")).failures == {}
         return real(*given, **named)
 
     monkeypatch.setattr(merge_module, moment, taken_over)
-    assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
+    assert isinstance(apply(runner, job).failures["public.t"], LockHeld)
     assert target_rows(job, columns=("id",)) == [(0,), (1,)]
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
-def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, database, lake, tmp_path):
+def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
+    runner, database, lake, tmp_path
+):
     """A killed client's, in a Connect server: the next run brings the same changes."""
     database.execute("create table t(id int); insert into t values (1)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (2)")
     local_path(staging_folder(job.lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
-    with insert_that_goes_on(spark, job.lake.target("public.t").uri, tmp_path):
-        run(spark, job)
+    with insert_that_goes_on(runner.spark(), job.lake.target("public.t").uri, tmp_path):
+        run(runner, job)
     assert staged_for(job.lake, "public.t") == []
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
 @pytest.mark.nightly("several tasks, as in test_target_where")
 @pytest.mark.usefixtures("compiled")
-def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
+def test_many_rows_are_collapsed_by_several_tasks(runner, database, job, monkeypatch):
     """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and
     nothing is committed.
 
@@ -293,12 +297,12 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.BYTES_PER_COLLAPSE", 0)
     monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
     monkeypatch.setattr(stage_module, "BYTES_PER_COLLAPSE", 20_000)
-    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 2000)
-    sync(spark, job)
+    monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 2000)
+    sync(runner, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
     database.execute("update t set v = 'y' where id % 3 = 0")
     database.execute("delete from t where id % 5 = 0")
-    drain(spark, job)
+    drain(runner, job)
     before = job.ledger.last_cut()
     lake = local_path(job.pipeline.target.root)
     # Between the two rounds of tasks, and between the last one and the merge.
@@ -308,22 +312,24 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
         (Path.unlink, "net/*.parquet"),
     ):
         with monkeypatch.context() as damaged:
-            damaged.setattr(stage_module, "run_tasks", _damaging_one_file(damage, lake, files))
-            failure = apply(spark, job).failures["public.t"]
+            damaged.setattr(OnSpark, "run", _damaging_one_file(damage, lake, files))
+            failure = apply(runner, job).failures["public.t"]
         assert isinstance(failure, StagedLost), (damage, files)
         assert failure.retryable
         assert (job.ledger.last_cut(), target_rows(job)) == (before, [])
     with monkeypatch.context() as repeated:
-        repeated.setattr(stage_module, "run_tasks", _doing_all_twice)
-        run(spark, job)
+        repeated.setattr(OnSpark, "run", _doing_all_twice)
+        run(runner, job)
     assert target_rows(job) == source_rows(database)
 
 
 def _damaging_one_file(damage, lake, files):
     """As soon as tasks have written such."""
 
-    def run_all(*given):
-        told = run_tasks(*given)
+    run = OnSpark.run
+
+    def run_all(*given, **options):
+        told = run(*given, **options)
         if found := sorted(lake.rglob(files)):
             damage(max(found, key=lambda path: path.stat().st_size))
         return told
@@ -342,14 +348,14 @@ def _cut_at_a_message(path):
         assert len(pa.ipc.open_stream(file).read_all()) == 0
 
 
-def _doing_all_twice(*given):
+def _doing_all_twice(*given, run=OnSpark.run, **options):
     """As of an attempt that was taken for lost: what it wrote is left, and told to nobody."""
-    run_tasks(*given)
-    return run_tasks(*given)
+    run(*given, **options)
+    return run(*given, **options)
 
 
 @pytest.mark.soak("a bound that unit tests cover")
-def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
+def test_a_range_of_few_large_rows_goes_to_the_tasks(runner, database, job, monkeypatch):
     """What the driver reads is bounded in bytes, not only in rows."""
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_MESSAGE_BYTES", 100_000)
     staged = []
@@ -357,47 +363,47 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
     monkeypatch.setattr(
         stage_module, "_stage_in_tasks", lambda *given: staged.append(1) or real(*given)
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t(id, v) values (1, 'small')")
-    run(spark, job)
+    run(runner, job)
     assert staged == []
     database.execute(f"insert into t(id, big) select g, {BIG} from generate_series(2, 30) g")
-    run(spark, job)
+    run(runner, job)
     assert staged == [1]
     assert target_rows(job) == source_rows(database)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_values_that_the_type_cant_hold_are_counted(spark, database, job, where_decoded):
+def test_values_that_the_type_cant_hold_are_counted(runner, database, job, where_decoded):
     """They stand verbatim beside the row; the run's summary says how many rows have such."""
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "insert into t(id, n, ts) values (1, 'NaN', 'infinity'), (2, 1.5, now()), (3, null,"
         " '-infinity')"
     )
-    assert consume(spark, job).tables["public.t"].verbatim == 2
+    assert consume(runner, job).tables["public.t"].verbatim == 2
 
 
-def test_values_that_are_lost_are_told(spark, database, lake):
+def test_values_that_are_lost_are_told(runner, database, lake):
     """Without metadata columns there is no place for them."""
     database.execute("create table t(id int primary key, n numeric(5,2))")
     target = {"root": lake, "metadata_columns": False}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (1, 'NaN'), (2, 1)")
-    (warning,) = consume(spark, job).warnings
+    (warning,) = consume(runner, job).warnings
     assert warning.startswith(
         "public.t: 1 row has values that their types can't hold; metadata_columns is off"
     )
 
 
-def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):
+def test_what_a_killed_run_committed_is_told_by_the_next(runner, database, job, monkeypatch):
     """A run that died between its merge and its report leaves rows that nobody counted, checked or
     announced.
     """
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
-    drain(spark, job)
+    drain(runner, job)
 
     class Killed(BaseException):
         pass
@@ -407,11 +413,11 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
 
     monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
     with pytest.raises(Killed):
-        apply(spark, job)
+        apply(runner, job)
     monkeypatch.undo()
-    result = consume(spark, replace(job, run_id="the next"))
+    result = consume(runner, replace(job, run_id="the next"))
     assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
-    again = consume(spark, replace(job, run_id="and another"))
+    again = consume(runner, replace(job, run_id="and another"))
     assert not again.tables.get("public.t", TableResult()).changed
     shown = read_changed(Ledger(job.lake), None)["public.t"]
     assert (shown.operations, shown.run_id) == (RowCounts(inserted=2), "the next")
@@ -419,48 +425,48 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
 
 @pytest.mark.soak("a race that takes two copies")
 def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """What was chosen for one copy is never merged into the next one."""
     database.execute("insert into t(id, v) values (1, 'a')")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set v = 'b'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("update t set v = 'c'")
     real = fed.end_killed_repairs
 
     def synced_again(*args):
         found = real(*args)
-        sync(spark, job, ["public.t"], "by hand")
+        sync(runner, job, ["public.t"], "by hand")
         return found
 
     monkeypatch.setattr(fed, "end_killed_repairs", synced_again)
-    assert isinstance(apply(spark, job).failures["public.t"], LateWriter)
+    assert isinstance(apply(runner, job).failures["public.t"], LateWriter)
     assert [row[:2] for row in target_rows(job)] == [(1, "c")]
     monkeypatch.undo()
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job) == source_rows(database)
 
 
 @pytest.mark.parametrize("policy", ["fail", "ignore"])
-def test_a_table_whose_last_sync_failed_is_left_out(spark, database, lake, policy):
+def test_a_table_whose_last_sync_failed_is_left_out(runner, database, lake, policy):
     """It gets no changes until it is synced by hand, if it may not be copied again by itself, and
     every run says so.
     """
     database.execute("create table t(id int primary key, v text, n numeric(10,2), big text)")
     target = {"root": lake, "schema_changes": policy}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
-    sync(spark, job)
+    sync(runner, job)
     job.ledger.append(TableState(now(), "r", "public.t", 2, "failed", reason="disk full"))
     database.execute("insert into t(id) values (1)")
-    drain(spark, job)
-    failure = apply(spark, job).failures["public.t"]
+    drain(runner, job)
+    failure = apply(runner, job).failures["public.t"]
     assert isinstance(failure, StateError)
     assert "disk full" in str(failure)
 
 
-def test_two_slots_in_one_lake_are_refused(spark, database, job, lake):
+def test_two_slots_in_one_lake_are_refused(runner, database, job, lake):
     """Both would apply the same changes to the same tables."""
     other = bare_slot(database, pipeline_file(lake, f"s2_{database.name}"))
     with pytest.raises(StateError, match=r"give each pipeline its own target\.root"):
-        drain(spark, other)
+        drain(runner, other)

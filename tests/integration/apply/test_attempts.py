@@ -15,7 +15,6 @@ from tests.support.pipelines import pipeline_file
 from waldelta.errors import ApplyError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import PeekBound
-from waldelta.spark import run_tasks
 from waldelta.stages.land.land import land
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("on_spark")]
@@ -32,7 +31,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("err, kind", ERRORS.values(), ids=ERRORS)
-def test_a_bite_that_fails_is_peeked_once(spark, lake, tmp_path, err, kind):
+def test_a_bite_that_fails_is_peeked_once(runner, lake, tmp_path, err, kind):
     """It is for the run to take a smaller one; the server would go through it four times for
     nothing.
     """
@@ -51,11 +50,11 @@ def test_a_bite_that_fails_is_peeked_once(spark, lake, tmp_path, err, kind):
         kind,
         match=told.split(": ", maxsplit=1)[0] if kind is not TargetNotWritable else "No space left",
     ):
-        land(spark, "", source, PeekBound(Lsn(1), None, 1.0, 1), ChangeLog(), 1)
+        land(runner, "", source, PeekBound(Lsn(1), None, 1.0, 1), ChangeLog(), 1)
     assert note.read_text() == "x"
 
 
-def test_an_error_of_a_task_is_told_once(spark, tmp_path):
+def test_an_error_of_a_task_is_told_once(runner, tmp_path):
     def task(number):
         with (tmp_path / str(number)).open("a") as file:
             file.write("x")
@@ -64,14 +63,14 @@ def test_an_error_of_a_task_is_told_once(spark, tmp_path):
         return pa.table({"number": [number]}, TOLD)
 
     with pytest.raises(ApplyError, match="column a: too large"):
-        run_tasks(spark, 3, TOLD, task)
+        runner.run(3, TOLD, task)
     assert (tmp_path / "1").read_text() == "x"
 
 
-def test_a_task_whose_process_died_is_done_again(spark):
+def test_a_task_whose_process_died_is_done_again(runner):
     def task(number):
         if number == 1 and TaskContext.get().attemptNumber() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return pa.table({"number": [number]}, TOLD)
 
-    assert sorted(row["number"] for row in run_tasks(spark, 3, TOLD, task)) == [0, 1, 2]
+    assert sorted(row["number"] for row in runner.run(3, TOLD, task)) == [0, 1, 2]

@@ -102,23 +102,23 @@ def source_rows(database, table="t"):
     return sorted(database.execute(f"select id, a, big, m from {table} where a > 'm'"))
 
 
-def quarantine_rows(spark, database, job, count):
+def quarantine_rows(runner, database, job, count):
     """So many rows that no source could complete when they were applied; by now it could."""
     from waldelta.stages.apply.apply import apply
 
     database.execute(
         f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, {count}) g"
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set a = 'x'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("alter table t rename column big to hidden")
-    assert apply(spark, replace(job, run_id="first")).failures == {}
+    assert apply(runner, replace(job, run_id="first")).failures == {}
     database.execute("alter table t rename column hidden to big")
 
 
-def run(spark, job, run_id="test") -> TableResult:
-    return consume(spark, replace(job, run_id=run_id)).tables.get("public.t", TableResult())
+def run(runner, job, run_id="test") -> TableResult:
+    return consume(runner, replace(job, run_id=run_id)).tables.get("public.t", TableResult())
 
 
 def told(job, table="t"):
@@ -127,7 +127,7 @@ def told(job, table="t"):
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
+def test_a_row_that_moves_into_the_filter(runner, database, lake, where_decoded):
     """It arrives as INSERT without its large value, which is read from the source and marked as
     such.
     """
@@ -138,12 +138,12 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
             f"insert into {table} values (1, 'a', {BIG}, 1.5), (2, 'a', {BIG}, null), (3, 'z',"
             f" {BIG}, 3)"
         )
-    sync(spark, job)
+    sync(runner, job)
     for table in tables:
         database.execute(
             f"update {table} set a = 'n' where id = 1; insert into {table} values (4, 'x', 'small')"
         )
-    done = consume(spark, replace(job, run_id="one")).tables
+    done = consume(runner, replace(job, run_id="one")).tables
     for table, identity in tables.items():
         assert target_rows(job, table) == source_rows(database, table)
         counts = done[f"public.{table}"]
@@ -158,35 +158,35 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
             f"update {table} set a = 'n' where id = 2; update {table} set id = 20, m = 7 where"
             " id = 2"
         )
-    consume(spark, replace(job, run_id="two"))
+    consume(runner, replace(job, run_id="two"))
     for table in tables:
         assert target_rows(job, table) == source_rows(database, table)
 
 
-def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):
+def test_many_rows_are_read_in_pieces(runner, database, job, where_decoded, monkeypatch):
     """One statement for a bounded number of keys."""
     monkeypatch.setattr("waldelta.stages.apply.complete_rows.SOURCE_ROWS_PER_READ", 10)
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "update t set a = 'x'; delete from t where id = 7; insert into t values (7, 'x', 'new')"
     )
-    done = run(spark, job)
+    done = run(runner, job)
     assert (done.inserted, done.reread) == (35, 34)
     assert target_rows(job) == source_rows(database)
 
 
-def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded):
+def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decoded):
     """It isn't written, nor lost: quarantine holds what came, and the run says so."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 'NaN'), (2, 'a', {BIG}, 2)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set a = 'x'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("delete from t where id = 1")
     drained = replace(job, run_id="first")
     from waldelta.stages.apply.apply import apply
 
-    cut = apply(spark, drained).steps[0].targets[0]
+    cut = apply(runner, drained).steps[0].targets[0]
     assert target_rows(job) == source_rows(database)
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
@@ -196,27 +196,27 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     assert row.commit_ts is not None
     assert "no row with this key" in row.reason
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
-    run(spark, job, "second")
+    run(runner, job, "second")
     assert told(job)[-1][:2] == (RESOLVED, "1")
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 0
     assert target_rows(job) == source_rows(database)
 
 
 @pytest.mark.soak("a second way of a key into quarantine")
-def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
+def test_a_quarantined_row_whose_key_moved_comes_back(runner, database, job):
     """The update that moved it brings it, read by its new key; as an update of a missing row it
     would be skipped.
     """
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set a = 'x'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("update t set id = 5, m = 5")
     from waldelta.stages.apply.apply import apply
 
-    assert apply(spark, replace(job, run_id="first")).failures == {}
+    assert apply(runner, replace(job, run_id="first")).failures == {}
     assert target_rows(job) == []
-    done = run(spark, job, "second")
+    done = run(runner, job, "second")
     assert target_rows(job) == source_rows(database)
     assert done.skipped == 0
     assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (COMPLETED, "5")]
@@ -240,7 +240,7 @@ def kept(job, **key):
 
 @pytest.mark.nightly("messages of a quarantined row, which the page's tests read")
 @pytest.mark.usefixtures("compiled")
-def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
+def test_the_messages_that_a_row_came_from(runner, database, job, where_decoded):
     """All of them, as they were sent: of a row that moved, of one that was there before, and of one
     that stays in quarantine.
     """
@@ -248,7 +248,7 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
         f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 3) g; insert into t"
         " values (9, 'z')"
     )
-    sync(spark, job)
+    sync(runner, job)
     for statement in (
         "update t set a = 'x'; update t set m = 5 where id = 1",
         (
@@ -261,11 +261,11 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
         ),
     ):
         database.execute(statement)
-    drain(spark, job)
+    drain(runner, job)
     database.execute("alter table t rename column big to hidden")
     from waldelta.stages.apply.apply import apply
 
-    assert apply(spark, replace(job, run_id="first")).failures == {}
+    assert apply(runner, replace(job, run_id="first")).failures == {}
     rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.lake).rows("public.t", 1)}
     found = {
         key: "".join(chr(message.raw[0]) for message in row.messages) for key, row in rows.items()
@@ -280,18 +280,18 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
     # Updated, but still nowhere to be read.
     database.execute("alter table t rename column hidden to big")
     database.execute("delete from t where id in (1, 3); update t set m = 9 where id = 9")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("delete from t")
-    assert apply(spark, replace(job, run_id="second")).failures == {}
+    assert apply(runner, replace(job, run_id="second")).failures == {}
     assert kept(job) == ("9", "IUUUUU")
 
 
 @pytest.mark.nightly("a decision, as in test_gate")
-def test_a_discarded_row(spark, database, job):
+def test_a_discarded_row(runner, database, job):
     """The target lacks it for good, whatever its key is by then: what changes it finds no row, and
     a new row at its key is a new row.
     """
-    quarantine_rows(spark, database, job, 3)
+    quarantine_rows(runner, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     root = job.pipeline.target.root
     Ledger(Lake(root)).append_all(
@@ -328,7 +328,7 @@ def test_a_discarded_row(spark, database, job):
         "update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')"
     )
     database.execute("update t set id = 21 where id = 1")
-    counts = run(spark, job, "second")
+    counts = run(runner, job, "second")
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
@@ -341,7 +341,7 @@ def test_a_discarded_row(spark, database, job):
     assert (moved.run_id, moved.by) == ("second", None)
     assert moved.reason == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
     database.execute("delete from t where id = 21")
-    run(spark, job, "third")
+    run(runner, job, "third")
     assert quarantine.lacking("public.t", state.generation) == {}
 
 
@@ -349,7 +349,7 @@ class Killed(BaseException):
     """What no handler catches."""
 
 
-def retry_until(moment, spark, job, monkeypatch):
+def retry_until(moment, runner, job, monkeypatch):
     """A retry that is killed at a fault point, and leaves what it has staged."""
 
     def at(step):
@@ -359,7 +359,7 @@ def retry_until(moment, spark, job, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("waldelta.stages.repair.repair.fault_point", at)
         patched.setattr("waldelta.changes.stage.folders.remove_folder", lambda _: None)
-        run_retry(spark, job, by="Ann")
+        run_retry(runner, job, by="Ann")
 
 
 @pytest.fixture(
@@ -380,20 +380,20 @@ def merging(request, monkeypatch):
 
 
 @pytest.mark.nightly("a kill of each step of a retry")
-def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merging):
+def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, merging):
     """Whether it had committed is asked of the target: nothing is copied, nothing is put right
     twice, or too late.
 
     What was discarded goes on lacking in the generation that it begins, and in none that it didn't.
     """
-    quarantine_rows(spark, database, job, 5)
+    quarantine_rows(runner, database, job, 5)
     (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
     discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann", reason="noise")
     before = job.read_states()["public.t"]
     late = []
 
     def retry(run_id, moment=None):
-        retry_until(moment, spark, replace(job, run_id=run_id), monkeypatch)
+        retry_until(moment, runner, replace(job, run_id=run_id), monkeypatch)
 
     def is_as_before():
         state = job.read_states()["public.t"]
@@ -421,7 +421,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     with pytest.raises(Killed):
         retry("killed before", "repair.begun")
     assert (job.read_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
-    assert not run(spark, job, "next").rows
+    assert not run(runner, job, "next").rows
     is_as_before()
     if merging == "merge_rows_in_driver":
         assert not merge_rows_in_driver(*late[0])
@@ -435,7 +435,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     with pytest.raises(Killed):
         retry("killed after", "repair.merged")
     database.execute("update t set m = 8 where id = 3")
-    done = run(spark, job, "takes it up")
+    done = run(runner, job, "takes it up")
     state = job.read_states()["public.t"]
     assert (state.generation, state.status, state.reason) == (
         4,
@@ -453,25 +453,25 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     assert list_quarantined(job) == []
 
 
-def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypatch):
+def test_a_retry_that_is_killed_before_a_failover(runner, database, job, monkeypatch):
     """A failover judges by what is synced, so that a repair from before it may be ahead of the new
     primary: a copy isn't.
     """
-    quarantine_rows(spark, database, job, 1)
+    quarantine_rows(runner, database, job, 1)
     with pytest.raises(Killed):
-        retry_until("repair.merged", spark, job, monkeypatch)
+        retry_until("repair.merged", runner, job, monkeypatch)
     move = job.ledger.slot_moves()[-1]
     job.ledger.append(replace(move, at=now(), event="promoted", timeline=move.timeline + 1))
     with job.source.connect("test") as connection:
-        (found,), cuts = end_killed_repairs(spark, job, read_published(connection, job))
+        (found,), cuts = end_killed_repairs(runner, job, read_published(connection, job))
     assert (found.action, found.state.status, cuts) == (RequiredAction.COPY, "copying", {})
 
 
-def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
+def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     """As of a snapshot: also those that were changed, deleted or made anew since; then the stream
     goes on.
     """
-    quarantine_rows(spark, database, job, 4)
+    quarantine_rows(runner, database, job, 4)
     database.execute(
         "delete from t where id in (1, 2); insert into t values (2, 'z', 'new'); update t set m = 7"
         " where id = 4"
@@ -488,7 +488,11 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
         update={"quality": job.pipeline.quality.model_copy(update={"enabled": True})}
     )
     done = run_retry(
-        spark, replace(job, run_id="retry", pipeline=checked), ["public.t"], by="Ann", reason="back"
+        runner,
+        replace(job, run_id="retry", pipeline=checked),
+        ["public.t"],
+        by="Ann",
+        reason="back",
     )
     assert done.checked.passed == ["public.t"]
     known = {
@@ -507,15 +511,15 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     )
     # A second attempt at the run, whose first one may have ended before it had checked what it put
     # right.
-    assert run_retry(spark, replace(job, run_id="retry", pipeline=checked)).checked.passed == [
+    assert run_retry(runner, replace(job, run_id="retry", pipeline=checked)).checked.passed == [
         "public.t"
     ]
-    assert run_retry(spark, replace(job, run_id="again")).tables == {}
+    assert run_retry(runner, replace(job, run_id="again")).tables == {}
     database.execute(
         "update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where"
         " id = 2"
     )
-    run(spark, job, "later")
+    run(runner, job, "later")
     assert target_rows(job) == source_rows(database)
     # Where only a copy would be exact, the table stays as it is, and it is said why.
     before = job.read_states()["public.t"]
@@ -528,46 +532,46 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
         RunFailed,
         match=r"public\.t drifted .*: let a run, or sync --tables public\.t, repair that first",
     ):
-        run_retry(spark, replace(job, run_id="refused"))
+        run_retry(runner, replace(job, run_id="refused"))
     assert job.read_states()["public.t"] == before
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["50"]
 
 
-def test_a_column_that_was_dropped_meanwhile(spark, database, job):
+def test_a_column_that_was_dropped_meanwhile(runner, database, job):
     """Its value can't be read any more."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set a = 'x'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("alter table t drop column big")
-    run(spark, job)
+    run(runner, job)
     assert told(job) == [(QUARANTINED, "1", ["big"])]
     (row,) = Quarantine(job.lake).rows("public.t", 1)
     assert row.reason == "column big was dropped or changed on the source"
 
 
-def test_a_stale_row_at_the_key_goes(spark, database, job):
+def test_a_stale_row_at_the_key_goes(runner, database, job):
     """What the source deleted before the incomplete row came doesn't stay in its place."""
     database.execute(
         f"insert into t values (1, 'x', 'old', 1); insert into t values (2, 'a', {BIG}, 2)"
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute("delete from t where id = 1; update t set id = 1, a = 'x' where id = 2")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("delete from t")
     from waldelta.stages.apply.apply import apply
 
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
     assert target_rows(job) == []
     assert told(job) == [(QUARANTINED, "1", ["big"])]
 
 
-def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monkeypatch):
+def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job, monkeypatch):
     """Killed between quarantine and merge, the next run starts from the same watermark."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1), (2, 'a', {BIG}, 1)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set a = 'x'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("delete from t where id = 1")
 
     class Killed(BaseException):
@@ -580,24 +584,24 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
 
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
     with pytest.raises(Killed):
-        apply(spark, job)
+        apply(runner, job)
     assert len(told(job)) == 2
     monkeypatch.undo()
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
 
 
 @pytest.mark.parametrize("fate", ["killed", "slept"])
 def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
-    spark, database, job, monkeypatch, fate
+    runner, database, job, monkeypatch, fate
 ):
     """With later batches beside it nothing is incomplete any more: what was told is taken back, and
     isn't told any more.
     """
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set a = 'x'")
-    drain(spark, job)
+    drain(runner, job)
     database.execute("delete from t")
 
     def killed(*_):
@@ -609,7 +613,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
             "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
             " 'waldelta lock public.t'"
         )
-        run(spark, job, "the next")
+        run(runner, job, "the next")
         real(*args)
 
     from waldelta.stages.apply.apply import apply
@@ -617,32 +621,32 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
     if fate == "killed":
         monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
         with pytest.raises(Killed):
-            apply(spark, job)
+            apply(runner, job)
         monkeypatch.undo()
-        run(spark, job)
+        run(runner, job)
     else:
         monkeypatch.setattr(DeltaTarget, "create_with", slept)
-        assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
+        assert isinstance(apply(runner, job).failures["public.t"], LockHeld)
     assert (told(job), target_rows(job)) == ([], [])
 
 
-def test_a_key_change_whose_base_row_is_missing_is_skipped(spark, database, job):
+def test_a_key_change_whose_base_row_is_missing_is_skipped(runner, database, job):
     """As PostgreSQL's subscriber does; the value that wasn't sent is never made up."""
     database.execute(f"insert into t values (1, 'x', {BIG}, 1), (2, 'x', {BIG}, 2)")
-    sync(spark, job)
+    sync(runner, job)
     DeltaTable(job.lake.target("public.t").uri).delete("id = 1")
     database.execute("update t set id = id + 10")
-    done = run(spark, job)
+    done = run(runner, job)
     assert (done.updated, done.skipped) == (1, 1)
     assert target_rows(job) == source_rows(database)[1:]
 
 
 def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
-    spark, database, job, postgres, monkeypatch
+    runner, database, job, postgres, monkeypatch
 ):
     """A commit that waits for a synchronous standby is decoded before it is visible."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("alter system set synchronous_standby_names = 'absent'")
     database.execute("select pg_reload_conf()")
     from waldelta.stages.apply.apply import apply
@@ -654,16 +658,16 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
         wait_until(
             database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid
         )
-        drain(spark, job)
+        drain(runner, job)
         monkeypatch.setattr("waldelta.stages.apply._source_values.VISIBLE_TIMEOUT_S", 0.1)
-        assert isinstance(apply(spark, job).failures["public.t"], TransactionsStillOpen)
+        assert isinstance(apply(runner, job).failures["public.t"], TransactionsStillOpen)
         assert told(job) == []
     finally:
         database.execute("alter system reset synchronous_standby_names")
         database.execute("select pg_reload_conf()")
     wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
     waiting.close()
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
     assert target_rows(job) == source_rows(database)
     assert told(job) == [(COMPLETED, "1", ["big"])]
 

@@ -29,7 +29,7 @@ PER_BATCH = 150
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     database.execute(
         "create table t(id int primary key, a int, v text); create table u(id int primary key)"
     )
@@ -37,7 +37,7 @@ def job(spark, database, lake):
         database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH)
     )
     database.execute("insert into t select g, g, 'before' from generate_series(-9, 0) g")
-    sync(spark, made)
+    sync(runner, made)
     return made
 
 
@@ -57,14 +57,14 @@ class Held:
         self.upto, self.applied, self._batches, self._error = [], threading.Event(), batches, error
         apply, land = apply_module.apply_concurrently, flow.land_to_now
 
-        def noticed(spark, job, upto, *rest):
-            reached = apply(spark, job, upto, *rest)
+        def noticed(runner, job, upto, *rest):
+            reached = apply(runner, job, upto, *rest)
             if reached >= upto:
                 self.upto.append(upto)
                 self.applied.set()
             return reached
 
-        def held(spark, job, result, stage, on_landed):
+        def held(runner, job, result, stage, on_landed):
             def wait(batch):
                 on_landed(batch)
                 if batch.batch in self._batches:
@@ -73,14 +73,14 @@ class Held:
                     if self._error is not None and batch.batch == max(self._batches):
                         raise self._error
 
-            land(spark, job, result, stage, wait)
+            land(runner, job, result, stage, wait)
 
         monkeypatch.setattr(apply_module, "apply_concurrently", noticed)
         monkeypatch.setattr(flow, "land_to_now", held)
 
 
-def difference(spark, job, table="public.t"):
-    return compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()[table])
+def difference(runner, job, table="public.t"):
+    return compare_target(runner, job.source.conninfo, job.pipeline, job.read_states()[table])
 
 
 def in_cuts(job):
@@ -93,14 +93,14 @@ def in_cuts(job):
     )
 
 
-def test_steps_are_applied_while_others_land_and_told_once(spark, database, job, monkeypatch):
+def test_steps_are_applied_while_others_land_and_told_once(runner, database, job, monkeypatch):
     """The result adds up over all steps, each is a cut of its own, and the next run has nothing
     left to tell.
     """
     write(database, 4)
     database.execute("update t set v = 'after' where id <= 0")
     held = Held(monkeypatch, {1, 2})
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert held.upto[:2] == [1, 2]  # and those that came while the others landed
     assert (
         f"; {len(held.upto)} apply batches applied during landing" in result.stages["land"].detail
@@ -109,14 +109,14 @@ def test_steps_are_applied_while_others_land_and_told_once(spark, database, job,
     assert (told.inserted, told.updated, told.skipped) == (4 * PER_BATCH, 10, 0)
     assert result.landed.changes == 4 * PER_BATCH + 20  # with those of before the copy
     assert in_cuts(job) == 4 * PER_BATCH
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0
     assert result.landed.landed_as_of > 0
-    following = consume(spark, replace(job, run_id="following"))
+    following = consume(runner, replace(job, run_id="following"))
     assert (following.landed.changes, following.tables, following.warnings) == (0, {}, [])
 
 
 def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """As what a killed run has committed: the failed one has told of no table, so nobody takes it
     for checked.
@@ -125,21 +125,21 @@ def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(
     with monkeypatch.context() as patched:
         held = Held(patched, {1, 2}, SourceUnreachable("the server went away"))
         with pytest.raises(RunFailed) as caught:
-            consume(spark, job)
+            consume(runner, job)
     assert held.upto == [1, 2]
     failed = caught.value.result
     assert (failed.stages["land"].error["class"], failed.tables) == ("SourceUnreachable", {})
     assert "apply" not in failed.stages
     database.execute("delete from t where id = 1")
-    following = consume(spark, replace(job, run_id="following"))
+    following = consume(runner, replace(job, run_id="following"))
     told = following.tables["public.t"]
     assert (told.inserted, told.deleted) == (3 * PER_BATCH, 1)
     assert in_cuts(job) == 3 * PER_BATCH
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0
 
 
 @pytest.mark.nightly("a failing table beside a landing")
-def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, job, monkeypatch):
+def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(runner, database, job, monkeypatch):
     """It holds up neither landing nor the others, isn't tried at each step, and is applied once it
     can be, within the same run.
     """
@@ -152,9 +152,9 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
         [],
     )
 
-    def apply(spark, job, upto, applied, caller):
+    def apply(runner, job, upto, applied, caller):
         with target_lock(job, "public.u"):
-            reached = real(spark, job, upto, applied, caller)
+            reached = real(runner, job, upto, applied, caller)
         assert list(applied.failures) == ["public.u"]
         meanwhile[:] = tried
         return reached
@@ -166,12 +166,12 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
     monkeypatch.setattr(apply_module, "apply_concurrently", apply)
     monkeypatch.setattr(apply_module, "_apply_locked", noticed)
     Held(monkeypatch, {1, 2})
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (
         20,
         3 * PER_BATCH,
     )
-    assert (difference(spark, job).rows, difference(spark, job, "public.u").rows) == (0, 0)
+    assert (difference(runner, job).rows, difference(runner, job, "public.u").rows) == (0, 0)
     assert meanwhile[:3] == ["public.t", "public.u", "public.t"]
     assert meanwhile.count("public.u") == 1
     # While one of them was behind there was no cut.
@@ -182,34 +182,34 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
 
 @pytest.mark.nightly("a kill beside a landing")
 def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """And told once, by the apply behind the landing."""
     write(database, 1)
     with monkeypatch.context() as patched:
         patched.setattr(apply_module, "finish_step", killed)
         with pytest.raises(RunFailed, match="killed"):
-            consume(spark, replace(job, run_id="killed"))
+            consume(runner, replace(job, run_id="killed"))
     assert in_cuts(job) == 0
     for first in (1001, 1051, 1101, 1151, 1201, 1251):
         database.execute(
             f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g"
         )
     Held(monkeypatch, {2})
-    result = consume(spark, replace(job, run_id="following"))
+    result = consume(runner, replace(job, run_id="following"))
     assert result.tables["public.t"].inserted == in_cuts(job) == 3 * PER_BATCH
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0
 
 
 @pytest.mark.soak("a race of two stages")
 def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """It is marked while more lands, by a column's new type, and copied behind the landing;
     meanwhile the last cut stands.
     """
     database.execute("insert into t select g, g, 'v' from generate_series(1, 9) g")
-    consume(spark, replace(job, run_id="first"))
+    consume(runner, replace(job, run_id="first"))
     (first,) = job.ledger.batches()
     database.execute("alter table t alter a type text using 'n' || a")
     write_more = "insert into t select g, 'n', 'v' from generate_series({}, {}) g"
@@ -223,18 +223,18 @@ def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(
         real(*args)
 
     monkeypatch.setitem(flow.CONSUME_STAGES, "apply", applied)
-    result = consume(spark, replace(job, run_id="second"))
+    result = consume(runner, replace(job, run_id="second"))
     assert held.upto
     assert cuts == [first]
     assert any("copied again" in warning for warning in result.warnings), result.warnings
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0
 
 
 def killed(*_, **__):
     raise RuntimeError("killed")
 
 
-def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypatch):
+def test_no_cut_holds_a_copy_that_is_ahead_of_it(runner, database, lake, monkeypatch):
     """A table that was copied at the end of a backlog has more than the steps before: the first cut
     is the one that has caught up with it.
     """
@@ -244,19 +244,19 @@ def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypa
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH)
     )
-    sync(spark, job, ["public.t"])
+    sync(runner, job, ["public.t"])
     write(database, 4)
     database.execute("insert into u select g from generate_series(1, 20) g")
-    sync(spark, job, ["public.u"])
+    sync(runner, job, ["public.u"])
     held = Held(monkeypatch, {1, 2})
-    consume(spark, job)
+    consume(runner, job)
     assert held.upto[:2] == [1, 2]
     last = job.change_log(job.read_identity()).last_batch()
     assert [(cut.batch, len(cut.targets)) for cut in job.ledger.batches()] == [(last, 2)]
 
 
 @pytest.mark.soak("a race of two stages")
-def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job, monkeypatch):
+def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(runner, database, job, monkeypatch):
     """The ledger's first run row, of an initial sync, say, comes in between: what was applied
     before isn't forgotten for it.
     """
@@ -264,19 +264,19 @@ def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job,
     Held(monkeypatch, {1, 2})
     real = apply_module.apply_concurrently
 
-    def apply(spark, job, upto, *rest):
-        reached = real(spark, job, upto, *rest)
+    def apply(runner, job, upto, *rest):
+        reached = real(runner, job, upto, *rest)
         if upto == 2:
             RunResult("sync", "initial_sync", "succeeded").record(job)
         return reached
 
     monkeypatch.setattr(apply_module, "apply_concurrently", apply)
-    assert consume(spark, job).tables["public.t"].inserted == 4 * PER_BATCH
+    assert consume(runner, job).tables["public.t"].inserted == 4 * PER_BATCH
 
 
 @pytest.mark.soak("a race of two stages")
 def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_meanwhile(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """The first step is its, which fails again; those that follow are the others'."""
     for first in range(1, 3 * PER_BATCH, 50):
@@ -291,23 +291,23 @@ def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_mean
 
     monkeypatch.setattr(apply_module, "_apply_locked", locked)
     with pytest.raises(RunFailed, match="its columns changed"):
-        consume(spark, replace(job, run_id="before"))
+        consume(runner, replace(job, run_id="before"))
     done.clear()
     last = job.change_log(job.read_identity()).last_batch()
     write(database, 4)
     held = Held(monkeypatch, {last + 1, last + 2, last + 3})
     with pytest.raises(RunFailed, match="its columns changed") as caught:
-        consume(spark, replace(job, run_id="second"))
+        consume(runner, replace(job, run_id="second"))
     meanwhile = [batches for in_main, batches in done if not in_main]
     assert meanwhile[-1][1] == last + 3
     assert (
         f"; {len(held.upto)} apply batches applied during landing"
         in caught.value.result.stages["land"].detail
     )
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0
 
 
-def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, monkeypatch):
+def test_what_was_applied_to_a_table_that_left_is_told(runner, database, job, monkeypatch):
     """It left behind the step that was applied: nobody would ask for it later."""
     write(database, 3)
     real = flow.apply_stage
@@ -320,13 +320,13 @@ def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, mon
 
     monkeypatch.setitem(flow.CONSUME_STAGES, "apply", left)
     held = Held(monkeypatch, {1, 2})
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert held.upto[:2] == [1, 2]
     assert result.tables["public.t"].inserted >= 2 * PER_BATCH
     assert result.targets.unpublished == ["public.t"]
 
 
-def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monkeypatch):
+def test_a_look_finds_what_was_applied_and_never_told(runner, database, job, monkeypatch):
     """All that had landed was applied when landing failed, and nothing follows on the source: a run
     is worth it all the same, once.
     """
@@ -338,20 +338,20 @@ def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monk
     with monkeypatch.context() as patched:
         Held(patched, {1, 2}, SourceUnreachable("the server went away"))
         with pytest.raises(RunFailed):
-            consume(spark, job)
+            consume(runner, job)
     found = check_idle(job)
     assert (found.has_work, found.reason) == (
         True,
         "a run ended before it reported what it applied",
     )
-    following = consume(spark, replace(job, run_id="following"))
+    following = consume(runner, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
     assert not check_idle(job).has_work
 
 
 @pytest.mark.parametrize("fails_in", ["select_targets", "_apply_upto"])
 def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
-    spark, database, job, monkeypatch, fails_in
+    runner, database, job, monkeypatch, fails_in
 ):
     """Nothing follows on the source, and a table has left: a look finds it, and that run tells all
     of it.
@@ -378,15 +378,15 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
     with monkeypatch.context() as patched:
         patched.setattr(apply_module, fails_in, behind)
         with pytest.raises(RunFailed):
-            consume(spark, job)
+            consume(runner, job)
     assert check_idle(job).reason == "a run ended before it reported what it applied"
-    following = consume(spark, replace(job, run_id="following"))
+    following = consume(runner, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
     assert not check_idle(job).has_work
 
 
 @pytest.mark.soak("a race of two stages")
-def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake, monkeypatch):
+def test_a_truncated_root_is_no_riddle_to_the_apply_behind(runner, database, lake, monkeypatch):
     """Its TRUNCATE was applied meanwhile, however many batches ago, when nobody could tell yet what
     emptied the leaves.
     """
@@ -399,7 +399,7 @@ def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.p"], batch=BATCH))
     name = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {name} set (publish_via_partition_root = true)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("truncate p")
     for first in range(1, 3 * PER_BATCH, 50):
         database.execute(
@@ -407,14 +407,14 @@ def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake
             f" generate_series({first}, {first + 49}) g"
         )
     held = Held(monkeypatch, {1, 2})
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert held.upto[:2] == [1, 2]
     assert result.warnings == []
-    assert difference(spark, job, "public.p").rows == 0
+    assert difference(runner, job, "public.p").rows == 0
 
 
 @pytest.mark.nightly("a schema change beside a landing")
-def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypatch):
+def test_columns_that_come_and_go_while_it_lands(runner, database, job, monkeypatch):
     """Each step goes by the catalogs as they are when it has landed; what was written later is the
     next step's.
     """
@@ -422,14 +422,14 @@ def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypat
     database.execute("alter table t add column w text default 'w', drop column a")
     database.execute("insert into t (id, v) select g, 'new' from generate_series(1001, 1150) g")
     held = Held(monkeypatch, {1})
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert held.upto[:1] == [1]
-    assert (result.tables["public.t"].inserted, difference(spark, job).rows) == (3 * PER_BATCH, 0)
+    assert (result.tables["public.t"].inserted, difference(runner, job).rows) == (3 * PER_BATCH, 0)
 
 
 @pytest.mark.soak("a race of two stages")
 def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(
-    spark, database, lake, monkeypatch
+    runner, database, lake, monkeypatch
 ):
     """Meanwhile it is left alone; the apply behind the landing tells and repairs it: rows enter and
     leave, no copy is made.
@@ -439,14 +439,14 @@ def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(
         " generate_series(-50, 0) g"
     )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=BATCH))
-    sync(spark, job)
+    sync(runner, job)
     for first in range(1, 2 * PER_BATCH, 50):
         database.execute(f"insert into t select g, g from generate_series({first}, {first + 49}) g")
     database.execute(
         f"alter publication {job.pipeline.source.publications[0].name} set table t where (a > -20)"
     )
     held = Held(monkeypatch, {1})
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert held.upto[:1] == [1]
     assert any("it was repaired" in warning for warning in result.warnings), result.warnings
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0

@@ -79,17 +79,17 @@ def _float(value: float) -> str:
     return "NaN" if math.isnan(value) else repr(value).removesuffix(".0")
 
 
-def run(spark, job) -> tuple[int, int, int, int]:
+def run(runner, job) -> tuple[int, int, int, int]:
     """Consume; returns the rows inserted, updated, deleted and skipped, as the run tells them."""
-    told = consume(spark, job).tables.get("public.t", TableResult())
+    told = consume(runner, job).tables.get("public.t", TableResult())
     return told.inserted, told.updated, told.deleted, told.skipped
 
 
 @pytest.mark.soak("the same changes, counted run by run")
-def test_each_change_touches_one_copy(spark, database, job, where_decoded):
+def test_each_change_touches_one_copy(runner, database, job, where_decoded):
     """Duplicates and nulls are counted, not merged; so is what each run did."""
     database.execute("insert into t(a, b) select 'x', null from generate_series(1, 3)")
-    sync(spark, job)
+    sync(runner, job)
     one = "(select ctid from t where a = 'x' limit 1)"
     for statement, done in [
         (f"delete from t where ctid = {one}", (0, 0, 1, 0)),
@@ -107,71 +107,71 @@ def test_each_change_touches_one_copy(spark, database, job, where_decoded):
         ),
     ]:
         database.execute(statement)
-        told = run(spark, job)
+        told = run(runner, job)
         assert target_rows(job) == source_rows(database.connection), statement
         assert told == done, statement
 
 
 @pytest.mark.soak("values of one type only")
-def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
+def test_rows_that_differ_only_where_the_type_fails(runner, database, job):
     """numeric(10,2) holds no NaN: such values lie beside the row, and still tell rows apart."""
     database.execute("insert into t(a, m) values ('x', 'NaN'), ('x', null), ('x', 'NaN')")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("delete from t where m is null; update t set a = 'y' where ctid = '(0,1)'")
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job) == source_rows(database.connection)
 
 
 @pytest.mark.soak("values of one type only")
 @pytest.mark.parametrize("one, other", [("f = '0'", "f = '-0'"), ("n = 1.0", "n = 1.00")])
-def test_equal_rows_written_differently(spark, database, job, one, other):
+def test_equal_rows_written_differently(runner, database, job, one, other):
     """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as
     there is one.
     """
     for condition in (one, other):
         column, value = condition.split(" = ")
         database.execute(f"insert into t({column}) values ({value})")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("delete from t where ctid = '(0,2)'")
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job) == source_rows(database.connection)
     assert sum(target_rows(job).values()) == 1
 
 
 @pytest.mark.soak("values of one type only")
-def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, job):
+def test_an_equal_row_is_taken_where_the_very_same_is_missing(runner, database, job):
     """As PostgreSQL's subscriber, which compares by the type's equality."""
     database.execute("insert into t(n, f) values (1.00, '-0')")
-    sync(spark, job)
-    spark.sql(f"update delta.`{job.lake.target('public.t').uri}` set n = '1.0', f = 0.0D")
+    sync(runner, job)
+    runner.spark().sql(f"update delta.`{job.lake.target('public.t').uri}` set n = '1.0', f = 0.0D")
     database.execute("update t set a = 'found'")
-    assert run(spark, job) == (0, 1, 0, 0)
+    assert run(runner, job) == (0, 1, 0, 0)
     assert target_rows(job) == source_rows(database.connection)
 
 
-def test_missing_rows_are_skipped_and_counted(spark, database, job):
+def test_missing_rows_are_skipped_and_counted(runner, database, job):
     """An update of a row that the target lacks adds none, and the commit says what was done, to a
     later run too. Spark plans it for 60 columns, in time that doesn't double with each of them.
     """
     wide = ", ".join(f"add column c{n} int default {n}" for n in range(50))
     database.execute(f"alter table t {wide}")
     database.execute("insert into t(a, b) values ('x', 1), ('x', 1), ('y', 2)")
-    sync(spark, job)
-    spark.sql(f"delete from delta.`{job.lake.target('public.t').uri}` where a = 'y'")
+    sync(runner, job)
+    runner.spark().sql(f"delete from delta.`{job.lake.target('public.t').uri}` where a = 'y'")
     database.execute(
         "update t set b = 3 where a = 'y'; delete from t; insert into t(a) values ('new')"
     )
-    assert run(spark, job) == (1, 0, 2, 1)
+    assert run(runner, job) == (1, 0, 2, 1)
     assert target_rows(job) == source_rows(database.connection)
 
 
 @pytest.mark.soak("another moment of a kill")
-def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, monkeypatch):
+def test_what_a_killed_run_rewrote_is_told_by_the_next(runner, database, job, monkeypatch):
     """Delta's metrics of a rewrite say nothing of it: the commit itself carries the counts."""
     database.execute("insert into t(a) select 'x' from generate_series(1, 5)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("delete from t where ctid = '(0,1)'; update t set b = 1 where ctid = '(0,2)'")
-    drain(spark, job)
+    drain(runner, job)
 
     class Killed(BaseException):
         pass
@@ -181,16 +181,16 @@ def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, mon
 
     monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
     with pytest.raises(Killed):
-        apply(spark, job)
+        apply(runner, job)
     monkeypatch.undo()
-    assert run(spark, job) == (0, 1, 1, 0)
+    assert run(runner, job) == (0, 1, 1, 0)
 
 
 @pytest.mark.soak("a second kind of change")
-def test_a_column_added_between_changes(spark, database, job):
+def test_a_column_added_between_changes(runner, database, job):
     """Old rows show the default, in the target, in the stream before it and in that after it."""
     database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "update t set a = 'y' where ctid = '(0,1)'; insert into t(a) values ('z'), ('z')"
     )
@@ -199,10 +199,11 @@ def test_a_column_added_between_changes(spark, database, job):
         " '(0,9)'"
     )
     database.execute("update t set extra = 8 where a = 'y'; delete from t where ctid = '(0,2)'")
-    run(spark, job)
+    run(runner, job)
     assert target_rows(job) == source_rows(database.connection)
     extra = (
-        spark.read.format("delta")
+        runner.spark()
+        .read.format("delta")
         .load(job.lake.target("public.t").uri)
         .groupBy("extra")
         .count()
@@ -213,24 +214,24 @@ def test_a_column_added_between_changes(spark, database, job):
     )
 
 
-def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
+def test_a_change_without_its_whole_old_row_copies_again(runner, database, job):
     """Another replica identity sends less than it takes to find the row: the table is copied, then
     with a key.
     """
     database.execute("insert into t(a, b) values ('x', 1)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("alter table t alter b set not null; create unique index i on t(b)")
     database.execute("alter table t replica identity using index i; delete from t")
-    drain(spark, job)
-    applied = apply(spark, job)
+    drain(runner, job)
+    applied = apply(runner, job)
     assert (applied.failures, list(applied.outdated)) == ({}, ["public.t"])
     database.execute(
         "insert into t(a, b) values ('y', 2), ('z', 3); update t set a = 'w' where b = 2"
     )
-    (warning,) = consume(spark, job).warnings
+    (warning,) = consume(runner, job).warnings
     assert warning.startswith("public.t: an update or delete of a table without a key")
     database.execute("delete from t where b = 3")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     assert job.read_states()["public.t"].key_columns == ["b"]
     assert target_rows(job) == source_rows(database.connection)
 
@@ -278,14 +279,14 @@ def equal_rows(rows: Counter) -> Counter:
 
 
 @pytest.mark.soak("random changes against a native subscriber")
-def test_random_changes_of_copies(spark, database, postgres, job):
+def test_random_changes_of_copies(runner, database, postgres, job):
     """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own
     subscriber agrees.
     """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    sync(spark, job)
+    sync(runner, job)
     publication = f"s_{database.name}_pub"
     with native_subscriber(postgres, database, [publication], lambda c: c.execute(DDL)) as (
         subscriber,
@@ -294,22 +295,22 @@ def test_random_changes_of_copies(spark, database, postgres, job):
         for _ in range(3):
             for _ in range(40):
                 database.execute(random_statement(rng))
-            run(spark, job)
+            run(runner, job)
             expected = source_rows(database.connection)
             assert target_rows(job) == expected, seed
         wait_until_caught_up(database, slot)
         assert equal_rows(source_rows(subscriber)) == equal_rows(expected), seed
 
 
-def test_a_column_of_another_writer_keeps_its_values(spark, database, job):
+def test_a_column_of_another_writer_keeps_its_values(runner, database, job):
     """In rows that change, too; new ones have none."""
     database.execute("insert into t(a, b) values ('x', 1), ('x', 2)")
-    sync(spark, job)
+    sync(runner, job)
     target = job.lake.target("public.t")
-    spark.sql(f"alter table {target.relation} add columns (note string)")
-    spark.sql(f"update {target.relation} set note = concat('of ', b)")
+    runner.spark().sql(f"alter table {target.relation} add columns (note string)")
+    runner.spark().sql(f"update {target.relation} set note = concat('of ', b)")
     database.execute("update t set b = 3 where b = 2; insert into t(a) values ('z')")
-    assert run(spark, job) == (1, 1, 0, 0)
+    assert run(runner, job) == (1, 1, 0, 0)
     rows = read_target(target.uri, "b", "note")
     assert Counter((row["b"], row["note"]) for row in rows) == Counter(
         [(1, "of 1"), (3, "of 2"), (None, None)]

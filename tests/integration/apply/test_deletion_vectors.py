@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 @pytest.fixture
-def pipeline(spark, database, lake):
+def pipeline(runner, database, lake):
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'v' || g from generate_series(1, 1000) g")
     made = Pipeline(
@@ -33,7 +33,7 @@ def pipeline(spark, database, lake):
         )
     )
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made
 
 
@@ -69,7 +69,7 @@ def rows(pipeline):
     return tuple(found.column(i)[0].as_py() for i in (0, 1, 2))
 
 
-def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline, monkeypatch):
+def test_changed_rows_are_marked_and_their_files_stay(runner, database, pipeline, monkeypatch):
     """Updates and deletes equal the source's rows for every reader, and the files of marks are
     forced onto the disk too.
     """
@@ -85,46 +85,55 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
         database.execute(everything),
     )
     database.execute("update t set v = 'new' where id % 100 = 0; delete from t where id % 100 = 1")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     adds, files = marked(pipeline)
     assert adds
     assert files
     assert {str(f) for f in files} <= set(synced)
     job = pipeline.job()
     assert (
-        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        compare_target(
+            runner, job.source.conninfo, job.pipeline, job.read_states()["public.t"]
+        ).rows
         == 0
     )
     assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
 
 
 @pytest.mark.soak("a second maintenance of the same files")
-def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch):
+def test_switched_off_the_marks_go(runner, database, pipeline, lake, monkeypatch):
     """Maintenance writes the marked files anew, and later changes mark nothing."""
     database.execute("update t set v = 'new' where id = 5")
-    pipeline.consume(spark)
-    assert marked_rows(spark, pipeline) == 1
+    pipeline.consume(runner)
+    assert marked_rows(runner, pipeline) == 1
     plain = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.t"]))
     monkeypatch.setattr(
         "waldelta.stages.maintain.maintain._compact", lambda *_: None
     )  # it would write so small a table anew anyway
-    plain.maintain(spark)
-    assert marked_rows(spark, pipeline) == 0
+    plain.maintain(runner)
+    assert marked_rows(runner, pipeline) == 0
     database.execute("update t set v = 'newer' where id = 6")
-    plain.consume(spark)
-    assert marked_rows(spark, plain) == 0
+    plain.consume(runner)
+    assert marked_rows(runner, plain) == 0
     job = plain.job()
     assert (
-        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        compare_target(
+            runner, job.source.conninfo, job.pipeline, job.read_states()["public.t"]
+        ).rows
         == 0
     )
 
 
-def marked_rows(spark, pipeline):
+def marked_rows(runner, pipeline):
     """What the target's files hold beyond its rows."""
     uri = pipeline.target_path("public.t")
     files = [
         row[0]
-        for row in spark.sql(f"select distinct input_file_name() from delta.`{uri}`").collect()
+        for row in runner.spark()
+        .sql(f"select distinct input_file_name() from delta.`{uri}`")
+        .collect()
     ]
-    return spark.read.parquet(*files).count() - spark.read.format("delta").load(uri).count()
+    return (
+        runner.spark().read.parquet(*files).count()
+        - runner.spark().read.format("delta").load(uri).count()
+    )

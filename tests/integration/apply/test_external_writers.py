@@ -49,7 +49,7 @@ def append(_, uri):
 
 
 def sql(statement):
-    return lambda spark, uri: spark.sql(statement.format(f"delta.`{uri}`")).collect()
+    return lambda runner, uri: runner.spark().sql(statement.format(f"delta.`{uri}`")).collect()
 
 
 def update(_, uri):
@@ -86,9 +86,11 @@ BETWEEN = {
     "t_append": Foreign(append, "WRITE"),
     "t_update": Foreign(sql("update {} set v = 'foreign' where id = 1"), "UPDATE"),
     "t_restore": Foreign(
-        lambda spark, uri: spark.sql(
-            f"restore delta.`{uri}` to version as of {DeltaTable(uri).version() - 1}"
-        ).collect(),
+        lambda runner, uri: (
+            runner.spark()
+            .sql(f"restore delta.`{uri}` to version as of {DeltaTable(uri).version() - 1}")
+            .collect()
+        ),
         "RESTORE",
     ),
     "t_compact": Foreign(compact),
@@ -111,7 +113,7 @@ def spark(spark_jvm):
 
 
 @pytest.fixture(scope="module")
-def pipeline(spark, database, tmp_path_factory):
+def pipeline(runner, database, tmp_path_factory):
     """Of tables with a key, each with two rows; small ones, and without our columns, so that
     anybody can write to them.
     """
@@ -124,7 +126,7 @@ def pipeline(spark, database, tmp_path_factory):
         pipeline_file(lake, f"s_{database.name}", [f"public.{n}" for n in TABLES], target=target)
     )
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made
 
 
@@ -192,7 +194,7 @@ def by_spark(monkeypatch, acts):
     monkeypatch.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
     real = waldelta.changes.merge.merge._merge
 
-    def merge(spark, job, source, plan, tag, fence):
+    def merge(runner, job, source, plan, tag, fence):
         table = plan.state.table_name.removeprefix("public.")
 
         def beside(_):
@@ -200,8 +202,8 @@ def by_spark(monkeypatch, acts):
             return True
 
         name = f"beside_{table}"
-        spark.udf.register(name, beside, BooleanType())
-        return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, fence)
+        runner.spark().udf.register(name, beside, BooleanType())
+        return real(runner, job, f"(select * from {source} where {name}(action))", plan, tag, fence)
 
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
 
@@ -209,7 +211,7 @@ def by_spark(monkeypatch, acts):
 @pytest.mark.soak("a race with another writer")
 @pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])
 def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
-    spark, pipeline, add, change, monkeypatch, tmp_path, way, number
+    runner, pipeline, add, change, monkeypatch, tmp_path, way, number
 ):
     """The merge is done again on what they left; what changed data is told by the same run."""
 
@@ -220,11 +222,11 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
             (tmp_path / f"{name}.rows").write_text(repr(rows_of(pipeline, name)))
 
     add(100 + number)
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     change(number)
     with monkeypatch.context() as patch:
         way(patch, act)
-        result = pipeline.consume(spark)
+        result = pipeline.consume(runner)
     assert sorted(told_by(result)) == names(BESIDE)
     expected = {}
     for name in TABLES:
@@ -233,21 +235,21 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     assert {name: rows_of(pipeline, name) for name in TABLES} == {
         n: sorted(e.items()) for n, e in expected.items()
     }
-    assert pipeline.consume(spark).warnings == []
+    assert pipeline.consume(runner).warnings == []
 
 
 @pytest.mark.soak("a second record of the same commits")
 def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
-    spark, database, pipeline, add, change
+    runner, database, pipeline, add, change
 ):
     """Until the table is copied again, or compared with its source."""
     add(30)
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     before = {name: DeltaTable(target_uri_of(pipeline, name)).version() for name in TABLES}
     for name, foreign in BETWEEN.items():
-        foreign.act(spark, target_uri_of(pipeline, name))
+        foreign.act(runner, target_uri_of(pipeline, name))
     database.execute("insert into t_compact values (31, 'source')")
-    result = pipeline.consume(spark)
+    result = pipeline.consume(runner)
     assert sorted(told_by(result)) == names(BETWEEN)
     assert result.targets.foreign_commits == [f"public.{name}" for name in names(BETWEEN)]
     for name in names(BETWEEN):
@@ -262,20 +264,20 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     assert sorted(name for name, count in recorded.items() if count) == names(BETWEEN)
 
     change(32)
-    assert pipeline.consume(spark).warnings == []
-    pipeline.resync(spark, ["public.t_append"])
-    pipeline.sync(spark, ["public.t_other"], "mended")
+    assert pipeline.consume(runner).warnings == []
+    pipeline.resync(runner, ["public.t_append"])
+    pipeline.sync(runner, ["public.t_other"], "mended")
     targets = pipeline.status()["targets"]
     for name in ("t_append", "t_other"):
         assert rows_of(pipeline, name) == database.execute(f"select * from {name} order by id")
         assert targets[f"public.{name}"]["external_commits"] == []
     assert len(targets["public.t_update"]["external_commits"]) == recorded["t_update"]
     change(33)
-    assert pipeline.consume(spark).warnings == []
+    assert pipeline.consume(runner).warnings == []
 
 
 @pytest.mark.soak("cuts of many versions")
-def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
+def test_a_cut_is_given_as_long_as_it_can_be_read(runner, pipeline, add):
     """At later versions of the same rows where a VACUUM took the older ones' files; an older cut
     otherwise, or none.
     """
@@ -286,7 +288,7 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
         return cut
 
     add(40)
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     then = {name: rows_of(pipeline, name) for name in TABLES}
     cut = is_read_as(then)
     for name in TABLES:
@@ -294,21 +296,21 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     with pytest.raises((OSError, DeltaError)):
         rows_of(pipeline, "t_append", cut["public.t_append"])
     assert is_read_as(then)["public.t_append"] > cut["public.t_append"]
-    pipeline.maintain(spark)
+    pipeline.maintain(runner)
     # renewed, so that no log has to reach back behind it
     assert pipeline.job().ledger.last_cut().targets == [
         TargetCut(t.table_name, t.generation, is_read_as(then)[t.table_name])
         for t in pipeline.job().ledger.last_cut().targets
     ]
 
-    sql("update {} set v = 'foreign' where id = 1")(spark, target_uri_of(pipeline, "t_other"))
+    sql("update {} set v = 'foreign' where id = 1")(runner, target_uri_of(pipeline, "t_other"))
     is_read_as(then)
     vacuum(None, target_uri_of(pipeline, "t_other"))
     with pytest.raises(StateError, match="no consistent cut can be read"):
         pipeline.cut()
     assert "no consistent cut can be read" in pipeline.status()["last_cut"]["problem"]
     add(41)
-    told = pipeline.consume(spark).warnings
+    told = pipeline.consume(runner).warnings
     assert any(
         "a VACUUM kept fewer versions" in text and "marked as expired" in text for text in told
     ), told
@@ -319,7 +321,7 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
 
 
 def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commit(
-    spark, database, lake, tmp_path
+    runner, database, lake, tmp_path
 ):
     """Such a copy compares its rows with the target's."""
     database.execute(
@@ -333,15 +335,15 @@ def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commi
     )
     made = Pipeline(file)
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     folder = local_path(target_uri_of(made, "s_kept"))
     _stray(folder, tmp_path / "outside", _fifo)
-    told = _failure_of(lambda: made.resync(spark, ["public.s_kept"]))
+    told = _failure_of(lambda: made.resync(runner, ["public.s_kept"]))
     assert re.search(r"s_kept\b.*not a regular file.*move the table's folder away first", told), (
         told
     )
     shutil.move(folder, tmp_path / "away")
-    made.resync(spark, ["public.s_kept"])
+    made.resync(runner, ["public.s_kept"])
     assert rows_of(made, "s_kept") == [(1, "a")]
 
 
@@ -366,11 +368,11 @@ STRAYS = {
     "s_entry": None,
 }
 READING = {
-    "consume": lambda pipeline, spark: pipeline.consume(spark),
-    "reconcile": lambda pipeline, spark: pipeline.reconcile(spark),
-    "repair": lambda pipeline, spark: pipeline.reconcile(spark, repair=True),
-    "validate": lambda pipeline, spark: pipeline.validate(spark),
-    "maintain": lambda pipeline, spark: pipeline.maintain(spark),
+    "consume": lambda pipeline, runner: pipeline.consume(runner),
+    "reconcile": lambda pipeline, runner: pipeline.reconcile(runner),
+    "repair": lambda pipeline, runner: pipeline.reconcile(runner, repair=True),
+    "validate": lambda pipeline, runner: pipeline.validate(runner),
+    "maintain": lambda pipeline, runner: pipeline.maintain(runner),
 }
 
 
@@ -413,7 +415,7 @@ def _failure_of(act, seconds=240):
 
 
 def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
-    spark, database, lake, tmp_path
+    runner, database, lake, tmp_path
 ):
     """Not even one that would be read before any run applies changes again; other tables go on."""
     tables = [*STRAYS, "s_fine"]
@@ -425,17 +427,17 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
         pipeline_file(lake, f"s_stray_{database.name}", [f"public.{name}" for name in tables])
     )
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     for name in tables:
         database.execute(f"insert into {name} values (2, 'b')")
-    made.consume(spark)
+    made.consume(runner)
     for name, act in STRAYS.items():
         _stray(local_path(target_uri_of(made, name)), tmp_path / f"outside_{name}", act)
     versions = {name: DeltaTable(target_uri_of(made, name)).version() for name in STRAYS}
     for name in tables:
         database.execute(f"update {name} set v = 'c' where id = 1")
     for verb, act in READING.items():
-        told = _failure_of(lambda act=act: act(made, spark))
+        told = _failure_of(lambda act=act: act(made, runner))
         wrong = {
             name: re.search(rf"{name}\b[^\n]*(isn't in its folder|not a regular file)[^\n]*", told)
             for name in STRAYS
@@ -450,5 +452,5 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
     for entry in local_path(target_uri_of(made, "s_entry")).glob("_delta_log/*.json"):
         if entry.is_fifo():
             entry.unlink()
-    made.resync(spark, [f"public.{name}" for name in copied])
+    made.resync(runner, [f"public.{name}" for name in copied])
     assert [rows_of(made, name) for name in copied] == [[(1, "c"), (2, "b")]] * len(copied)

@@ -36,20 +36,20 @@ RANGES = [(1, 900), (1001, 1900), (2001, 2900), (3001, 3900)]
 
 
 @pytest.fixture
-def pipeline(spark, database, lake):
+def pipeline(runner, database, lake):
     for name, (kind, _) in KEYS.items():
         database.execute(f"create table k_{name}(k {kind} primary key, v text)")
     made = Pipeline(
         pipeline_file(lake, f"s_{database.name}", [f"public.k_{name}" for name in KEYS])
     )
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made
 
 
 @pytest.mark.usefixtures("merged_by_tasks")
 @pytest.mark.soak("a bound that unit tests cover")
-def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeline, monkeypatch):
+def test_only_files_that_may_hold_a_changed_key_are_read(runner, database, pipeline, monkeypatch):
     """Of four files, one written by Spark, the two that hold the changed keys; and then the targets
     equal their source.
     """
@@ -61,7 +61,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
         with monkeypatch.context() as by_spark:
             if number == 0:
                 by_spark.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
-            pipeline.consume(spark)
+            pipeline.consume(runner)
     files = {name: paths(pipeline, name) for name in KEYS}
     read, begun = {}, module._begun
 
@@ -82,7 +82,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
             f"delete from k_{name} where k in (select {value} from generate_series(2001, 2900,"
             " 3) g)"
         )
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     counts = {
         name: (len(read[name]), len(files[name]), len(files[name] & paths(pipeline, name)))
         for name in KEYS
@@ -91,7 +91,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
     job = pipeline.job()
     for name in KEYS:
         state = job.read_states()[f"public.k_{name}"]
-        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
+        assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0, name
 
 
 def paths(pipeline, name) -> set[str]:

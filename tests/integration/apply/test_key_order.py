@@ -76,13 +76,13 @@ def write(database, tables, *statements: str, column=COLUMN) -> None:
             database.execute(statement.format(name, column))
 
 
-def check_targets(spark, made) -> None:
+def check_targets(runner, made) -> None:
     """Compare each target with its source by values, and check its expectations."""
     job = made.job("compare")
     for name, state in job.read_states().items():
-        found = compare_target(spark, job.source.conninfo, job.pipeline, state)
+        found = compare_target(runner, job.source.conninfo, job.pipeline, state)
         assert (name, found.rows) == (name, 0)
-    assert not check(spark, job.pipeline, job.ledger, "check").warnings
+    assert not check(runner, job.pipeline, job.ledger, "check").warnings
 
 
 def moves(made) -> list[dict]:
@@ -94,54 +94,54 @@ def moves(made) -> list[dict]:
 
 
 @pytest.mark.soak("the modes of the ordinary test, on Spark")
-def test_modes_that_keep_rows(spark, database, lake):
+def test_modes_that_keep_rows(runner, database, lake):
     """The values of the key's columns could stand for each other: swapped ones are another key."""
     made = pipeline(database, lake, MODES)
-    made.sync(spark, run_id="sync")
+    made.sync(runner, run_id="sync")
     write(database, MODES, *CHANGES)
-    assert made.consume(spark, run_id="consume").warnings == []
-    check_targets(spark, made)
+    assert made.consume(runner, run_id="consume").warnings == []
+    check_targets(runner, made)
     assert moves(made) == [{"order no": 100, "b": 1}]
     # A renamed column of the key, and then a key in the other order.
     write(database, MODES, 'alter table {} rename "order no" to "No."')
     write(database, MODES, 'update {} set "No." = 9 where b = 8')
-    made.consume(spark, run_id="renamed")
-    check_targets(spark, made)
+    made.consume(runner, run_id="renamed")
+    check_targets(runner, made)
     assert moves(made) == [{"No.": 100, "b": 1}, {"No.": 7, "b": 8}]
     database.execute('alter table changes drop constraint changes_pkey, add primary key (b, "No.")')
-    made.sync(spark, ["public.changes"], run_id="other order")
+    made.sync(runner, ["public.changes"], run_id="other order")
     database.execute('update changes set "No." = 10 where b = 8')
-    made.consume(spark, run_id="in the other order")
-    check_targets(spark, made)
+    made.consume(runner, run_id="in the other order")
+    check_targets(runner, made)
     assert moves(made)[-1] == {"No.": 9, "b": 8}
 
 
-def test_the_driver_merges_mirrors(spark, database, lake):
+def test_the_driver_merges_mirrors(runner, database, lake):
     """By a primary key, an index, complete old rows, without a key, and merged from partitions."""
     made = pipeline(database, lake, MIRRORS, "a", checked=False)
-    made.sync(spark, run_id="sync")
+    made.sync(runner, run_id="sync")
     write(database, MIRRORS, *CHANGES, column="a")
-    assert made.consume(spark, run_id="consume").warnings == []
+    assert made.consume(runner, run_id="consume").warnings == []
     for name in MIRRORS:
         rows = read_target(made.target_path(f"public.{name}"), "a", "b", "v")
         assert set(map(tuple, rows)) == {(1, 100, "w"), (200, 1, "y"), (7, 8, "n")}, name
 
 
 @pytest.mark.soak("mirrors of other keys than the ordinary test's")
-def test_mirrors(spark, database, lake):
+def test_mirrors(runner, database, lake):
     """By a primary key, an index, complete old rows, without a key, and merged from partitions."""
     made = pipeline(database, lake, MIRRORS)
-    made.sync(spark, run_id="sync")
+    made.sync(runner, run_id="sync")
     begun = datetime.now(UTC)
     write(database, MIRRORS, *CHANGES)
-    assert made.consume(spark, run_id="consume").warnings == []
-    check_targets(spark, made)
+    assert made.consume(runner, run_id="consume").warnings == []
+    check_targets(runner, made)
     span = (begun, datetime.now(UTC) + timedelta(minutes=1))
-    assert made.replay(spark, *span, run_id="replay").warnings == []
+    assert made.replay(runner, *span, run_id="replay").warnings == []
     bad = made.target_path("public.mirror")
-    spark.sql(f"update delta.{quote(bad)} set v = 'bad' where b = 100")
-    made.reconcile(spark, repair=True, run_id="reconcile")
+    runner.spark().sql(f"update delta.{quote(bad)} set v = 'bad' where b = 100")
+    made.reconcile(runner, repair=True, run_id="reconcile")
     write(database, MIRRORS, 'update {} set "order no" = 3 where b = 8')
-    made.sync(spark, ["public.mirror", "public.parts"], run_id="again")
-    made.consume(spark, run_id="caught up")
-    check_targets(spark, made)
+    made.sync(runner, ["public.mirror", "public.parts"], run_id="again")
+    made.consume(runner, run_id="caught up")
+    check_targets(runner, made)

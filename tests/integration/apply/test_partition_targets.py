@@ -218,7 +218,7 @@ def on_each(database, statements, roots):
     ],
     ids=" ".join,
 )
-def test_gathered_leaves(spark, database, lake, monkeypatch, roots):
+def test_gathered_leaves(runner, database, lake, monkeypatch, roots):
     """Copy and changes, TRUNCATE of one leaf between others, rows that cross leaves, a new leaf, a
     new column.
     """
@@ -229,7 +229,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch, roots):
     made = pipeline(database, lake, roots, gathered, checked=False)
     told, root = made.setup().describe(), roots[0]
     assert f"public.{root} merges partitions public.{root}_1, public.{root}_2_a" in told
-    made.sync(spark)
+    made.sync(runner)
     columns = ["_wd_relid", "id", "part", "v", "big"]
 
     def compare(*what):
@@ -253,11 +253,11 @@ def test_gathered_leaves(spark, database, lake, monkeypatch, roots):
                 patch.setattr(
                     "waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0
                 )  # Spark's tasks decode
-            assert made.consume(spark, f"run {number}").warnings == []
+            assert made.consume(runner, f"run {number}").warnings == []
         columns += ["more"] if statements is LAST else []
         compare(statements)
     for state in made.job().read_states().values():
-        assert compare_target(spark, made.job().source.conninfo, made.file, state).rows == 0
+        assert compare_target(runner, made.job().source.conninfo, made.file, state).rows == 0
     assert {found["action"] for found in made.status()["targets"].values()} == {"apply"}
 
 
@@ -343,7 +343,7 @@ SPLIT_THEN = [
 
 
 @pytest.mark.soak("several targets in many runs")
-def test_one_table_in_several_targets(spark, database, lake):
+def test_one_table_in_several_targets(runner, database, lake):
     """By filters and by partitions: copies, rows that go from one to another, a new column,
     TRUNCATE; and the checks pass.
     """
@@ -354,7 +354,7 @@ def test_one_table_in_several_targets(spark, database, lake):
     assert "public.r_1 gets the changes of public.r where ((id IS NOT NULL) AND (id < 10))" in told
     assert "public.r is not a target itself" in told
     assert "public.f_lax gets the changes of public.f where origin = 'LAX'" in told
-    made.sync(spark)
+    made.sync(runner)
 
     def compare(*what):
         for table, (source, where) in HELD.items():
@@ -370,11 +370,11 @@ def test_one_table_in_several_targets(spark, database, lake):
     for number, statements in enumerate((SPLIT_CHANGES, SPLIT_THEN)):
         for statement in statements:
             database.execute(statement)
-        result = made.consume(spark, f"run {number}")
+        result = made.consume(runner, f"run {number}")
         assert not any("copied again" in text for text in result.warnings), result.warnings
         compare(statements)
     assert set(made.status()["targets"]) == {f"public.{name}" for name in SPLIT_TARGETS}
-    pipeline(database, lake, ["f", "r", "l"], SPLIT_TARGETS, via_root=True).validate(spark)
+    pipeline(database, lake, ["f", "r", "l"], SPLIT_TARGETS, via_root=True).validate(runner)
     others = {name: of for name, of in SPLIT_TARGETS.items() if name != "l_2"}
     others |= {"f_big": {"from": "public.f", "where": "id > 200"}}
     fewer = mending(pipeline(database, lake, ["f", "r", "l"], others, via_root=True, checked=False))
@@ -386,7 +386,7 @@ def test_one_table_in_several_targets(spark, database, lake):
     )
     told = [
         text
-        for text in fewer.consume(spark, "fewer").warnings
+        for text in fewer.consume(runner, "fewer").warnings
         if "copied" in text or "repaired" in text
     ]
     assert [text.split(":")[0] for text in told] == ["public.f_big", "public.r_2"]
@@ -406,7 +406,7 @@ def test_one_table_in_several_targets(spark, database, lake):
 
 
 @pytest.mark.soak("several partitions in many runs")
-def test_attached_and_detached_leaves(spark, database, lake):
+def test_attached_and_detached_leaves(runner, database, lake):
     """As with tables published via their root: nobody sends their rows, so it is told, once; the
     rows that enter and leave mend it.
     """
@@ -418,7 +418,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
     )
     made = pipeline(database, lake, ["p"], {"p": {"partition_root": True}}, checked=False)
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     database.execute(
         "alter table p attach partition late for values from (20) to (30); insert into p values"
         " (22, 'new')"
@@ -426,16 +426,16 @@ def test_attached_and_detached_leaves(spark, database, lake):
     database.execute(
         "alter table p detach partition p_1; delete from p_1; update p set v = 'w' where id = 12"
     )
-    warnings = made.consume(spark, "one").warnings
+    warnings = made.consume(runner, "one").warnings
     assert any("late" in text for text in warnings)
     assert any("left the table" in text or "detached" in text for text in warnings)
     held = [(1, "v"), (2, "v"), (3, "v"), (12, "w"), (22, "new")]
     ours = target_rows(made, "p", "id", "v")
     assert set(held) <= set(ours)
     assert (21, "had") not in ours
-    assert made.consume(spark, "two").warnings == []
+    assert made.consume(runner, "two").warnings == []
     database.execute("insert into p values (23, 'last'); update p set v = 'x' where id = 11")
-    (told,) = mending(made).consume(spark, "mended").warnings
+    (told,) = mending(made).consume(runner, "mended").warnings
     assert "it was repaired" in told
     assert "2 rows added, 9 removed" in told, told
     assert target_rows(made, "p", "_wd_relid", "id", "v") == source_rows(
@@ -445,7 +445,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
         "drop table late; insert into p values (13, 'x') on conflict do nothing; truncate p_2;"
         " insert into p values (11, 'y')"
     )
-    made.consume(spark, "three")
+    made.consume(runner, "three")
     assert target_rows(made, "p", "id", "v") == [
         (11, "y"),
         (21, "had"),
@@ -454,7 +454,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
     ]
 
 
-def test_a_leaf_that_is_published_later(spark, database, lake):
+def test_a_leaf_that_is_published_later(runner, database, lake):
     """It was made as a partition, but the rows that it had before were sent to nobody: it is told,
     and a copy mends it.
     """
@@ -466,25 +466,25 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     gathered = {"p": {"partition_root": True}}
     made = pipeline(database, lake, ["p_1"], gathered, checked=False)
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     both = pipeline(database, lake, ["p_1", "p_2"], gathered, checked=False)
     both.setup()
     assert "publication drift" in check_idle(both.job("look")).reason
     database.execute("insert into p values (12, 'new')")
     assert any(
-        "partition public.p_2 was added" in text for text in both.consume(spark, "one").warnings
+        "partition public.p_2 was added" in text for text in both.consume(runner, "one").warnings
     )
     assert set(target_rows(both, "p", "id")) == {(8,), (9,), (12,)}
-    assert both.consume(spark, "two").warnings == []
+    assert both.consume(runner, "two").warnings == []
     database.execute("create table p_3 partition of p for values from (20) to (30)")
     three = pipeline(database, lake, ["p_1", "p_2", "p_3"], gathered, checked=False)
     three.setup()
-    three.sync(spark, ["public.p"])
+    three.sync(runner, ["public.p"])
     assert target_rows(three, "p", "id") == source_rows(database, "p", "id")
 
 
 @pytest.mark.soak("an idle check after many runs")
-def test_a_quiet_source_hides_no_drift(spark, database, lake):
+def test_a_quiet_source_hides_no_drift(runner, database, lake):
     """Where nothing was written, a look still sends a run to targets that aren't just the published
     table of their name.
     """
@@ -497,12 +497,12 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     targets = {"big": {"from": "public.t", "where": "id > 5"}, "p": {"partition_root": True}}
     made = pipeline(database, lake, ["t", "p"], targets, checked=False)
     made.setup()
-    made.sync(spark)
-    made.consume(spark, "zero")
+    made.sync(runner)
+    made.consume(runner, "zero")
     assert not check_idle(made.job("look")).has_work
     database.execute("alter table p attach partition late for values from (20) to (30)")
     assert check_idle(made.job("look")).reason == "publication drift: public.p"
-    assert any("late was added" in text for text in made.consume(spark, "one").warnings)
+    assert any("late was added" in text for text in made.consume(runner, "one").warnings)
     assert not check_idle(made.job("look")).has_work
     changed = pipeline(
         database,
@@ -512,7 +512,7 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
         checked=False,
     )
     assert check_idle(changed.job("look")).reason == "publication drift: public.big"
-    changed.consume(spark, "two")
+    changed.consume(runner, "two")
     assert target_rows(changed, "big", "id") == [(n,) for n in range(4, 10)]
     assert not check_idle(changed.job("look")).has_work
 

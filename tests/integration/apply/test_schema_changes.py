@@ -158,7 +158,7 @@ SOME = (
         ),
     ],
 )
-def test_the_targets_follow(spark, database, lake, cases):
+def test_the_targets_follow(runner, database, lake, cases):
     """Changes before and after the ALTER in one batch, then more in the next one; a table for each
     case.
     """
@@ -170,19 +170,19 @@ def test_the_targets_follow(spark, database, lake, cases):
     )
     for table in tables:
         write(database, 1, table)
-    sync(spark, job)
+    sync(runner, job)
     for table, case in tables.items():
         write(database, 11, table)
         database.execute(re.sub(r"\bt\b", table, CASES[case][0]))
         write(database, 21, table)
-    result = consume(spark, job)
+    result = consume(runner, job)
     for table, case in tables.items():
         assert_equal(database, job, table, case)
     copied_again = {w.split(":")[0] for w in result.warnings}
     assert copied_again == {f"public.{t}" for t, case in tables.items() if CASES[case][1]}
     for table in tables:
         write(database, 31, table)
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     for table, case in tables.items():
         assert_equal(database, job, table, case)
 
@@ -244,7 +244,7 @@ def run_each(database, table, statements):
 
 
 @pytest.mark.soak("several rewrites of large tables")
-def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
+def test_rewrites_are_told_from_the_catalogs(runner, database, lake):
     """VACUUM FULL and its like cost nothing; an ALTER that may have changed values has the table
     copied again.
     """
@@ -255,24 +255,24 @@ def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables])
     )
-    sync(spark, job)
+    sync(runner, job)
     for table, case in tables.items():
         run_each(database, table, REWRITES[case][0])
-    result = consume(spark, job)
+    result = consume(runner, job)
     copied_again = {tables[w.split(":")[0].removeprefix("public.")] for w in result.warnings}
     assert copied_again == {case for case in tables.values() if REWRITES[case][1]}
     for table, case in tables.items():
         assert_equal(database, job, table, case)
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
 
 
 @pytest.mark.soak("several rewrites of large tables")
-def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
+def test_the_next_vacuum_full_costs_nothing_either(runner, database, job):
     """What VACUUM FULL fills in, GRANT touches and ADD COLUMN adds is kept in mind from run to
     run.
     """
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     steps = [
         "alter table t add x int default 5; insert into t(id) values (50)",
         "grant select (v) on t to pg_monitor",
@@ -283,33 +283,33 @@ def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
     ]
     for step in steps:
         run_each(database, "t", step)
-        assert consume(spark, job).warnings == [], step
+        assert consume(runner, job).warnings == [], step
     assert_equal(database, job)
     database.execute("alter table t alter y type int using coalesce(y, 7)")
     assert check_idle(job).reason == "rewritten on the source without replicated changes: public.t"
-    assert [w.partition(":")[0] for w in consume(spark, job).warnings] == ["public.t"]
+    assert [w.partition(":")[0] for w in consume(runner, job).warnings] == ["public.t"]
     assert_equal(database, job)
     assert not check_idle(job).has_work
 
 
-def test_a_volatile_default_long_before_the_first_rows_with_it(spark, database, job):
+def test_a_volatile_default_long_before_the_first_rows_with_it(runner, database, job):
     """Runs in between don't forget that the file was another one when the column came."""
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     run_each(
         database,
         "t",
         "alter table t add x float8 default random(); alter table t alter x drop default",
     )
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     run_each(database, "t", "grant select (x) on t to pg_monitor; vacuum full t")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     write(database, 11)
-    assert len(consume(spark, job).warnings) == 1
+    assert len(consume(runner, job).warnings) == 1
     assert_equal(database, job)
 
 
-def test_a_rewritten_partition_root(spark, database, lake):
+def test_a_rewritten_partition_root(runner, database, lake):
     """The root's columns and the leaves' files."""
     database.execute("create table t(id int primary key, v text) partition by range (id)")
     for low in (0, 100):
@@ -321,18 +321,18 @@ def test_a_rewritten_partition_root(spark, database, lake):
     database.execute(
         f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)"
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute("vacuum full t_100")
     database.execute("create table t_200 partition of t for values from (200) to (300)")
     database.execute("insert into t values (200, 'b')")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     database.execute("alter table t alter v type text using upper(v)")
-    assert len(consume(spark, job).warnings) == 1
+    assert len(consume(runner, job).warnings) == 1
     assert_equal(database, job)
 
 
 @pytest.mark.soak("a second kind of catalog change")
-def test_types_that_print_otherwise(spark, database, lake):
+def test_types_that_print_otherwise(runner, database, lake):
     """A renamed label of an enum, an attribute of a composite type and a renamed object change what
     old rows show, and send nothing.
 
@@ -363,16 +363,16 @@ def test_types_that_print_otherwise(spark, database, lake):
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", [f"public.t_{name}" for name in values])
     )
-    sync(spark, job)
+    sync(runner, job)
     for name, value in values.items():
         database.execute(f"insert into t_{name} values (2, {value})")
 
     def copied_again():
-        warnings = consume(spark, job).warnings
+        warnings = consume(runner, job).warnings
         assert all("the catalogs changed the values of column v (" in w for w in warnings)
         for name in values:
             state = job.read_states()[f"public.t_{name}"]
-            assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
+            assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0, name
         return {w.partition(":")[0].removeprefix("public.t_") for w in warnings}
 
     assert copied_again() == set()
@@ -429,7 +429,7 @@ IDENTITIES = {
 
 
 @pytest.mark.soak("every identity in many runs")
-def test_keys_that_change_while_the_stream_runs(spark, database, lake):
+def test_keys_that_change_while_the_stream_runs(runner, database, lake):
     """Whatever tells rows apart meanwhile, no row is lost and none stands twice."""
     tables = {f"t{n}": case for n, case in enumerate(IDENTITIES)}
     for table in tables:
@@ -439,10 +439,12 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables])
     )
-    sync(spark, job)
+    sync(runner, job)
     for table, case in tables.items():
         run_each(database, table, IDENTITIES[case])
-    copied = {tables[w.split(":")[0].removeprefix("public.")] for w in consume(spark, job).warnings}
+    copied = {
+        tables[w.split(":")[0].removeprefix("public.")] for w in consume(runner, job).warnings
+    }
     assert copied == {
         "for a while",
         "dropped under full",
@@ -455,16 +457,16 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
             if "dropped" not in case
             else None
         )
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     for table, case in tables.items():
         state = job.read_states()[f"public.{table}"]
-        assert (case, compare_target(spark, job.source.conninfo, job.pipeline, state).rows) == (
+        assert (case, compare_target(runner, job.source.conninfo, job.pipeline, state).rows) == (
             case,
             0,
         )
 
 
-def test_partitions_attached_and_detached_are_told(spark, database, lake):
+def test_partitions_attached_and_detached_are_told(runner, database, lake):
     """Their rows neither come nor go, as with a native subscriber; a partition made as such is no
     news.
     """
@@ -480,25 +482,25 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     database.execute(
         f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)"
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "create table t_30 partition of t for values from (30) to (40); insert into t values (1,"
         " 'a'), (31, 'b')"
     )
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     database.execute(
         "alter table t attach partition other for values from (20) to (30); insert into t values"
         " (22, 'c')"
     )
     database.execute("grant select on t_10 to pg_monitor; alter table t detach partition t_0")
     database.execute("vacuum full t_30")
-    (told,) = consume(spark, job).warnings
+    (told,) = consume(runner, job).warnings
     assert (
         "partition public.other was added; PostgreSQL did not send the rows that it already had; 1"
         " partition left the table; their rows stay in the target" in told
     )
-    assert consume(spark, job).warnings == []
-    sync(spark, job, ["public.t"])
+    assert consume(runner, job).warnings == []
+    sync(runner, job, ["public.t"])
     assert_equal(database, job)
 
 
@@ -506,25 +508,25 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     "name",
     [pytest.param('"V"', marks=pytest.mark.soak("another name of the same kind")), "_wd_raw"],
 )
-def test_a_column_that_delta_cant_keep_apart(spark, database, job, name):
+def test_a_column_that_delta_cant_keep_apart(runner, database, job, name):
     """Named with its remedy before anything is changed; once it has another name the table goes on
     by itself.
     """
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     database.execute(f"alter table t add column {name} int")
     write(database, 11)
     with pytest.raises(
         RunFailed,
         match=r"public\.t: Delta ignores case and can't keep column .* apart: leave it out",
     ):
-        consume(spark, job)
+        consume(runner, job)
     database.execute(f"alter table t rename column {name} to other")
-    consume(spark, job)
+    consume(runner, job)
     assert_equal(database, job)
 
 
-def test_the_policies_on_a_rewrite(spark, database, lake):
+def test_the_policies_on_a_rewrite(runner, database, lake):
     """``fail`` stops the table until it is synced again, ``ignore`` says so once."""
     tables = ["f", "i"]
     for table in tables:
@@ -540,49 +542,51 @@ def test_the_policies_on_a_rewrite(spark, database, lake):
             target={"root": lake, "tables": own},
         ),
     )
-    sync(spark, job)
+    sync(runner, job)
     for table in tables:
         database.execute(f"alter table {table} alter s type varchar(10) using upper(s)")
     with pytest.raises(RunFailed, match=r"public\.f: ALTER TABLE rewrote column s,") as failed:
-        consume(spark, job)
+        consume(runner, job)
     assert ["public.i: ALTER TABLE" in w for w in failed.value.result.warnings] == [True]
-    sync(spark, job, ["public.f"])
-    assert consume(spark, job).warnings == []
+    sync(runner, job, ["public.f"])
+    assert consume(runner, job).warnings == []
     assert_equal(database, job, "f")
 
 
 @pytest.mark.soak("an earlier ledger, which a unit test reads")
-def test_a_state_of_an_earlier_version_only_records(spark, database, job):
+def test_a_state_of_an_earlier_version_only_records(runner, database, job):
     """A table state without storage says nothing of rewrites before it."""
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     job.ledger.append(replace(job.read_states()["public.t"], at=now(), storage=None))
     database.execute("alter table t alter s type varchar(10) using upper(s)")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     assert job.read_states()["public.t"].storage is not None
     database.execute("alter table t alter s type varchar(10) using lower(s)")
-    assert len(consume(spark, job).warnings) == 1
+    assert len(consume(runner, job).warnings) == 1
     assert_equal(database, job)
 
 
-def test_an_added_column_costs_no_rewrite(spark, database, job):
+def test_an_added_column_costs_no_rewrite(runner, database, job):
     """Only the changes write anything."""
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("alter table t add column x int")
     write(database, 11)
-    consume(spark, job)
-    history = spark.sql(f"describe history delta.`{job.lake.target('public.t').uri}`").collect()
+    consume(runner, job)
+    history = (
+        runner.spark().sql(f"describe history delta.`{job.lake.target('public.t').uri}`").collect()
+    )
     assert [h["operation"] for h in history][:2] == ["WRITE", "ADD COLUMNS"]
 
 
 @pytest.mark.parametrize("change", ["rename column v to w", "add column x int"])
-def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatch, change):
+def test_a_run_killed_after_the_reshape_goes_on(runner, database, job, monkeypatch, change):
     """The next run finds the commit and only records the state: neither are its old columns missing
     then, nor is a new one another writer's.
     """
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     database.execute(f"alter table t {change}")
     write(database, 11)
 
@@ -591,18 +595,18 @@ def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatc
 
     monkeypatch.setattr(job.ledger.__class__, "append_state", killed)
     with pytest.raises(KeyboardInterrupt):
-        consume(spark, job)
+        consume(runner, job)
     monkeypatch.undo()
     write(database, 21)  # so that the next run goes further than the killed one
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     assert_equal(database, job)
 
 
-def test_a_rewrite_keeps_an_external_writers_column(spark, database, job):
+def test_a_rewrite_keeps_an_external_writers_column(runner, database, job):
     """Also where a column has the name of one of ours while the rows are written again."""
     database.execute("alter table t add f0 int default 7")
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     uri = job.lake.target("public.t").uri
     rows = DeltaTable(uri).to_pyarrow_table()
     extra = pa.array([f"of {key}" for key in rows["id"].to_pylist()])
@@ -611,7 +615,7 @@ def test_a_rewrite_keeps_an_external_writers_column(spark, database, job):
     )
     database.execute("alter table t rename column v to w; alter table t add x int default 1")
     write(database, 11)
-    consume(spark, job)
+    consume(runner, job)
     expected = [
         (key, 7, 1, None if key > 10 else f"of {key}")
         for (key,) in database.execute("select id from t order by id")
@@ -621,16 +625,16 @@ def test_a_rewrite_keeps_an_external_writers_column(spark, database, job):
     database.execute("alter table t rename column w to extra")
     write(database, 21)
     with pytest.raises(RunFailed, match=r"column `extra` was added, and the source has a new"):
-        consume(spark, job)
+        consume(runner, job)
 
 
-def test_the_history_of_the_schema_is_kept(spark, database, job):
+def test_the_history_of_the_schema_is_kept(runner, database, job):
     """The ledger says when which columns came and why."""
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("alter table t add column x int")
     write(database, 11)
-    consume(spark, job)
+    consume(runner, job)
     state = job.read_states()["public.t"]
     assert (state.generation, state.reason) == (1, "columns changed: added: x")
     assert [c.name for c in state.columns] == columns_of(database)
@@ -643,54 +647,54 @@ def policy(database, lake, value):
     )
 
 
-def test_fail_stops_the_table(spark, database, lake):
+def test_fail_stops_the_table(runner, database, lake):
     """Its changes wait, and a new sync brings it on."""
     database.execute("create table t(id int primary key, v text)")
     job = policy(database, lake, "fail")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("alter table t add column x int; insert into t values (1, 'a', 2)")
     with pytest.raises(RunFailed, match=r"columns changed \(added: x\)"):
-        consume(spark, job)
-    sync(spark, job, ["public.t"])
-    consume(spark, job)
+        consume(runner, job)
+    sync(runner, job, ["public.t"])
+    consume(runner, job)
     assert source_rows(database) == [
         tuple(r) for r in (read_target(job.lake.target("public.t").uri, "id", "v", "x"))
     ]
 
 
-def test_ignore_keeps_the_columns(spark, database, lake):
+def test_ignore_keeps_the_columns(runner, database, lake):
     """A new column is left out, one that is gone comes as NULL."""
     database.execute(
         "create table t(id int primary key, v text, w text); insert into t values (1, 'a', 'b')"
     )
     job = policy(database, lake, "ignore")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "alter table t add column x int; alter table t drop column w; insert into t values (2,"
         " 'c', 3)"
     )
-    consume(spark, job)
+    consume(runner, job)
     rows = read_target(job.lake.target("public.t").uri, "id", "v", "w")
     assert sorted(map(tuple, rows)) == [(1, "a", "b"), (2, "c", None)]
 
 
-def test_a_renamed_table_is_named(spark, database, job):
+def test_a_renamed_table_is_named(runner, database, job):
     """A subscriber looks for the new name too; what to do is said."""
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("alter table t rename to u; insert into u(id) values (100)")
     with pytest.raises(RunFailed, match=r"is called public\.u on the source now"):
-        consume(spark, job)
+        consume(runner, job)
 
 
-def test_a_table_that_another_replaces(spark, database, lake):
+def test_a_table_that_another_replaces(runner, database, lake):
     """As a blue-green deployment does: setup publishes the table of the file's name, and the next
     run copies it.
     """
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'old')")
     pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     assert beside_superuser(pipeline.check().warnings) == []
     database.execute(
         "create table t_new(id int primary key, v text, w int);"
@@ -698,56 +702,56 @@ def test_a_table_that_another_replaces(spark, database, lake):
         " insert into t values (2, 'new', 3); insert into t_old values (4, 'old')"
     )
     with pytest.raises(RunFailed, match=r"called public\.t_old on .* another .*: run setup") as err:
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     assert "remove" not in str(err.value)
     (warned,) = beside_superuser(pipeline.check().warnings)
     assert warned.startswith("public.t isn't the table that its target was copied from")
     pipeline.setup()
-    (warned,) = pipeline.consume(spark).warnings
+    (warned,) = pipeline.consume(runner).warnings
     assert "it was copied again, 1 row" in warned
     assert_equal(database, pipeline.job())
 
 
-def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):
+def test_a_table_renamed_for_a_while_stays_the_same(runner, database, job):
     """It is the table of its name by the time its changes are applied, whatever it was called when
     they were made.
     """
     write(database, 1)
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "begin; alter table t rename to u; insert into u(id) values (100); alter table u rename to"
         " t; commit"
     )
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     assert_equal(database, job)
 
 
-def test_the_last_column_goes_away(spark, database, lake):
+def test_the_last_column_goes_away(runner, database, lake):
     """The target stays as it is, and those of others go on."""
     database.execute(
         "create table t(v text); alter table t replica identity full; create table u(id int primary"
         " key); insert into t values ('a')"
     )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "alter table t drop column v; insert into t default values; insert into u values (1)"
     )
-    (warned,) = consume(spark, job).warnings
+    (warned,) = consume(runner, job).warnings
     assert warned.startswith("public.t is no longer published, or has no published column")
     database.execute("delete from t; insert into t default values; insert into u values (2)")
-    assert consume(spark, replace(job, run_id="goes on")).warnings == []
+    assert consume(runner, replace(job, run_id="goes on")).warnings == []
     assert_equal(database, job, "u")
     assert [row["v"] for row in read_target(job.lake.target("public.t").uri, "v")] == ["a"]
     with pytest.raises(ConfigError, match=r"public\.t .* has no published column"):
-        sync(spark, replace(job, run_id="too early"), ["public.t"])
+        sync(runner, replace(job, run_id="too early"), ["public.t"])
 
 
 SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 rename to t2"
 
 
 @pytest.mark.soak("two renames and two copies")
-def test_two_tables_that_swap_their_names(spark, database, lake):
+def test_two_tables_that_swap_their_names(runner, database, lake):
     """A target holds the rows of the table of its name: both are copied again, and changes since
     then find them.
     """
@@ -756,7 +760,7 @@ def test_two_tables_that_swap_their_names(spark, database, lake):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.t2"]))
     write(database, 1, "t")
     write(database, 11, "t2")
-    sync(spark, job)
+    sync(runner, job)
     why = "it was renamed on the source, and another published table has its name now"
     for number, further in enumerate(
         ["", "insert into t(id) values (100); insert into t2(id) values (200)"]
@@ -766,7 +770,7 @@ def test_two_tables_that_swap_their_names(spark, database, lake):
         )  # what lands of before the swap is the other target's
         database.execute(f"begin; {SWAP}; commit; {further}")
         assert check_idle(job).reason == "a new copy is needed: public.t, public.t2"
-        result = consume(spark, replace(job, run_id=f"swap {number}"))
+        result = consume(runner, replace(job, run_id=f"swap {number}"))
         told = {warning.partition(": it was co")[0] for warning in result.warnings}
         assert told == {f"public.t: {why}", f"public.t2: {why}"}
         for name in ("t", "t2"):
@@ -774,6 +778,6 @@ def test_two_tables_that_swap_their_names(spark, database, lake):
         database.execute(
             f"insert into t(id) values ({300 + number}); insert into t2(id) values ({400 + number})"
         )
-        assert consume(spark, replace(job, run_id=f"after {number}")).warnings == []
+        assert consume(runner, replace(job, run_id=f"after {number}")).warnings == []
         for name in ("t", "t2"):
             assert_equal(database, job, name)

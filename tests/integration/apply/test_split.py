@@ -18,14 +18,14 @@ LARGE = "t0"
 
 
 @pytest.fixture
-def job(database, lake, spark):
+def job(database, lake, runner):
     for table in TABLES:
         database.execute(f"create table {table}(id int primary key, v text)")
         database.execute(f"insert into {table} select g, 'old' from generate_series(1, 300) g")
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in TABLES])
     )
-    sync(spark, job)
+    sync(runner, job)
     return job
 
 
@@ -48,7 +48,7 @@ def write_mixed(database):
         end $$""")
 
 
-def test_many_tables_mixed(spark, database, job, monkeypatch):
+def test_many_tables_mixed(runner, database, job, monkeypatch):
     """Few changes of one are applied here, many by tasks, both from what was written anew by table
     once for the range.
     """
@@ -62,7 +62,7 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
     monkeypatch.setattr(split_module, "split", split)
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 1000)
     write_mixed(database)
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert len(made) == 1
     assert all(result.tables[f"public.{table}"].changed for table in TABLES)
     for table in TABLES:

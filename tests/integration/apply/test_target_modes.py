@@ -126,28 +126,28 @@ def write(workload, transactions):
         workload.transaction()
 
 
-def assert_equal(spark, job, what):
+def assert_equal(runner, job, what):
     """Of each table the target's current rows are the source's."""
     for state in job.read_states().values():
-        difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
+        difference = compare_target(runner, job.source.conninfo, job.pipeline, state)
         assert difference.rows == 0, (what, difference)
 
 
 def test_every_mode_holds_what_the_source_has_and_had(
-    spark, database, lake, where_decoded, workload
+    runner, database, lake, where_decoded, workload
 ):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     connection = workload.connection
     job = job_of(database, lake)
     write(workload, 20)
-    sync(spark, job)
+    sync(runner, job)
     sampled = {}
     for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
         for _ in range(4):
             write(workload, 10)
             ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
             sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
-        result = consume(spark, job)
+        result = consume(runner, job)
         what = (run, result.warnings)
         check_intervals(held(job, "w1"))
         for lsn, then in sampled.items():
@@ -162,12 +162,12 @@ def test_every_mode_holds_what_the_source_has_and_had(
         assert len(keys) == len(set(keys)), what
 
 
-def test_a_copy_of_a_target_that_keeps_more(spark, database, lake, workload, monkeypatch):
+def test_a_copy_of_a_target_that_keeps_more(runner, database, lake, workload, monkeypatch):
     """Of a source that went on unseen it takes what differs, and changes go on from there."""
     connection = workload.connection
     job = job_of(database, lake)
     write(workload, 10)
-    sync(spark, job)
+    sync(runner, job)
     write(workload, 10)
     # One after the other: a session has one transaction id and one userMetadata for all commits.
     threads = set()
@@ -177,34 +177,34 @@ def test_a_copy_of_a_target_that_keeps_more(spark, database, lake, workload, mon
         "commit_statement",
         lambda *of: threads.add(current_thread().name) or real(*of),
     )
-    sync(spark, job, [f"public.{name}" for name in MODES])
+    sync(runner, job, [f"public.{name}" for name in MODES])
     assert len(threads) == 1
-    consume(spark, job)
+    consume(runner, job)
     check_intervals(held(job, "w1"))
     assert replayed(held(job, "w3")) == source(connection, "w3")
-    assert_equal(spark, job, "after the copy")
+    assert_equal(runner, job, "after the copy")
 
 
 @pytest.mark.soak("takes minutes: a copy without differences, on three targets")
 @pytest.mark.usefixtures("compiled")
-def test_a_copy_of_what_is_there_already_changes_nothing(spark, database, lake, workload):
+def test_a_copy_of_what_is_there_already_changes_nothing(runner, database, lake, workload):
     """Behind it the states before it are still there."""
     connection = workload.connection
     job = job_of(database, lake)
     write(workload, 20)
-    sync(spark, job)
+    sync(runner, job)
     write(workload, 20)
-    consume(spark, job)
+    consume(runner, job)
     ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
     then, before = source(connection, "w1"), {name: held(job, name) for name in MODES}
-    sync(spark, job, [f"public.{name}" for name in MODES])
+    sync(runner, job, [f"public.{name}" for name in MODES])
     assert {name: sorted(map(repr, held(job, name))) for name in MODES} == {
         name: sorted(map(repr, rows)) for name, rows in before.items()
     }
     write(workload, 10)
-    consume(spark, job)
+    consume(runner, job)
     assert as_of(held(job, "w1"), Lsn.parse(lsn).value) == then
-    assert_equal(spark, job, "after the copy")
+    assert_equal(runner, job, "after the copy")
 
 
 class Archive(TargetMode):
@@ -256,7 +256,7 @@ def in_mode(job, mode):
 
 
 @pytest.mark.nightly("a made-up mode beside those of the first test")
-def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
+def test_a_mode_needs_nothing_but_its_class(runner, database, lake, monkeypatch):
     """It is copied, applied, checked and compared; nothing of the product knows its name."""
     monkeypatch.setitem(modes.MODES, "archive", ARCHIVE)
     database.execute("create table a (id int primary key, v text, big text)")
@@ -264,10 +264,10 @@ def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
     big = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
     database.execute(f"insert into a select g, 'x', {big} from generate_series(1, 4) g")
     job = in_mode(job_of(database, lake, {"a": "mirror"}), "archive")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update a set v = 'y' where id = 1; delete from a where id = 2")
     database.execute("update a set id = 9 where id = 3; insert into a values (5, 'n', 's')")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     rows = {row["id"]: (row["v"], row["_wd_gone"] is None) for row in held(job, "a")}
     assert rows == {
         1: ("y", True), 2: ("x", False), 3: ("x", False), 4: ("x", True), 5: ("n", True),
@@ -275,18 +275,18 @@ def test_a_mode_needs_nothing_but_its_class(spark, database, lake, monkeypatch):
     }  # fmt: skip
     (state,) = job.read_states().values()
     assert (state.mode, state.kept_as) == ("archive", ARCHIVE)
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
-    (verdict,) = check(spark, job.pipeline, job.ledger, "check").tables
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
+    (verdict,) = check(runner, job.pipeline, job.ledger, "check").tables
     found = {outcome.planned.meaning: outcome.success for outcome in verdict.outcomes}
     assert found["archive: keys are unique"] is True
     database.execute("truncate a; insert into a values (4, 'z', 's')")
-    sync(spark, job, ["public.a"])
-    consume(spark, job)
+    sync(runner, job, ["public.a"])
+    consume(runner, job)
     (state,) = job.read_states().values()
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
     assert [row["id"] for row in held(job, "a") if row["_wd_gone"] is None] == [4]
     with pytest.raises(ModeRefused, match="has mode archive in the lake"):
-        sync(spark, in_mode(job, "history"), ["public.a"])
+        sync(runner, in_mode(job, "history"), ["public.a"])
 
 
 class Killed(BaseException):
@@ -304,7 +304,7 @@ class Killed(BaseException):
         ),
     ],
 )
-def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
+def test_a_run_that_is_killed_leaves_nothing_twice(runner, database, lake, monkeypatch, step):
     """Before the commit and behind it: the next run ends with each state and each change once."""
     for name in MODES:
         database.execute(
@@ -313,7 +313,7 @@ def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkey
         )
         database.execute(f"insert into {name} values (1, 0, 1, 'x'), (2, 0, 1, 'x')")
     job = job_of(database, lake)
-    sync(spark, job)
+    sync(runner, job)
     for name in MODES:
         database.execute(f"update {name} set a = a + 1")
         database.execute(f"delete from {name} where id = 2")
@@ -325,9 +325,9 @@ def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkey
     with monkeypatch.context() as patch:
         patch.setattr("waldelta.stages.apply.apply.fault_point", fault_point)
         with pytest.raises(Killed):
-            consume(spark, job)
-    consume(spark, job)
-    consume(spark, job)
+            consume(runner, job)
+    consume(runner, job)
+    consume(runner, job)
     states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
     assert states == [(1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]
     assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [
@@ -341,7 +341,7 @@ def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkey
 
 
 @pytest.mark.nightly("further moments of the modes that the first test walks")
-def test_what_is_kept_is_never_taken_away(spark, database, lake):
+def test_what_is_kept_is_never_taken_away(runner, database, lake):
     """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there
     is a changelog alone.
     """
@@ -353,7 +353,7 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
     database.execute("insert into k values ('x'), ('x')")
     modes = {"w1": "mirror", "w2": "soft_delete", "w3": "changelog", "k": "changelog"}
     job = job_of(database, lake, modes)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update k set v = 'z' where ctid = '(0,1)'")
     database.execute("delete from k where v = 'x'")
     database.execute("alter table w3 add column n int default 5")
@@ -367,7 +367,7 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
         )
         return replace(job, pipeline=file)
 
-    result = consume(spark, by(w1="history"))
+    result = consume(runner, by(w1="history"))
     assert any("w1" in warning and "mode history" in warning for warning in result.warnings)
     assert [r["_wd_valid_to_lsn"] for r in held(job, "w1")] == [None, None]
     assert sorted(r["_wd_deleted"] for r in held(job, "w2")) == [True, True]
@@ -379,17 +379,17 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
     ]
     before = held(job, "w2")
     with pytest.raises(ModeRefused, match="has mode soft_delete in the lake"):
-        sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
+        sync(runner, by(w1="history", w2="mirror"), ["public.w2"])
     assert held(job, "w2") == before
     assert job.read_states()["public.w2"].status == "synced"
     with pytest.raises(ModeRefused, match="no key"):
-        sync(spark, by(w1="history", k="history"), ["public.k"])
+        sync(runner, by(w1="history", k="history"), ["public.k"])
     with pytest.raises(ModeRefused, match="a replay would overwrite"):
-        replay(spark, by(w1="history"), None, ["public.w1"])
+        replay(runner, by(w1="history"), None, ["public.w1"])
 
 
 @pytest.mark.soak("a mode beside a quarantine")
-def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
+def test_a_retry_leaves_what_is_kept_alone(runner, database, lake):
     """A quarantined row is a row of the source's now, and its MERGE would write over closed states:
     only a copy is exact.
     """
@@ -404,7 +404,7 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
     publication = job.pipeline.source.publications[0].name
     listed = ", ".join(f"{name} where (a > 'm')" for name in modes)
     database.execute(f"alter publication {publication} set table {listed}")
-    sync(spark, job)
+    sync(runner, job)
     for name in modes:
         database.execute(
             f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1"
@@ -412,27 +412,27 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
         database.execute(
             f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2"
         )
-    drain(spark, job)
+    drain(runner, job)
     for name in modes:
         database.execute(f"alter table {name} rename column big to hidden")
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
     for name in modes:
         database.execute(f"alter table {name} rename column hidden to big")
-    lacking = check(spark, job.pipeline, job.ledger, "check").warnings
+    lacking = check(runner, job.pipeline, job.ledger, "check").warnings
     assert [(text.split(":")[0], text.endswith("(1 row)")) for text in lacking] == [
         ("public.w1", False), ("public.w2", False), ("public.w3", True),
     ]  # fmt: skip
     before = {name: held(job, name) for name in tables}
     assert [row["_wd_valid_to_lsn"] is None for row in before["w1"]].count(True) == 1
     with pytest.raises(RunFailed) as failed:
-        run_retry(spark, replace(job, run_id="retry"))
+        run_retry(runner, replace(job, run_id="retry"))
     for name, mode in tables.items():
         assert f"kept as {mode}" in str(failed.value)
         assert f"sync --tables public.{name}" in str(failed.value)
     assert {name: held(job, name) for name in tables} == before
     assert len(list_quarantined(job)) == 2
     # A copy brings what is lacking, and leaves what ended.
-    sync(spark, replace(job, run_id="again"), [f"public.{name}" for name in tables])
+    sync(runner, replace(job, run_id="again"), [f"public.{name}" for name in tables])
     ended = [row for row in before["w1"] if row["_wd_valid_to_lsn"] is not None]
     assert all(row in held(job, "w1") for row in ended)
     assert {row["id"] for row in held(job, "w1") if row["_wd_valid_to_lsn"] is None} == {1, 2}
@@ -440,7 +440,7 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
 
 
 @pytest.mark.soak("several refused copies")
-def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
+def test_a_copy_that_is_refused_leaves_the_target_fed(runner, database, lake):
     """Positions that begin anew (another server), other columns, no key: nothing is taken away, and
     changes go on.
     """
@@ -449,8 +449,8 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
         database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
     database.execute("create table k (v text); alter table k replica identity full")
     job = job_of(database, lake, MODES | {"k": "changelog"})
-    sync(spark, job)
-    consume(spark, job)
+    sync(runner, job)
+    consume(runner, job)
     ahead = str(1 << 60)
     DeltaTable(job.lake.target("public.w1").uri).update(
         {"_wd_valid_from_lsn": ahead}, predicate="id = 2"
@@ -466,28 +466,28 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
         with pytest.raises(
             SyncFailed, match="positions restarted" if name in MODES else "has no key"
         ):
-            sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
+            sync(runner, replace(job, run_id=f"again {name}"), [f"public.{name}"])
     assert {name: held(job, name) for name in MODES} == before
     assert {state.status for state in job.read_states().values()} == {"synced"}
     database.execute("insert into w1 values (3, 'z'); insert into k values ('z')")
-    consume(spark, replace(job, run_id="goes on"))
+    consume(runner, replace(job, run_id="goes on"))
     assert (3, True) in [(row["id"], row["_wd_valid_to_lsn"] is None) for row in held(job, "w1")]
     assert [row["v"] for row in held(job, "k")] == ["z"]
     database.execute("alter table k add primary key (v), replica identity default")
     with pytest.raises(SyncFailed, match="has changed from none to v"):
-        sync(spark, replace(job, run_id="again with a key"), ["public.k"])
+        sync(runner, replace(job, run_id="again with a key"), ["public.k"])
 
 
-def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(spark, database, lake):
+def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(runner, database, lake):
     """Unless it was asked for by its name: then it is refused at once."""
     database.execute(
         "create table n (v text); create table w1 (id int primary key); insert into w1 values (1)"
     )
     job = job_of(database, lake, {"n": "history", "w1": "history"})
     with pytest.raises(ModeRefused, match="no key"):
-        sync(spark, job, ["public.n", "public.w1"])
+        sync(runner, job, ["public.n", "public.w1"])
     with pytest.raises(SyncFailed, match="1 of 2 tables not synced") as failed:
-        sync(spark, job)
+        sync(runner, job)
     assert [(name, type(err)) for name, err in failed.value.failures.items()] == [
         ("public.n", ModeRefused)
     ]

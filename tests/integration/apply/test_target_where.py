@@ -82,7 +82,7 @@ def one(database, lake, name, where=WHERE, publication=""):
     return made(database, lake, {name: IDENTITIES[name]}, {name: where}, publication)
 
 
-def rows(spark, job, table, *columns):
+def rows(runner, job, table, *columns):
     held = DeltaTable(job.lake.target(f"public.{table}").uri).to_pyarrow_table(
         columns=list(columns)
     )
@@ -154,7 +154,7 @@ def of(table, statement):
     ],
     ids=" ".join,
 )
-def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded, tables):
+def test_it_holds_the_rows_that_match(runner, database, lake, where_decoded, tables):
     """Copied through the filter, then kept by the chapter's table of UPDATEs: all changes in one
     batch, then a TRUNCATE.
     """
@@ -166,43 +166,43 @@ def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded, tabl
     )
     for table in tables:
         database.execute(of(table, first))
-    assert [copied.rows for copied in sync(spark, job)] == [2] * len(tables)
+    assert [copied.rows for copied in sync(runner, job)] == [2] * len(tables)
     names = ("a", "b", "c", "big")
     for number, statements in enumerate([STATEMENTS, AND_THEN]):
         for table in tables:
             nulls = NULLS if number == 0 and table in NULLABLE else []
             for statement in [*statements, *nulls]:
                 database.execute(of(table, statement))
-        consume(spark, replace(job, run_id=f"run {number}"))
+        consume(runner, replace(job, run_id=f"run {number}"))
         for table in tables:
-            assert rows(spark, job, table, *names) == wanted(database, table, WHERE, *names), (
+            assert rows(runner, job, table, *names) == wanted(database, table, WHERE, *names), (
                 table,
                 statements,
             )
         if number == 0:
             for state in job.read_states().values():
-                assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+                assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
-def test_several_tasks_route_and_collapse(spark, database, lake, monkeypatch):
+def test_several_tasks_route_and_collapse(runner, database, lake, monkeypatch):
     """Each bucket gets what its events are for the target."""
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0)
     monkeypatch.setattr("waldelta.changes.stage.stage.ROWS_PER_COLLAPSE", 100)
-    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 150)
+    monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 150)
     job = one(database, lake, "by_default", "a % 3 = 0")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "insert into by_default(a, b, c) select g, g % 10, 'x' from generate_series(1, 300) g"
     )
     database.execute("update by_default set b = 10 - b where a % 4 = 0")
     database.execute("delete from by_default where a % 7 = 0")
-    consume(spark, job)
+    consume(runner, job)
     expected = wanted(database, "by_default", "a % 3 = 0", "a", "b", "c")
-    assert rows(spark, job, "by_default", "a", "b", "c") == expected
+    assert rows(runner, job, "by_default", "a", "b", "c") == expected
     assert expected
 
 
-def test_the_chapters_table(spark, database, lake):
+def test_the_chapters_table(runner, database, lake):
     """Two rows enter, three leave, one stays; nothing is counted that doesn't concern the target.
     NULL counts as false.
     """
@@ -219,30 +219,30 @@ def test_the_chapters_table(spark, database, lake):
     ]
     for number, (old, _) in enumerate(updates):
         database.execute(f"insert into by_full(b, a, c) values ({number}, {old})")
-    sync(spark, job)
+    sync(runner, job)
     for number, (_, new) in enumerate(updates):
         database.execute(f"update by_full set (a, c) = ({new}) where b = {number}")
-    done = consume(spark, job).tables["public.by_full"]
+    done = consume(runner, job).tables["public.by_full"]
     assert (done.inserted, done.deleted, done.updated, done.skipped) == (2, 3, 1, 0)
-    assert rows(spark, job, "by_full", "b") == [(1,), (2,), (6,)]
+    assert rows(runner, job, "by_full", "b") == [(1,), (2,), (6,)]
 
 
 def test_an_entering_row_without_its_large_value_is_read_again(
-    spark, database, lake, where_decoded
+    runner, database, lake, where_decoded
 ):
     """Only the key tells the old row; the unchanged TOAST is read from the source, and quarantine
     says so.
     """
     job = one(database, lake, "by_default")
     database.execute(f"insert into by_default values (1, 1, 'NSW', {BIG})")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update by_default set a = 10")
-    done = consume(spark, job).tables["public.by_default"]
+    done = consume(runner, job).tables["public.by_default"]
     assert (done.inserted, done.reread) == (1, 1)
     assert [row.status for row in Quarantine(Lake(lake)).rows("public.by_default", 1)] == [
         COMPLETED
     ]
-    assert rows(spark, job, "by_default", "a", "big") == wanted(
+    assert rows(runner, job, "by_default", "a", "big") == wanted(
         database, "by_default", "true", "a", "big"
     )
 
@@ -257,7 +257,7 @@ SPECIAL = {
 
 
 @pytest.mark.soak("the same filters on values at the bounds")
-def test_values_that_no_type_holds(spark, database, lake, where_decoded):
+def test_values_that_no_type_holds(runner, database, lake, where_decoded):
     """NaN, the infinities and years BC are judged as PostgreSQL judges them, in old rows too."""
     columns = f"{COLUMNS}, d date, ts timestamp, f float8, arr int[], primary key (b)"
     ddl = {
@@ -273,70 +273,70 @@ def test_values_that_no_type_holds(spark, database, lake, where_decoded):
     for table in SPECIAL:
         for number, row in enumerate(values):
             database.execute(f"insert into {table} values ({row.format(number)})")
-    sync(spark, job)
+    sync(runner, job)
     for table, where in SPECIAL.items():
-        assert rows(spark, job, table, "b") == wanted(database, table, where, "b"), where
+        assert rows(runner, job, table, "b") == wanted(database, table, where, "b"), where
         database.execute(
             f"update {table} set (a, n, d, ts, f, arr) = (select a, n, d, ts, f, arr from {table} o"
             f" where o.b = ({table}.b + 1) % 4)"
         )
         for number, row in enumerate(values):
             database.execute(f"insert into {table} values ({row.format(number + 10)})")
-    consume(spark, job)
+    consume(runner, job)
     for table, where in SPECIAL.items():
-        assert rows(spark, job, table, "b") == wanted(database, table, where, "b"), where
+        assert rows(runner, job, table, "b") == wanted(database, table, where, "b"), where
 
 
-def test_beside_the_publications_filter(spark, database, lake):
+def test_beside_the_publications_filter(runner, database, lake):
     """Both must let a row through; the target's own isn't asked of rows that the publication keeps
     back.
     """
     job = one(database, lake, "by_default", "10 / (a - 5) > 0", "where (a <> 5)")
     database.execute("insert into by_default values (5, 1, 'x'), (6, 2, 'x'), (4, 3, 'x')")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "insert into by_default values (5, 4, 'y'), (7, 5, 'y'); update by_default set a = 5, c ="
         " 'z' where a = 6"
     )
-    consume(spark, job)
-    assert rows(spark, job, "by_default", "a", "b") == [(7, 5)]
+    consume(runner, job)
+    assert rows(runner, job, "by_default", "a", "b") == [(7, 5)]
 
 
-def test_a_filter_stays_as_the_copy_had_it(spark, database, lake):
+def test_a_filter_stays_as_the_copy_had_it(runner, database, lake):
     """Another type of its column makes a new copy; a column that is renamed or dropped stops the
     table by name.
     """
     job = one(database, lake, "by_full", "a > 5")
-    sync(spark, job)
+    sync(runner, job)
     assert filter_of(job.read_states()["public.by_full"]).analysed == "(a > 5)"
     database.execute(
         "insert into by_full values (6, 1), (5, 2); alter table by_full alter a type bigint"
     )
     database.execute("insert into by_full values (7, 3)")
-    assert any("copied again" in text for text in consume(spark, job).warnings)
-    assert rows(spark, job, "by_full", "a") == [(6,), (7,)]
+    assert any("copied again" in text for text in consume(runner, job).warnings)
+    assert rows(runner, job, "by_full", "a") == [(6,), (7,)]
     database.execute("alter table by_full rename a to aa; insert into by_full values (8, 4)")
     with pytest.raises(RunFailed) as caught:
-        consume(spark, replace(job, run_id="second"))
+        consume(runner, replace(job, run_id="second"))
     assert isinstance(caught.value.__cause__, SchemaChanged)
     assert "correct the filter" in str(caught.value.__cause__)
 
 
-def test_an_identity_that_no_longer_tells(spark, database, lake, where_decoded):
+def test_an_identity_that_no_longer_tells(runner, database, lake, where_decoded):
     """The identity shrank after setup: an UPDATE whose old row can't be judged stops the table, no
     row is guessed.
     """
     job = one(database, lake, "by_full")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "insert into by_full values (6, 1, 'NSW'); alter table by_full replica identity default"
     )
     database.execute("insert into by_full values (7, 2, 'NSW'); delete from by_full where b = 2")
-    consume(spark, job)
-    assert rows(spark, job, "by_full", "b") == [(1,)]
+    consume(runner, job)
+    assert rows(runner, job, "by_full", "b") == [(1,)]
     database.execute("update by_full set a = 1")
     with pytest.raises(RunFailed) as caught:
-        consume(spark, replace(job, run_id="second"))
+        consume(runner, replace(job, run_id="second"))
     assert isinstance(caught.value.__cause__, ApplyError)
     assert "replica identity full" in str(caught.value.__cause__)
 

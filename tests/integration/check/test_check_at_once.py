@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from tests.integration.check.test_quality import GOOD, Scene
-from waldelta.spark import SessionPool
-from waldelta.spark.session_pool import MOST_AT_ONCE
+from waldelta.spark import RunnerPool
+from waldelta.spark.runner_pool import MOST_AT_ONCE
 
 pytestmark = pytest.mark.spark
 
@@ -23,8 +23,8 @@ expectations:
 
 
 @pytest.fixture
-def lake(spark, tmp_path):
-    return Scene(spark, tmp_path)
+def lake(runner, tmp_path):
+    return Scene(runner, tmp_path)
 
 
 @pytest.mark.soak("two checks at one moment")
@@ -46,7 +46,7 @@ def test_query_expectations_see_their_own_table(lake):
     )
 
 
-def test_each_piece_of_work_has_a_session_to_itself(spark):
+def test_each_piece_of_work_has_a_session_to_itself(runner):
     """Results come in the items' order, and as many run at once as there are sessions."""
     busy, seen, together = set(), set(), threading.Barrier(MOST_AT_ONCE)
 
@@ -62,12 +62,12 @@ def test_each_piece_of_work_has_a_session_to_itself(spark):
         return rows
 
     items = list(range(2 * MOST_AT_ONCE))
-    with SessionPool(spark, len(items)) as pool:
+    with RunnerPool(runner, len(items)) as pool:
         assert pool.map(work, items) == items
     assert len(seen) == MOST_AT_ONCE
 
 
-def test_the_first_error_ends_the_work(spark):
+def test_the_first_error_ends_the_work(runner):
     """What hasn't begun never does."""
     begun = []
 
@@ -75,6 +75,6 @@ def test_the_first_error_ends_the_work(spark):
         begun.append(item)
         raise ValueError(item)
 
-    with SessionPool(spark, 2) as pool, pytest.raises(ValueError, match="0"):
+    with RunnerPool(runner, 2) as pool, pytest.raises(ValueError, match="0"):
         pool.map(work, list(range(50)))
     assert len(begun) < 50

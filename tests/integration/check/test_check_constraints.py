@@ -23,7 +23,7 @@ from waldelta.stages.sync.sync import sync
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
 
-def test_a_row_that_violates_one_is_found(spark, database, lake):
+def test_a_row_that_violates_one_is_found(runner, database, lake):
     """Null meets it, what somebody else wrote into the target doesn't; one that isn't valid for all
     rows says nothing.
     """
@@ -34,9 +34,9 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
     database.execute("insert into t values (1, 1, -1), (2, null, null)")
     database.execute("alter table t add constraint later check (w > 0) not valid")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (3, 3, 3)")
-    result = consume(spark, replace(job, run_id="fine"))
+    result = consume(runner, replace(job, run_id="fine"))
     assert result.checked.passed == ["public.t"]
     of_run = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "fine"}
     assert of_run["CHECK constraint t_v_check holds: (v > 0)"]
@@ -44,10 +44,12 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
         success for meaning, success in of_run.items() if meaning.startswith("m has labels of")
     ] == [True]
     assert not any("later" in meaning for meaning in of_run)
-    spark.sql(f"update delta.`{job.lake.target('public.t').uri}` set v = -5 where id = 1").collect()
+    runner.spark().sql(
+        f"update delta.`{job.lake.target('public.t').uri}` set v = -5 where id = 1"
+    ).collect()
     database.execute("insert into t values (4, 4, 4)")
     with pytest.raises(RunFailed) as failed:
-        consume(spark, replace(job, run_id="wrong"))
+        consume(runner, replace(job, run_id="wrong"))
     assert failed.value.result.checked.failed_expectations[0].startswith(
         "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds: (v > 0) (1 row)"
     )

@@ -29,7 +29,7 @@ create domain tag as varchar(5) check (value !~~ 'x%');
 @pytest.mark.spark
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.soak("every declared type at its bounds")
-def test_values_that_no_row_of_the_source_has(spark, database, lake):
+def test_values_that_no_row_of_the_source_has(runner, database, lake):
     """What PostgreSQL holds meets its types, also NaN, negative scales and digits beyond Spark's;
     what others wrote may not.
     """
@@ -43,9 +43,9 @@ def test_values_that_no_row_of_the_source_has(spark, database, lake):
     """
     )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (3, 3, 'b', 'abc', b'', 12.3456, 0, -0.0001, b'11')")
-    consume(spark, replace(job, run_id="fine"))
+    consume(runner, replace(job, run_id="fine"))
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "fine"}
     meanings = [
         "domain constraint positive_check of column a holds: (VALUE > (0)::numeric)",
@@ -61,18 +61,18 @@ def test_values_that_no_row_of_the_source_has(spark, database, lake):
         "h fits bit(2)",
     ]
     assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(meanings, True)
-    run_validate(spark, replace(job, run_id="all"))
+    run_validate(runner, replace(job, run_id="all"))
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "all"}
     assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(meanings, True)
     target = f"delta.`{job.lake.target('public.t').uri}`"
-    spark.sql(
+    runner.spark().sql(
         f"update {target} set a = 200, b = 'xabcdef', c = 'abcd', d ="
         " '10110', e = '1.5', f = 150, g = 0.01, h = '1' where id = 1"
     ).collect()
-    spark.sql(f"update {target} set a = null where id = 2").collect()
+    runner.spark().sql(f"update {target} set a = null where id = 2").collect()
     database.execute("insert into t values (4, 4)")
     with pytest.raises(RunFailed):
-        consume(spark, replace(job, run_id="wrong"))
+        consume(runner, replace(job, run_id="wrong"))
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "wrong"}
     assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(
         meanings, False

@@ -66,14 +66,14 @@ def is_dense(uri: str, version: int, column: str) -> bool:
     ("kind", "keys", "expected"),
     [*(pytest.param(*case, id=name) for name, *case in CASES), *SOAKED],
 )
-def test_the_bitmap_finds_what_grouping_finds(spark, kind, keys, expected):
-    frame = spark.createDataFrame([(key,) for key in keys], f"`a.b` {kind}")
+def test_the_bitmap_finds_what_grouping_finds(runner, kind, keys, expected):
+    frame = runner.spark().createDataFrame([(key,) for key in keys], f"`a.b` {kind}")
     assert find_duplicate_keys(frame, ["a.b"], dense=True) == expected
     assert find_duplicate_keys(frame, ["a.b"]) == expected
 
 
-def test_several_columns(spark):
-    frame = spark.sql("select * from values (1, 'a'), (1, 'b'), (1, 'a') as t(id, v)")
+def test_several_columns(runner):
+    frame = runner.spark().sql("select * from values (1, 'a'), (1, 'b'), (1, 'a') as t(id, v)")
     assert find_duplicate_keys(frame, ["id", "v"]) == DuplicateKeys(2, ("1, a",))
 
 
@@ -88,24 +88,24 @@ DENSITY = [
 
 
 @pytest.mark.parametrize(("key", "dense"), [c[1:] for c in DENSITY], ids=[c[0] for c in DENSITY])
-def test_density_follows_from_the_files_statistics(spark, tmp_path, key, dense):
-    spark.range(0, 100_000, 1, 2).selectExpr(f"{key} as k").write.format("delta").save(
+def test_density_follows_from_the_files_statistics(runner, tmp_path, key, dense):
+    runner.spark().range(0, 100_000, 1, 2).selectExpr(f"{key} as k").write.format("delta").save(
         str(tmp_path)
     )
     assert is_dense(str(tmp_path), 0, "k") is dense
 
 
-def test_a_file_without_statistics_is_taken_as_sparse(spark, tmp_path):
-    frame = spark.range(0, 100_000).selectExpr("id as k")
+def test_a_file_without_statistics_is_taken_as_sparse(runner, tmp_path):
+    frame = runner.spark().range(0, 100_000).selectExpr("id as k")
     properties = {"delta.dataSkippingNumIndexedCols": "0"}
     frame.write.format("delta").options(**properties).save(str(tmp_path))
     assert not is_dense(str(tmp_path), 0, "k")
     assert not is_dense(str(tmp_path), 0, "other")
 
 
-def test_a_mapped_column_is_taken_as_sparse(spark, tmp_path):
+def test_a_mapped_column_is_taken_as_sparse(runner, tmp_path):
     """Its files' statistics go by another name, which may be another column's."""
-    spark.range(0, 100_000).selectExpr("id as k").write.format("delta").option(
+    runner.spark().range(0, 100_000).selectExpr("id as k").write.format("delta").option(
         "delta.columnMapping.mode", "name"
     ).save(str(tmp_path))
     assert not is_dense(str(tmp_path), 0, "k")
@@ -116,39 +116,42 @@ def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
 
 
 @pytest.mark.soak("a RESTORE of a target's file")
-def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
+def test_rows_given_back_to_a_file_are_compared(runner, tmp_path):
     """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector
     away.
     """
     uri, target = str(tmp_path), f"delta.`{tmp_path}`"
     with_vectors = {"delta.enableDeletionVectors": "true"}
-    first = spark.range(0, 1000, 1, 1).selectExpr("id as k", "'a' as tag")
+    first = runner.spark().range(0, 1000, 1, 1).selectExpr("id as k", "'a' as tag")
     first.write.format("delta").options(**with_vectors).save(uri)
-    spark.sql("select * from values (5L, 'b'), (2000L, 'b') as t(k, tag)").coalesce(1).write.format(
-        "delta"
-    ).mode("append").save(uri)
-    spark.sql(f"delete from {target} where k = 5 and tag = 'a'")
+    runner.spark().sql("select * from values (5L, 'b'), (2000L, 'b') as t(k, tag)").coalesce(
+        1
+    ).write.format("delta").mode("append").save(uri)
+    runner.spark().sql(f"delete from {target} where k = 5 and tag = 'a'")
 
     def found(known, version):
-        frame = spark.read.format("delta").option("versionAsOf", version).load(uri)
+        frame = runner.spark().read.format("delta").option("versionAsOf", version).load(uri)
         key = IntegerKey.open(table_at(uri), version, "k")
         return find_duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
 
     assert len(list(tmp_path.glob("deletion_vector*"))) == 1
     assert [found(0, 1), found(2, 2)] == [2, 0]
-    spark.sql(f"restore table {target} to version as of 1")
+    runner.spark().sql(f"restore table {target} to version as of 1")
     assert found(2, 3) == 2
     assert profile_in_driver(table_at(uri).open(), [("tag", False)]) is None
 
 
-def test_a_composite_key_is_compared_by_its_first_column(spark, tmp_path):
+def test_a_composite_key_is_compared_by_its_first_column(runner, tmp_path):
     """Where that is an integer; rows of other files aren't looked at."""
     uri = str(tmp_path)
     for keys in ("(1L, 'a'), (2L, 'a')", "(10L, 'a'), (10L, 'b')", "(2L, 'b'), (2L, 'a')"):
-        spark.sql(f"select * from values {keys} as t(k, w)").coalesce(1).write.format("delta").mode(
-            "append"
-        ).save(uri)
-    key, frame = IntegerKey.open(table_at(uri), 2, "k"), spark.read.format("delta").load(uri)
+        runner.spark().sql(f"select * from values {keys} as t(k, w)").coalesce(1).write.format(
+            "delta"
+        ).mode("append").save(uri)
+    key, frame = (
+        IntegerKey.open(table_at(uri), 2, "k"),
+        runner.spark().read.format("delta").load(uri),
+    )
     assert key.written_since(1).rows_in_question(frame).count() == 3
     assert find_duplicate_keys(
         key.written_since(1).rows_in_question(frame), ["k", "w"]

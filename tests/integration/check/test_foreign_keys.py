@@ -71,24 +71,26 @@ HELD = (True, 0, "warning")
 
 @pytest.mark.nightly("references in a whole run; unit tests have the rule")
 @pytest.mark.usefixtures("compiled")
-def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
+def test_orphans_are_told_of_once_they_are_there(runner, database, lake):
     """Nulls refer to nothing, char(n) is padded; a row that lost its partner in the lake is a
     warning, of the run and of validate.
     """
     database.execute(SCHEMA)
     job = job_of(database, lake)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into city values (3, 'ef'); insert into person values (3, 3, 'ef', 2)")
     database.execute("insert into stop values (3, 1, '2026-01-01'); delete from city where id = 2")
-    result = consume(spark, replace(job, run_id="fine"))
+    result = consume(runner, replace(job, run_id="fine"))
     assert set(result.checked.passed) >= {"public.city", "public.person", "public.stop"}
     of_person = {
         ("public.person", f"person_{name}_fkey"): HELD for name in ("city", "code", "boss")
     }
     assert results(lake, "fine") == of_person | {("public.stop", "stop_a_b_fkey"): HELD}
-    spark.sql(f"delete from delta.`{job.lake.target('public.city').uri}` where id = 1").collect()
+    runner.spark().sql(
+        f"delete from delta.`{job.lake.target('public.city').uri}` where id = 1"
+    ).collect()
     database.execute("insert into person values (4, 3, null, 4)")
-    result = consume(spark, replace(job, run_id="wrong"))
+    result = consume(runner, replace(job, run_id="wrong"))
     assert result.status == "succeeded"
     assert "public.person" in result.checked.passed
     assert {told.partition(":")[0] for told in result.checked.warned_expectations} == {
@@ -96,14 +98,14 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     }
     assert results(lake, "wrong")["public.person", "person_city_fkey"] == (False, 1, "warning")
     assert results(lake, "wrong")["public.person", "person_boss_fkey"] == HELD
-    result = run_validate(spark, replace(job, run_id="all"))
+    result = run_validate(runner, replace(job, run_id="all"))
     found = results(lake, "all")
     assert found["public.person", "person_code_fkey"] == (False, 1, "warning")
     assert (found["public.person", "person_boss_fkey"], found["public.stop", "stop_a_b_fkey"]) == (
         HELD,
         HELD,
     )
-    result = run_maintain(spark, replace(job, run_id="night"))
+    result = run_maintain(runner, replace(job, run_id="night"))
     assert (result.status, results(lake, "night")) == ("succeeded", found)
     assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
         f"public.person: {KIND}: foreign key person_{name}_fkey" for name in ("city", "code")
@@ -111,7 +113,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert len(result.checked.warned_expectations) == 2
     assert len({r.at for r in read_expectation_results(lake) if r.run_id == "night"}) == 1
     # What hasn't changed since isn't judged again, but for what depends on other targets.
-    result = run_maintain(spark, replace(job, run_id="next night"))
+    result = run_maintain(runner, replace(job, run_id="next night"))
     assert results(lake, "next night") == found
     kept = [r for r in read_expectation_results(lake) if r.run_id == "next night"]
     of_others = {"expect_target_to_be_fresh", "expect_target_to_know_all_values"}
@@ -127,19 +129,21 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
 
 
 @pytest.mark.soak("a second direction of a reference")
-def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database, lake):
+def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(runner, database, lake):
     """The rows that refer to it are no part of the run, so its own page tells."""
     database.execute(SCHEMA)
     job = job_of(database, lake)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into person values (5, 2, 'cd', 1)")
-    consume(spark, replace(job, run_id="first"))
+    consume(runner, replace(job, run_id="first"))
     database.execute("delete from person where id = 5")
-    consume(spark, replace(job, run_id="second"))
+    consume(runner, replace(job, run_id="second"))
     person = job.lake.target("public.person").uri
-    spark.sql(f"insert into delta.`{person}` select 6, 2, 'cd', null, 0, null, null").collect()
+    runner.spark().sql(
+        f"insert into delta.`{person}` select 6, 2, 'cd', null, 0, null, null"
+    ).collect()
     database.execute("delete from city where id = 2")
-    consume(spark, replace(job, run_id="third"))
+    consume(runner, replace(job, run_id="third"))
     assert results(lake, "third") == {
         ("public.city", "person_city_fkey"): (False, 1, "warning"),
         ("public.city", "person_code_fkey"): (False, 1, "warning"),
@@ -147,24 +151,24 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database
 
 
 @pytest.mark.soak("references that aren't judged")
-def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
+def test_what_may_be_as_it_should_be_is_not_judged(runner, database, lake):
     """Where the other target lacks rows by a filter, or is a batch behind, nothing is said, and why
     is.
     """
     database.execute(SCHEMA)
     tables = {"public.city": {"where": "id < 2"}}
     job = job_of(database, lake, target={"root": lake, "tables": tables})
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into person values (3, 2, null, null)")
-    result = consume(spark, replace(job, run_id="filtered"))
+    result = consume(runner, replace(job, run_id="filtered"))
     assert results(lake, "filtered") == {("public.person", "person_boss_fkey"): HELD}
     assert result.status == "succeeded"
     database.execute(
         "insert into person values (4, null, null, 3); insert into trip values (3, 3, '2026-01-01')"
     )
     with target_lock(job, "public.trip"), pytest.raises(RunFailed, match=r"public\.trip"):
-        consume(spark, replace(job, run_id="kept away"))
-    run_validate(spark, replace(job, run_id="behind"))
+        consume(runner, replace(job, run_id="kept away"))
+    run_validate(runner, replace(job, run_id="behind"))
     assert results(lake, "behind") == {("public.stop", "stop_a_b_fkey"): HELD}
     of_person = [
         r
@@ -176,7 +180,7 @@ def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
 
 
 @pytest.mark.soak("references between partitions")
-def test_partitioned_tables(spark, database, lake):
+def test_partitioned_tables(runner, database, lake):
     """From a root and to a root, and the rows that each partition has in the catalogs for that are
     no keys of their own.
     """
@@ -192,13 +196,15 @@ def test_partitioned_tables(spark, database, lake):
     job = job_of(database, lake, ["public.p", "public.c"])
     name = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {name} set (publish_via_partition_root = true)")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into p values (2); insert into c values (2, 2), (13, 11)")
-    consume(spark, replace(job, run_id="fine"))
+    consume(runner, replace(job, run_id="fine"))
     assert results(lake, "fine") == {("public.c", "c_p_fkey"): HELD}
-    spark.sql(f"delete from delta.`{job.lake.target('public.p').uri}` where id = 11").collect()
+    runner.spark().sql(
+        f"delete from delta.`{job.lake.target('public.p').uri}` where id = 11"
+    ).collect()
     database.execute("insert into c values (3, 1)")
-    consume(spark, replace(job, run_id="wrong"))
+    consume(runner, replace(job, run_id="wrong"))
     assert results(lake, "wrong") == {("public.c", "c_p_fkey"): (False, 2, "warning")}
 
 
@@ -261,7 +267,7 @@ def ask_postgresql(database):
 
 
 @pytest.mark.soak("every pair of text types")
-def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
+def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
     """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what
     PostgreSQL finds.
     """
@@ -285,7 +291,7 @@ def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
         expected = 0 if is_found else len(pairs)
         assert (
             rows_without_parent_in_driver(reference),
-            find_rows_without_parent(spark, reference).rows,
+            find_rows_without_parent(runner, reference).rows,
         ) == (
             expected,
             expected,

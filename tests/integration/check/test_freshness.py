@@ -32,16 +32,16 @@ def copy_slot(database, slot, name):
 
 
 @pytest.mark.soak("a wait for WAL that ages")
-def test_how_far_behind(spark, database, lake, monkeypatch):
+def test_how_far_behind(runner, database, lake, monkeypatch):
     """By when the run asked how far the source was, not by when anything changed last; and by WAL
     that came since.
     """
     database.execute("create table t(id int primary key); create table other(x text)")
     quality = {"enabled": True, "freshness": {"critical_seconds": 7200, "warn_mb": 20}}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (1)")
-    consume(spark, replace(job, run_id="fresh"))
+    consume(runner, replace(job, run_id="fresh"))
     seconds, hours = "at most 3,600 s behind the source", "at most 7,200 s behind the source"
     size = "at most 20 MB of WAL behind the source"
     fresh = {seconds: (True, "warning"), hours: (True, "critical"), size: (True, "warning")}
@@ -53,7 +53,7 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     clock = source_rules.now
     with monkeypatch.context() as later:
         later.setattr(source_rules, "now", lambda: clock() + timedelta(seconds=4000))
-        result = consume(spark, replace(job, run_id="late"))
+        result = consume(runner, replace(job, run_id="late"))
     assert result.checked.passed == ["public.t"]
     assert of_run(lake, "late") == fresh | {seconds: (False, "warning")}
     # Asked for, all targets are judged, also with checks after runs switched off; while nothing is
@@ -68,7 +68,7 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     def validated(run_id, job=job):
         with monkeypatch.context() as later:
             later.setattr(source_rules, "now", lambda: clock() + timedelta(seconds=4000))
-            run_validate(spark, replace(job, run_id=run_id))
+            run_validate(runner, replace(job, run_id=run_id))
         return of_run(lake, run_id)
 
     assert validated("idle") == fresh
@@ -77,11 +77,11 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     database.execute("select pg_logical_emit_message(false, 'p', 'm')")
     database.execute("insert into t values (3)")
     assert validated("unread", with_messages) == fresh | {seconds: (False, "warning")}
-    consume(spark, replace(job, run_id="lands"), only=["land"])
+    consume(runner, replace(job, run_id="lands"), only=["land"])
     assert validated("unapplied") == fresh | {seconds: (False, "warning")}
     with slot_lock(job):
         assert validated("being read") == {size: (True, "warning"), seconds: (False, "warning")}
-    consume(spark, replace(job, run_id="applies"))
+    consume(runner, replace(job, run_id="applies"))
     # 20 MB of WAL that nobody has read, and that hold nothing for the target.
     database.execute(
         "insert into other select repeat(md5(g::text), 60) from generate_series(1, 20000) g; select"

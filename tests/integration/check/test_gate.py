@@ -49,7 +49,7 @@ class Gated:
 
     def __init__(
         self,
-        spark,
+        runner,
         database,
         lake,
         folder,
@@ -57,7 +57,7 @@ class Gated:
         options=None,
         **parts,
     ):
-        self.spark, self.database, self.folder = spark, database, folder
+        self.runner, self.database, self.folder = runner, database, folder
         database.execute(f"create table t({ddl}); create table u(id int primary key, v int)")
         if "big" in ddl:
             database.execute("alter table t alter big set storage external")
@@ -73,13 +73,13 @@ class Gated:
         )
 
     def run(self, run_id="run") -> TableResult:
-        return consume(self.spark, replace(self.job, run_id=run_id)).tables.get(
+        return consume(self.runner, replace(self.job, run_id=run_id)).tables.get(
             "public.t", TableResult()
         )
 
     def fails(self, run_id="run"):
         with pytest.raises(RunFailed) as failed:
-            consume(self.spark, replace(self.job, run_id=run_id))
+            consume(self.runner, replace(self.job, run_id=run_id))
         return failed.value.result
 
     def rows(self, *columns, table="t"):
@@ -110,10 +110,10 @@ class Gated:
 
 
 @pytest.fixture
-def gated(spark, database, lake, tmp_path):
+def gated(runner, database, lake, tmp_path):
     folder = tmp_path / "suites"
     folder.mkdir()
-    return lambda **kwargs: Gated(spark, database, lake, folder, **kwargs)
+    return lambda **kwargs: Gated(runner, database, lake, folder, **kwargs)
 
 
 def test_a_table_stops_and_goes_on(gated, database):
@@ -123,7 +123,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     made = gated()
     made.own(RULE.format("stop"))
     database.execute("insert into t values (1, 1)")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (2, -2), (3, 3); insert into u values (1, 1)")
     result = made.fails("first")
     assert result.error["class"] == "QualityFailed"
@@ -173,7 +173,7 @@ def test_a_batch_that_was_corrected_passes(gated, database):
     """What is merged is judged, not each change: a later change of the row may put it right."""
     made = gated()
     made.own(RULE.format("stop"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
     database.execute("update t set v = 1")
@@ -194,7 +194,7 @@ def test_released_changes_pass_once(gated, database):
     """
     made = gated()
     made.own(RULE.format("stop"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
     # What was released may end where the next commit begins.
@@ -230,7 +230,7 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     """
     made = gated()
     made.own(RULE.format("stop"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
     database.execute("create table unpublished (id int)")
@@ -250,7 +250,7 @@ def test_a_whole_table_is_released_too(gated, database):
     """
     made = gated()
     made.own("{type: expect_table_row_count_to_be_between, kwargs: {min_value: 3}, gate: stop}")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, 1)")
     made.fails("first")
     release_tables(made.job, ["public.t"], by="ann", reason="known")
@@ -282,12 +282,12 @@ def refused(made, act, message):
 
 
 def retry(made, run_id):
-    run_retry(made.spark, replace(made.job, run_id=run_id), ["public.t"], "ann")
+    run_retry(made.runner, replace(made.job, run_id=run_id), ["public.t"], "ann")
 
 
 def mend(made, run_id):
     run_reconcile(
-        made.spark,
+        made.runner,
         replace(made.job, run_id=run_id),
         ReconcileRequest.of(["public.t"], repair=True, by="ann"),
     )
@@ -300,7 +300,7 @@ def test_a_retry_lets_nothing_else_pass(gated, database):
     """
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, 2)")
     made.run("first")
     database.execute("insert into t values (4, 99), (5, 5)")
@@ -328,7 +328,7 @@ def accept(made, run_id, *keys, **given):
     """Accept the rows of these ids in quarantine, or all of the table."""
     ids = [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] in keys]
     job, tables = replace(made.job, run_id=run_id), None if keys else ["public.t"]
-    return run_accept(made.spark, job, given.get("ids", ids), tables, "ann", "known")
+    return run_accept(made.runner, job, given.get("ids", ids), tables, "ann", "known")
 
 
 def listed(made):
@@ -345,7 +345,7 @@ def test_a_retry_judges_again(gated, database):
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t values (1, 1), (2, 2)")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("update t set v = -v; insert into t values (3, -3), (4, -4), (5, -5), (6, -6)")
     made.run("first")
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
@@ -355,7 +355,7 @@ def test_a_retry_judges_again(gated, database):
         "update t set v = -30 where id = 3; update t set v = 4 where id = 4; delete from t where"
         " id = 5"
     )
-    done = run_retry(made.spark, replace(made.job, run_id="again"), ["public.t"], "ben")
+    done = run_retry(made.runner, replace(made.job, run_id="again"), ["public.t"], "ben")
     assert (
         done.stages["retry"].detail
         == "2 rows of 1 table corrected; 2 rows still fail a gate and stay in quarantine"
@@ -390,7 +390,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("update t set v = -1; insert into t values (2, -2), (3, -3), (4, -4)")
     made.run("first")
     (kept,) = (row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "4")
@@ -428,7 +428,7 @@ def test_a_retry_takes_what_was_released(gated, database):
     """As a run would; the rows asked for are judged by the gate that set them aside."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.run("first")
     database.execute("insert into t values (4, 99); update t set v = -2 where id = 1")
@@ -448,7 +448,7 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1), (2, 2), (3, 3)")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (6, -6), (7, -7)")
     made.run("first")
     DeltaTable(made.job.lake.target("public.t").uri).delete("id = 2")
@@ -528,7 +528,7 @@ EXAMPLES = {
 def test_any_expectation_can_stop(gated, database):
     """By row or of all rows together, Great Expectations' or ours; each alone, of the same rows."""
     made = gated()
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, 1), (2, -2)")
     for name, item, message in WHOLE:
         made.own(item)
@@ -575,7 +575,7 @@ REFUSED = [
 def test_gates_that_are_refused(gated, database):
     """The table waits, since nobody knows what may pass; the others go on."""
     made = gated()
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     for number, (name, item, message) in enumerate(REFUSED, 1):
         made.own(item)
         database.execute(f"insert into t values ({number}, 1); insert into u values ({number}, 1)")
@@ -596,7 +596,7 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t select g, g from generate_series(1, 8) g")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     for statement in (
         "insert into t values (9, -9), (10, 10)",
         "update t set v = -1 where id = 1",
@@ -628,7 +628,7 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
     """
     made = gated()
     made.own(RULE.format("quarantine"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.run("first")
     made.own(RULE.format("warn"))
@@ -641,9 +641,9 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
     with monkeypatch.context() as first:
         first.setattr(replay_module, "_commit", killed)
         first.setattr(replay_module, "TARGET_LOCK_TIMEOUT_S", 0.0)
-        assert list(replay_module.replay(made.spark, job, span).failures) == ["public.t"]
+        assert list(replay_module.replay(made.runner, job, span).failures) == ["public.t"]
     assert ([row["key"]["id"] for row in list_quarantined(made.job)], made.rows()) == (["1"], [])
-    assert replay_module.replay(made.spark, job, span).failures == {}
+    assert replay_module.replay(made.runner, job, span).failures == {}
     assert (list_quarantined(made.job), made.rows()) == ([], [(1, -1)])
 
 
@@ -655,7 +655,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t values (1, 1)")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (2, -2), (3, 3); update t set v = -1 where id = 1")
     made.run("first")
     discard_quarantined(made.job, tables=["public.t"], by="Ann", reason="noise")
@@ -664,7 +664,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     for gate in ("quarantine", "warn"):
         made.own(RULE.format(gate))
         job = replace(made.job, run_id="first")
-        assert replay_module.replay(made.spark, job, read_span(job)).failures == {}
+        assert replay_module.replay(made.runner, job, read_span(job)).failures == {}
         assert (made.rows(), list_quarantined(made.job), made.told()) == (
             [(1, 1), (3, 3)],
             [],
@@ -681,7 +681,7 @@ def test_later_changes_of_such_rows(gated, database, where_decoded):
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 6) g")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute(
         f"update t set v = -v, big = 'new' || {BIG}; update t set id = 10 * id where id > 3; insert"
         " into t values (7, -7, 'x')"
@@ -712,7 +712,7 @@ def test_read_again_or_discarded(gated, database):
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 3) g")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute(f"update t set v = -v, big = 'new' || {BIG} where id < 3")
     made.run("first")
     discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
@@ -739,7 +739,7 @@ def test_what_keeps_no_row_out_is_met(gated, database):
     """
     made = gated()
     made.own(RULE.format("quarantine"), STOP.replace("stop", "quarantine"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, -2), (3, 99)")
     made.run("first")
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
@@ -760,7 +760,7 @@ def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     monkeypatch.setattr("waldelta.stages.check.gate.gate.MOST_SET_ASIDE", 3)
     made = gated()
     made.own(RULE.format("quarantine"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (9, -9)")
     made.run("first")
     told = made.told()
@@ -784,7 +784,7 @@ def test_a_stop_judges_what_is_left(gated, database):
         "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: -1}, gate:"
         " stop}",
     )
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -5), (2, 2)")
     made.run()
     assert made.rows() == [(2, 2)]
@@ -802,20 +802,22 @@ def test_columns_that_a_change_does_not_send(gated, database):
         f"{{type: expect_column_values_to_be_between, kwargs: {{{few}}}, gate: stop}}",
     )
     database.execute(f"insert into t values (1, 1, {BIG}), (2, 2, {BIG})")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("update t set v = 5 where id = 1; update t set big = null where id = 2")
     assert made.run().quarantined == 1
     assert made.rows() == [(1, 5), (2, 2)]
 
 
 @pytest.mark.parametrize("metadata", [True, False])
-def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, database, lake, tmp_path, metadata):
+def test_values_that_the_lake_does_not_hold_are_no_nulls(
+    runner, database, lake, tmp_path, metadata
+):
     """They stand verbatim beside the null of their column; where nothing is kept of them, nothing
     tells them from nulls.
     """
     ddl = "id int primary key, v int, till date, gone date"
     made = Gated(
-        spark, database, lake, tmp_path, ddl, target={"root": lake, "metadata_columns": metadata}
+        runner, database, lake, tmp_path, ddl, target={"root": lake, "metadata_columns": metadata}
     )
     items = [
         ("not_be_null", "till", "quarantine"),
@@ -828,7 +830,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, database, lake, 
             for kind, of, gate in items
         )
     )
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute(
         "insert into t values (1, 1, '2026-01-01'), (2, 2, 'infinity'), (3, 3, '0044-03-15 BC'),"
         " (4, 4, null)"
@@ -846,7 +848,7 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
     """
     made = gated()
     made.own(RULE.format("quarantine"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, 2)")
 
     def die(*_):
@@ -869,7 +871,7 @@ def test_a_table_without_a_key(gated, database):
     made = gated(ddl="v int")
     database.execute("alter table t replica identity full")
     made.own(RULE.format("stop"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1), (-1)")
     assert "1 row" in made.fails("first").error["message"]
     made.own(RULE.format("quarantine"))
@@ -881,7 +883,7 @@ def test_a_table_without_a_key(gated, database):
 
 def checked(made, run_id, act=None):
     """The result of a run that checks its targets, or of what an operator does, by its id."""
-    return (act or consume)(made.spark, replace(enabled(made), run_id=run_id))
+    return (act or consume)(made.runner, replace(enabled(made), run_id=run_id))
 
 
 def enabled(made):
@@ -897,12 +899,14 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (2, -2)")
     checked(made, "first")
     (row,) = list_quarantined(made.job)
     done = checked(
-        made, "accept", lambda spark, job: run_accept(spark, job, [row["id"]], None, "ann", "known")
+        made,
+        "accept",
+        lambda runner, job: run_accept(runner, job, [row["id"]], None, "ann", "known"),
     )
     assert (done.status, list(changed_targets(done.document()))) == ("succeeded", ["public.t"])
     assert (made.rows(), made.failed()) == ([(1, 1), (2, -2)], 0)
@@ -920,7 +924,7 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
     assert list(changed_targets(checked(made, "later").document())) == ["public.t"]
     assert checked(made, "all", run_validate).status == "succeeded"
     # A row that nobody decided on still fails, as one that another program wrote.
-    made.spark.sql(
+    made.runner.spark().sql(
         f"insert into delta.`{made.job.lake.target('public.t').uri}` (id, v, _wd_lsn)"
         " values (9, -9, 1)"
     )
@@ -934,7 +938,7 @@ def test_a_corrected_expectation_is_judged_again(gated, database):
     """
     made = gated()
     made.own(RULE.format("warn"))
-    sync(made.spark, made.job)
+    sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     with pytest.raises(RunFailed) as failed:
         checked(made, "first")

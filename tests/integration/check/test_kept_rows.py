@@ -131,10 +131,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_broken_rows_are_counted(spark, name):
+def test_broken_rows_are_counted(runner, name):
     mode, rows, expected = CASES[name]
     values = ", ".join(f"({row})" for row in rows)
-    frame = spark.sql(f"select * from values {values} as t({COLUMNS[mode]})")
+    frame = runner.spark().sql(f"select * from values {values} as t({COLUMNS[mode]})")
     key = ["a b", "c"] if mode == "changelog" else ["a b"]
     found = find_broken_rows(frame, named_mode(mode), key)
     assert {label: keys.rows for label, keys in found.items()} == expected

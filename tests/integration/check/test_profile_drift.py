@@ -35,7 +35,7 @@ def of_run(lake, run_id):
 
 
 @pytest.mark.soak("profiles of many runs")
-def test_drift_is_told_of(spark, database, lake):
+def test_drift_is_told_of(runner, database, lake):
     """A column in other units, and rows that are gone; what was measured by Arrow and by Spark is
     the same.
     """
@@ -45,15 +45,15 @@ def test_drift_is_told_of(spark, database, lake):
     )
     quality = {"enabled": True, "drift": {"after_runs": 3, "of_runs": 10}}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))
-    sync(spark, job)
+    sync(runner, job)
     for number in range(4):
         database.execute(f"insert into t values ({1000 + number}, 12, 'a')")
-        consume(spark, replace(job, run_id=f"r{number}"))
+        consume(runner, replace(job, run_id=f"r{number}"))
         judged = number == 3
         assert bool(of_run(lake, f"r{number}")) == judged
     fine = {ROWS: (True, "warning", "as before"), COLUMNS: (True, "warning", "as before")}
     assert of_run(lake, "r3") == fine
-    run_validate(spark, replace(job, run_id="all"))
+    run_validate(runner, replace(job, run_id="all"))
     assert of_run(lake, "all") == {
         ROWS: (True, "warning", "404 rows"),
         COLUMNS: (True, "warning", "404 rows"),
@@ -66,7 +66,7 @@ def test_drift_is_told_of(spark, database, lake):
         for name in ("nulls", "mean", "deviation", "least", "most"):
             assert getattr(here, name) == pytest.approx(getattr(there, name)), (here.name, name)
     database.execute("update t set v = v * 100")
-    result = consume(spark, replace(job, run_id="cents"))
+    result = consume(runner, replace(job, run_id="cents"))
     assert result.checked.passed == ["public.t"]
     assert of_run(lake, "cents")[ROWS][0] is True
     assert of_run(lake, "cents")[COLUMNS] == (
@@ -75,5 +75,5 @@ def test_drift_is_told_of(spark, database, lake):
         "v: different mean; v: different minimum; v: different maximum",
     )
     database.execute("delete from t where id > 20")
-    consume(spark, replace(job, run_id="gone"))
+    consume(runner, replace(job, run_id="gone"))
     assert of_run(lake, "gone")[ROWS] == (False, "warning", "20 rows, in earlier runs 192 to 615")

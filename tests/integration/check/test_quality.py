@@ -42,8 +42,8 @@ FILTER = "(origin = 'JFK'::text)"
 
 
 class Scene:
-    def __init__(self, spark, folder):
-        self.spark, self.folder = spark, folder
+    def __init__(self, runner, folder):
+        self.runner, self.folder = runner, folder
         self.root = f"file://{folder}/lake"
         self.ledger = Ledger(Lake(self.root))
         self.suites = folder / "expectations"
@@ -65,7 +65,7 @@ class Scene:
 
     def target(self, rows=GOOD, table="public.t", ddl=DDL, row_filter=FILTER, columns=COLUMNS):
         values = ", ".join(self._row(*row) for row in rows)
-        frame = self.spark.sql(
+        frame = self.runner.spark().sql(
             f"select * from values {values} as v(id, origin, amount, _wd_lsn, _wd_raw)"
         )
         fields = [f.strip() for f in re.split(r",(?![^<(]*[>)])", ddl)]
@@ -98,7 +98,7 @@ class Scene:
         (self.suites / name).write_text(text)
 
     def check(self, pipeline=None, tables=None, run_id=RUN_ID, left=None):
-        return check(self.spark, pipeline or self.pipeline(), self.ledger, run_id, tables, left)
+        return check(self.runner, pipeline or self.pipeline(), self.ledger, run_id, tables, left)
 
     @property
     def docs(self):
@@ -106,8 +106,8 @@ class Scene:
 
 
 @pytest.fixture
-def lake(spark, tmp_path):
-    return Scene(spark, tmp_path)
+def lake(runner, tmp_path):
+    return Scene(runner, tmp_path)
 
 
 def test_a_good_target_passes(lake):

@@ -101,12 +101,12 @@ def own_file(expectations):
 
 
 @pytest.fixture
-def lake(spark, tmp_path):
-    return Scene(spark, tmp_path)
+def lake(runner, tmp_path):
+    return Scene(runner, tmp_path)
 
 
 @pytest.mark.soak("every kind on both evaluators")
-def test_they_count_what_great_expectations_counts(spark, lake):
+def test_they_count_what_great_expectations_counts(runner, lake):
     """Every kind that is known, on nulls, empty texts and numbers at the bounds; and none of what
     it can't evaluate.
     """
@@ -123,13 +123,13 @@ def test_they_count_what_great_expectations_counts(spark, lake):
     found, of_text = (
         [o for o in v.outcomes if o.planned.origin == "own"] for v in lake.check().tables
     )
-    frame = spark.read.format("delta").load(target_uri(lake.root, "public", "u"))
+    frame = runner.spark().read.format("delta").load(target_uri(lake.root, "public", "u"))
     for kwargs, outcome in zip(OF_TEXT, of_text, strict=True):
         condition = kind_of("expect_column_values_to_be_between").row_condition(kwargs)
         assert (outcome.planned.kwargs, outcome.success) == (kwargs, None)
         with pytest.raises(Exception, match=NO_TEXT):
             frame.agg(F.count(F.when(condition.unexpected, 1))).first()
-    frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
+    frame = runner.spark().read.format("delta").load(target_uri(lake.root, "public", "t"))
     for (kind, kwargs), outcome in zip(EXPECTATIONS, found, strict=True):
         condition = kind_of(kind).row_condition(OwnExpectation(type=kind, kwargs=kwargs).kwargs)
         assert condition is not None, kind
@@ -151,7 +151,7 @@ def test_they_count_what_great_expectations_counts(spark, lake):
     assert known == {kind.type for kind in KINDS.values() if kind.scope == "row"}
 
 
-@pytest.mark.usefixtures("spark")
+@pytest.mark.usefixtures("runner")
 @pytest.mark.parametrize(("kind", "kwargs"), OTHERS)
 def test_others_are_left_to_it(kind, kwargs):
     """What isn't of single rows, filters rows first, or lacks an argument."""
@@ -183,7 +183,7 @@ OF_NULLS = [
 ]
 
 
-def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
+def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
     """By Great Expectations, and by what tells the same for many tables at once, which need not
     look at rows again.
     """
@@ -193,7 +193,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
     found = [o for o in verdict.outcomes if o.planned.origin == "own"]
     assert [o.unexpected_count for o in found] == [count for *_, count in OF_NULLS]
     assert [o.success for o in found] == [False, False, True, False, False, False, False]
-    frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
+    frame = runner.spark().read.format("delta").load(target_uri(lake.root, "public", "t"))
     for outcome in found[:5]:
         kind = kind_of(outcome.planned.type)
         condition = kind.row_condition(outcome.planned.kwargs)
@@ -213,7 +213,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
 
 def quickly(lake, run_id="run", rules=None):
     left = RunOutcome(quick=frozenset({"public.t"}), rules=rules or {})
-    return check(lake.spark, lake.pipeline(), lake.ledger, run_id, None, left)
+    return check(lake.runner, lake.pipeline(), lake.ledger, run_id, None, left)
 
 
 OWN = (
@@ -271,9 +271,9 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     ("condition", "is_met"),
     [("id < 3", True), ("id < 3 or current_date() < date '2000-01-01'", False)],
 )
-def test_rows_from_before_are_judged_again_where_the_day_decides(spark, condition, is_met):
+def test_rows_from_before_are_judged_again_where_the_day_decides(runner, condition, is_met):
     """They met it then; what depends on a row alone it meets for ever."""
-    frame = spark.createDataFrame([(9, 1), (1, 5)], "id bigint, _wd_lsn bigint")
+    frame = runner.spark().createDataFrame([(9, 1), (1, 5)], "id bigint, _wd_lsn bigint")
     planned = PlannedExpectation(
         "expect_target_rows_to_satisfy", {"condition": condition}, "critical", "own", "m"
     )

@@ -268,7 +268,7 @@ def test_a_key_that_may_not_write_is_named(bucket):
 @pytest.mark.pg
 @pytest.mark.spark
 @pytest.mark.airflow
-def test_a_run_writes_its_pages_into_the_store(database, bucket, spark, pipelines, monkeypatch):
+def test_a_run_writes_its_pages_into_the_store(database, bucket, runner, pipelines, monkeypatch):
     """Of checks and of comparisons; the error of a failed check names the page, and no folder of
     that name appears here.
     """
@@ -279,7 +279,7 @@ def test_a_run_writes_its_pages_into_the_store(database, bucket, spark, pipeline
     monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
     for name, value in bucket.storage_options.items():
         monkeypatch.setenv(name, value)
-    bucket.configure(spark)
+    bucket.configure(runner)
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select n, '<b>' || n from generate_series(1, 9) n")
     suites = pipelines / "own"
@@ -288,15 +288,15 @@ def test_a_run_writes_its_pages_into_the_store(database, bucket, spark, pipeline
     file = pipeline_file(bucket.uri("lake"), f"s_{database.name}", quality=kept)
     assert list(judge_docs(file)) == []
     pipeline = Pipeline(file)
-    pipeline.setup(spark=spark)
-    checked = pipeline.sync(spark).checked.report
+    pipeline.setup(spark=runner.spark())
+    checked = pipeline.sync(runner).checked.report
     (suites / "public.t.yml").write_text(
         "expectations: [{type: expect_column_max_to_be_between, kwargs: {column: id, max_value:"
         " 0}}]"
     )
     with pytest.raises(RunFailed, match=r"report: s3a://.*/public\.t\.html"):
-        pipeline.validate(spark)
-    compared = pipeline.reconcile(spark).checked.report
+        pipeline.validate(runner)
+    compared = pipeline.reconcile(runner).checked.report
     docs = f"{file.target.root}/_waldelta/data_docs"
     assert checked.startswith(f"{docs}/checks/")
     assert compared.startswith(f"{docs}/reconciliations/")

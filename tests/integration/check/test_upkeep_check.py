@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
     [True, pytest.param(False, marks=pytest.mark.nightly("the same rows, judged by Spark"))],
 )
 def test_maintenance_judges_all_rows_of_what_has_changed(
-    spark, database, lake, monkeypatch, is_small
+    runner, database, lake, monkeypatch, is_small
 ):
     """A run with few changes judges the rows that it touched; a wrong one besides is found at
     night, when all else is done.
@@ -51,14 +51,14 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
         lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True}
     )
     job = bare_slot(database, file)
-    sync(spark, job)
+    sync(runner, job)
 
     def run(run_id, statement):
         database.execute(statement)
-        return consume(spark, replace(job, run_id=run_id)).checked.passed
+        return consume(runner, replace(job, run_id=run_id)).checked.passed
 
     def night(run_id):
-        return run_maintain(spark, replace(job, run_id=run_id)).stages["check"].detail
+        return run_maintain(runner, replace(job, run_id=run_id)).stages["check"].detail
 
     def judged():
         *_, latest = latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"]
@@ -68,14 +68,14 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
     assert judged() == ("first", True, True)  # nothing was known before
     # As if a merge had written it.
     with session_settings(
-        spark,
+        runner.spark(),
         {
             "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
                 {"waldelta": {"verb": "apply"}}
             )
         },
     ):
-        spark.sql(
+        runner.spark().sql(
             f"update delta.`{job.lake.target('public.t').uri}` set v = -1 where id = 3"
         ).collect()
     assert run("second", "insert into t values (11, 1)") == ["public.t", "public.u"]
@@ -116,19 +116,19 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
 
 
 @pytest.mark.soak("a full check after an incremental one")
-def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, database, lake):
+def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(runner, database, lake):
     """A key that stands in a file that was there, too, is found; more changes bring a full check,
     and a page.
     """
     database.execute("create table t(id int primary key, v int)")
     database.execute("insert into t select g, 0 from generate_series(1, 101000) g")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
-    run_sync(spark, job)
+    run_sync(runner, job)
     assert latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"][-1].whole
 
     def run(run_id, statement):
         database.execute(statement)
-        return consume(spark, replace(job, run_id=run_id))
+        return consume(runner, replace(job, run_id=run_id))
 
     def whole():
         return latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"][-1].whole
@@ -136,7 +136,7 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
     assert run("tenth", "update t set v = 1 where id > 90950").checked.passed == ["public.t"]
     assert not whole()
     with session_settings(
-        spark,
+        runner.spark(),
         {
             "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
                 {"waldelta": {"verb": "apply"}}
@@ -144,20 +144,20 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
         },
     ):
         target = f"delta.`{job.lake.target('public.t').uri}`"
-        spark.sql(f"insert into {target} select * from {target} where id = 7").collect()
+        runner.spark().sql(f"insert into {target} select * from {target} where id = 7").collect()
     with pytest.raises(RunFailed) as failed:
         run("double", "update t set v = 2 where id > 100990")
     assert [
         text.split(" (")[0].split(":")[1].strip()
         for text in failed.value.result.checked.failed_expectations
     ] == ["expect_target_key_to_be_unique"]
-    spark.sql(f"delete from {target} where id = 7").collect()
+    runner.spark().sql(f"delete from {target} where id = 7").collect()
     assert run("more", "update t set v = 3 where id > 90500").checked.passed == ["public.t"]
     assert whole()
 
 
 def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
-    spark, database, lake, monkeypatch
+    runner, database, lake, monkeypatch
 ):
     """Great Expectations would look at each for a second."""
     monkeypatch.setattr("waldelta.stages.check.paged_targets._MOST_PAGES", 1)
@@ -169,7 +169,7 @@ def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
     file = pipeline_file(
         lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True}
     )
-    result = run_sync(spark, bare_slot(database, file))
+    result = run_sync(runner, bare_slot(database, file))
     assert result.checked.passed == ["public.t", "public.u"]
     assert result.checked.report is None
     told = read_expectation_results(lake)

@@ -35,7 +35,7 @@ def blocks(page, kind):
 
 
 @pytest.fixture
-def shop(spark, database, lake, tmp_path, monkeypatch):
+def shop(runner, database, lake, tmp_path, monkeypatch):
     """Runs a page's commands with the file that init writes and this test's Spark session."""
     database.execute("create table orders (id int primary key, amount int)")
     database.execute("insert into orders values (1, 10), (2, 20)")
@@ -45,7 +45,7 @@ def shop(spark, database, lake, tmp_path, monkeypatch):
 
     @contextmanager
     def open_session(*_):
-        yield spark
+        yield runner
 
     monkeypatch.setattr("waldelta.spark.session.open_session", open_session)
     today = datetime.now(UTC).date()
@@ -100,7 +100,7 @@ def named_commands():
 
 
 @pytest.mark.soak("every command of the pages")
-def test_their_commands_do_what_they_say(spark, database, lake, shop):
+def test_their_commands_do_what_they_say(runner, database, lake, shop):
     """A pipeline is set up and followed, damaged and mended, reviewed, and torn down."""
 
     def rows():
@@ -117,7 +117,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
     shop.run(f"waldelta consume {FILE}")
     assert rows() == [(1, 11), (2, 20)]
     (damage,) = blocks("how-to/backfill.md", "sql")
-    spark.sql(damage.replace("/data/lake", lake)).collect()
+    runner.spark().sql(damage.replace("/data/lake", lake)).collect()
     mended = []
     shop.page("how-to/backfill.md", lambda _: mended.append(rows()))
     assert mended == [[(1, 0), (2, 0)], [(1, 11), (2, 0)], [(1, 11), (2, 20)]]
@@ -125,7 +125,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
 
     def damage_again(command):
         if "--repair" in command:
-            spark.sql(damage.replace("/data/lake", lake)).collect()
+            runner.spark().sql(damage.replace("/data/lake", lake)).collect()
         touched.append(rows())
 
     shop.page("how-to/review-reports.md", damage_again)

@@ -24,7 +24,7 @@ QUERIES = re.findall(r"```sql\n(select.*?)```\n+```\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.soak("every query of a page")
-def test_every_query_gives_what_the_page_shows(spark, database, lake):
+def test_every_query_gives_what_the_page_shows(runner, database, lake):
     assert len(QUERIES) == 6
     for statement in filter(None, map(str.strip, BEFORE.split(";"))):
         database.execute(statement)
@@ -36,24 +36,24 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
         quality={"enabled": True},
     )
     job = bare_slot(database, pipeline)
-    sync(spark, job)
+    sync(runner, job)
     arguments = {}
     for changes in (FIRST, SECOND):
         for statement in filter(None, map(str.strip, changes.split(";"))):
             database.execute(statement)
-        result = consume(spark, job)
+        result = consume(runner, job)
         assert result.checked.failed_expectations == []
         assert set(result.checked.passed) == set(TABLES)
         if not arguments:
             moment = f"timestamp'{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
             arguments = {":moment": moment, ":end_lsn": str(job.ledger.last_cut().end_lsn)}
     for name in TABLES:
-        spark.read.format("delta").load(job.lake.target(name).uri).createOrReplaceTempView(
+        runner.spark().read.format("delta").load(job.lake.target(name).uri).createOrReplaceTempView(
             name.removeprefix("public.")
         )
     for query, shown in QUERIES:
         asked = re.sub(r":\w+", lambda name: arguments[name[0]], query)
-        rows = spark.sql(asked).collect()
+        rows = runner.spark().sql(asked).collect()
         told = "".join(", ".join(_text(value) for value in row) + "\n" for row in rows)
         assert (query, told) == (query, shown)
 

@@ -28,7 +28,7 @@ from waldelta.stages.land import check_idle
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak("the steps of whole runbooks")]
 
 
-def mended(spark, pipeline, server, lake, number: int) -> None:
+def mended(runner, pipeline, server, lake, number: int) -> None:
     """The runbook's steps, and a run after them."""
     with pytest.raises(PreflightFailed, match="run resync"):
         pipeline.setup()
@@ -36,24 +36,24 @@ def mended(spark, pipeline, server, lake, number: int) -> None:
         server, "select 1 from pg_replication_slots"
     ):  # made by pg_upgrade, as far as anybody can tell
         with pytest.raises(RunFailed, match="this pipeline did not create it"):
-            accepted_resync(spark, pipeline)
+            accepted_resync(runner, pipeline)
         ask(server, "select pg_drop_replication_slot(slot_name) from pg_replication_slots")
-    accepted_resync(spark, pipeline)
+    accepted_resync(runner, pipeline)
     assert pipeline.status()["gaps"] == []
     assert held(lake) == there(server)
     insert(server, number, "after the copy")
-    pipeline.consume(spark, "last")
+    pipeline.consume(runner, "last")
     assert held(lake) == there(server)
 
 
-def test_restore(spark, postgres, lake, lead_to):
+def test_restore(runner, postgres, lake, lead_to):
     """A base backup, rolled forward to a restore point before what the lake has seen last."""
     pipeline = pipeline_on(lake)
     with servers(postgres.version) as (server, restored):
         ask(server.start(), SCHEMA)
         lead_to(server)
         pipeline.setup()
-        pipeline.sync(spark)
+        pipeline.sync(runner)
         restored._make_readable()
         shutil.copy(server.folder / "password", restored.folder / "password")
         restored._run(
@@ -62,7 +62,7 @@ def test_restore(spark, postgres, lake, lead_to):
         insert(server, 2, "kept")
         ask(server, "select pg_create_restore_point('noon')")
         insert(server, 3, "lost")
-        pipeline.consume(spark, "first")
+        pipeline.consume(runner, "first")
         ask(server, "select pg_switch_wal()")
         server.stop()
 
@@ -80,14 +80,17 @@ def test_restore(spark, postgres, lake, lead_to):
         wait_until(lambda: ask(restored, "select pg_is_in_recovery()") == [(False,)])
         lead_to(restored)
         insert(restored, 3, "instead")
-        for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "second")):
+        for verb in (
+            lambda: check_idle(pipeline.job()),
+            lambda: pipeline.consume(runner, "second"),
+        ):
             with pytest.raises((SlotMissing, RunFailed), match="does not exist"):
                 verb()
-        mended(spark, pipeline, restored, lake, 4)
+        mended(runner, pipeline, restored, lake, 4)
 
 
 @pytest.mark.parametrize("version", [16, 18], ids=["slots lost", "slots kept"])
-def test_major_upgrade(spark, lake, lead_to, version):
+def test_major_upgrade(runner, lake, lead_to, version):
     """pg_upgrade drops logical slots before 17, and makes them anew from 17 on; the system
     identifier is new either way.
     """
@@ -96,19 +99,22 @@ def test_major_upgrade(spark, lake, lead_to, version):
         ask(old.start(), SCHEMA)
         lead_to(old)
         pipeline.setup()
-        pipeline.sync(spark)
+        pipeline.sync(runner)
         insert(old, 2, "before")
-        pipeline.consume(spark, "first")
+        pipeline.consume(runner, "first")
         assert not check_idle(pipeline.job()).has_work
         assert held(lake) == there(old)
         old.stop()
         upgrade(old, new)
         lead_to(new.start())
         insert(new, 3, "after")
-        for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "second")):
+        for verb in (
+            lambda: check_idle(pipeline.job()),
+            lambda: pipeline.consume(runner, "second"),
+        ):
             with pytest.raises((SourceChanged, RunFailed), match="now leads to system"):
                 verb()
-        mended(spark, pipeline, new, lake, 4)
+        mended(runner, pipeline, new, lake, 4)
 
 
 def upgrade(old, new) -> None:

@@ -26,7 +26,7 @@ ROLES = ("postgres", "shop_reader")
 
 
 @pytest.fixture
-def own(database, lake, spark, monkeypatch, tmp_path):
+def own(database, lake, runner, monkeypatch, tmp_path):
     """Gives the page's database and lake, and so its pipeline, the names of this test."""
 
     def rename(text: str) -> str:
@@ -35,7 +35,7 @@ def own(database, lake, spark, monkeypatch, tmp_path):
 
     @contextmanager
     def open_session(*_):
-        yield spark
+        yield runner
 
     monkeypatch.setattr("waldelta.spark.session.open_session", open_session)
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ ALTERATIONS = {
 TABLES = [*ALTERATIONS, "fine"]
 
 
-def test_an_altered_target_is_named_and_the_others_go_on(spark, database, lake):
+def test_an_altered_target_is_named_and_the_others_go_on(runner, database, lake):
     for name in TABLES:
         database.execute(f"create table {name}(id int primary key, note text)")
         database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
@@ -40,7 +40,7 @@ def test_an_altered_target_is_named_and_the_others_go_on(spark, database, lake):
     tables = [f"public.{name}" for name in TABLES]
     pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}", tables, target=target))
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     for name, (act, _) in ALTERATIONS.items():
         act(pipeline.target_path(f"public.{name}"))
     missing = (
@@ -50,13 +50,13 @@ def test_an_altered_target_is_named_and_the_others_go_on(spark, database, lake):
     assert [text for text in warnings if re.match(missing, text)]
     assert not [text for text in warnings if text.startswith(("public.fine", "public.extended"))]
     with pytest.raises(RunFailed, match=missing):
-        pipeline.reconcile(spark, ["public.overwritten"])
+        pipeline.reconcile(runner, ["public.overwritten"])
     for name in TABLES:
         database.execute(f"update {name} set note = 'd' where id = 2")
         database.execute(f"insert into {name} values (4711, 'e')")
     database.execute("alter table extended add extra int; update extended set extra = 5")
     with pytest.raises(RunFailed) as failed:
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     told = str(failed.value)
     for name, (_, what) in ALTERATIONS.items():
         assert re.search(rf"public\.{name}: an external writer altered its target: {what}", told)

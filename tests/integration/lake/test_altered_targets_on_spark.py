@@ -26,9 +26,9 @@ MAPPED = (
 
 
 def by_spark(*statements):
-    def act(spark, uri):
+    def act(runner, uri):
         for statement in statements:
-            spark.sql(statement.format(t=f"delta.`{uri}`")).collect()
+            runner.spark().sql(statement.format(t=f"delta.`{uri}`")).collect()
 
     return act
 
@@ -103,10 +103,11 @@ def database(postgres):
         yield made
 
 
-def rows_of(spark, pipeline, name):
+def rows_of(runner, pipeline, name):
     uri = pipeline.target_path(f"public.{name}")
     return [
-        tuple(row) for row in spark.sql(f"select id, note from delta.`{uri}` order by id").collect()
+        tuple(row)
+        for row in runner.spark().sql(f"select id, note from delta.`{uri}` order by id").collect()
     ]
 
 
@@ -116,7 +117,7 @@ def spark(spark_jvm):
 
 
 @pytest.fixture(scope="module")
-def pipeline(spark, database, tmp_path_factory):
+def pipeline(runner, database, tmp_path_factory):
     """Copied, changed once, altered by others, and with changes that wait."""
     lake = (tmp_path_factory.mktemp("altered") / "lake").as_uri()
     for name in TABLES:
@@ -126,26 +127,26 @@ def pipeline(spark, database, tmp_path_factory):
     tables = [f"public.{name}" for name in TABLES]
     made = Pipeline(pipeline_file(lake, f"s_{database.name}", tables, target=target))
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     for name in TABLES:
         database.execute(f"update {name} set note = 'c' where id = 1")
-    made.consume(spark)
+    made.consume(runner)
     acts = HARMLESS | {name: act for name, (act, *_) in ALTERATIONS.items()}
     for name in TABLES:
-        acts.get(name, _restore)(spark, made.target_path(f"public.{name}"))
+        acts.get(name, _restore)(runner, made.target_path(f"public.{name}"))
         database.execute(f"update {name} set note = 'd' where id = 2")
         database.execute(f"insert into {name} values (4711, 'e')")
     database.execute("alter table note2 add note2 int; update note2 set note2 = 5 where id = 1")
     return made
 
 
-def _restore(spark, uri):
-    by_spark(f"restore {{t}} to version as of {DeltaTable(uri).version() - 1}")(spark, uri)
+def _restore(runner, uri):
+    by_spark(f"restore {{t}} to version as of {DeltaTable(uri).version() - 1}")(runner, uri)
 
 
-def test_an_altered_target_is_named_with_its_commit_and_the_way_out(spark, database, pipeline):
+def test_an_altered_target_is_named_with_its_commit_and_the_way_out(runner, database, pipeline):
     with pytest.raises(RunFailed) as failed:
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     told, warnings = str(failed.value), "\n".join(failed.value.result.warnings)
     for name, (_, what, _) in ALTERATIONS.items():
         assert re.search(rf"public\.{name}: an external writer altered its target: {what}", told)
@@ -154,16 +155,16 @@ def test_an_altered_target_is_named_with_its_commit_and_the_way_out(spark, datab
     assert told.count(": an external writer altered") == len(ALTERATIONS)
     assert re.search(r"public\.restored: .*\(RESTORE by ", warnings)
     expected = database.execute("select id, note from further order by id")
-    assert {name: rows_of(spark, pipeline, name) for name in HARMLESS} == dict.fromkeys(
+    assert {name: rows_of(runner, pipeline, name) for name in HARMLESS} == dict.fromkeys(
         HARMLESS, expected
     )
 
     copied = [f"public.{name}" for name, (*_, way) in ALTERATIONS.items() if way is None]
     for name, (*_, way) in ALTERATIONS.items():
         if way is not None:
-            way(spark, pipeline.target_path(f"public.{name}"))
-    pipeline.sync(spark, copied, "altered by an external writer")
-    pipeline.consume(spark)
-    assert {name: rows_of(spark, pipeline, name) for name in ALTERATIONS} == dict.fromkeys(
+            way(runner, pipeline.target_path(f"public.{name}"))
+    pipeline.sync(runner, copied, "altered by an external writer")
+    pipeline.consume(runner)
+    assert {name: rows_of(runner, pipeline, name) for name in ALTERATIONS} == dict.fromkeys(
         ALTERATIONS, expected
     )

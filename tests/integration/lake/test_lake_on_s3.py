@@ -44,15 +44,15 @@ update parts set id = id + 1, v = 'moved' where id = 90;
 
 
 @pytest.fixture
-def pipeline(database, bucket, spark, monkeypatch) -> Pipeline:
+def pipeline(database, bucket, runner, monkeypatch) -> Pipeline:
     """Three tables into a lake in the bucket; the environment opens it."""
-    return opened(database, bucket, spark, monkeypatch)
+    return opened(database, bucket, runner, monkeypatch)
 
 
-def opened(database, bucket, spark, monkeypatch) -> Pipeline:
+def opened(database, bucket, runner, monkeypatch) -> Pipeline:
     for name, value in bucket.storage_options.items():
         monkeypatch.setenv(name, value)
-    bucket.configure(spark)
+    bucket.configure(runner)
     publication = {
         "name": f"{database.name}_pub",
         "publish_via_partition_root": True,
@@ -79,39 +79,39 @@ def nothing_was_made(database) -> bool:
 
 
 @ON_EACH_STORE
-def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, spark):
+def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, runner):
     database.execute(DDL)
-    assert pipeline.check(spark).problems == ()
-    pipeline.setup(spark=spark)
-    assert pipeline.sync(spark).status == "succeeded"
+    assert pipeline.check(runner).problems == ()
+    pipeline.setup(spark=runner.spark())
+    assert pipeline.sync(runner).status == "succeeded"
     for change in CHANGES.strip().splitlines():
         database.execute(change)
-        assert pipeline.consume(spark).status == "succeeded"
+        assert pipeline.consume(runner).status == "succeeded"
     for name in TABLES:
         table = name.removeprefix("public.")
         assert held(pipeline, name) == sorted(database.execute(f"select id, v from {table}"))
-    assert pipeline.reconcile(spark).status == "succeeded"
-    assert pipeline.maintain(spark).status == "succeeded"
+    assert pipeline.reconcile(runner).status == "succeeded"
+    assert pipeline.maintain(runner).status == "succeeded"
     assert bucket.keys("lake/_waldelta/staging/") == []
     pipeline.teardown()
     assert nothing_was_made(database)
 
 
 def test_a_target_that_another_writer_compacts_is_compacted_again(
-    pipeline, database, bucket, proxy, spark, monkeypatch
+    pipeline, database, bucket, proxy, runner, monkeypatch
 ):
     """A maintenance that has lost its locks with its connection still compacts."""
     monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
-    bucket.at(proxy.endpoint).configure(spark)
+    bucket.at(proxy.endpoint).configure(runner)
     database.execute(DDL)
-    pipeline.setup(spark=spark)
-    pipeline.sync(spark)
-    pipeline.maintain(spark)
+    pipeline.setup(spark=runner.spark())
+    pipeline.sync(runner)
+    pipeline.maintain(runner)
     database.execute("insert into keyed values (1000, 'new')")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     target = Lake.of(pipeline.file.target.root).target("public.keyed")
     with ThreadPoolExecutor(1) as pool, proxy.hold("java PUT .*/keyed/_delta_log/") as commit:
-        maintained = pool.submit(pipeline.maintain, spark)
+        maintained = pool.submit(pipeline.maintain, runner)
         commit.wait()
         target.open().table.stored().optimize.compact()
         commit.release()
@@ -121,51 +121,53 @@ def test_a_target_that_another_writer_compacts_is_compacted_again(
     assert held(pipeline, "public.keyed") == sorted(database.execute("select id, v from keyed"))
 
 
-def test_a_store_that_ignores_conditions_is_refused(pipeline, database, spark, monkeypatch):
+def test_a_store_that_ignores_conditions_is_refused(pipeline, database, runner, monkeypatch):
     """It would let one of two writers overwrite the other's commit."""
     database.execute(DDL)
     monkeypatch.setattr(
         "waldelta.stages.setup.preflight.store_probe.replace_by_rows", lambda *_: None
     )
     with pytest.raises(PreflightFailed, match="two writers make the same commit"):
-        pipeline.setup(spark=spark)
+        pipeline.setup(spark=runner.spark())
     assert nothing_was_made(database)
 
 
-def test_a_session_that_may_overwrite_commits_is_refused(pipeline, database, spark):
+def test_a_session_that_may_overwrite_commits_is_refused(pipeline, database, runner):
     database.execute(DDL)
-    assert read_log_store(spark, "s3a") == S3_LOG_STORE
-    spark.conf.set("spark.delta.logStore.s3a.impl", "io.delta.storage.S3SingleDriverLogStore")
+    assert read_log_store(runner.spark(), "s3a") == S3_LOG_STORE
+    runner.spark().conf.set(
+        "spark.delta.logStore.s3a.impl", "io.delta.storage.S3SingleDriverLogStore"
+    )
     try:
-        for given in (spark, None):  # Without one, the session that is there is probed.
+        for given in (runner.spark(), None):  # Without one, the session that is there is probed.
             with pytest.raises(PreflightFailed, match="accept_unsafe_store"):
                 pipeline.setup(spark=given)
     finally:
-        spark.conf.set("spark.delta.logStore.s3a.impl", S3_LOG_STORE)
+        runner.spark().conf.set("spark.delta.logStore.s3a.impl", S3_LOG_STORE)
     assert nothing_was_made(database)
 
 
 @pytest.mark.parametrize("identity", [READER, STRANGER], ids=["read-only", "unknown key"])
-def test_a_key_that_lacks_rights_is_named(database, bucket, spark, monkeypatch, identity):
+def test_a_key_that_lacks_rights_is_named(database, bucket, runner, monkeypatch, identity):
     database.execute(DDL)
-    pipeline = opened(database, bucket.seen_by(identity), spark, monkeypatch)
+    pipeline = opened(database, bucket.seen_by(identity), runner, monkeypatch)
     with pytest.raises(TargetNotWritable, match="check the credentials") as refused:
-        pipeline.setup(spark=spark)
+        pipeline.setup(spark=runner.spark())
     assert identity.secret_key not in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not refused.value.retryable
     assert nothing_was_made(database)
 
 
-def test_a_missing_bucket_is_named(database, bucket, spark, monkeypatch):
+def test_a_missing_bucket_is_named(database, bucket, runner, monkeypatch):
     database.execute(DDL)
     gone = type(bucket)(bucket.endpoint, "no-such-bucket", bucket.identity)
     with pytest.raises(TargetNotWritable, match="create the bucket"):
-        opened(database, gone, spark, monkeypatch).setup(spark=spark)
+        opened(database, gone, runner, monkeypatch).setup(spark=runner.spark())
     assert nothing_was_made(database)
 
 
-def test_a_store_that_is_away_is_named(database, bucket, proxy, spark, monkeypatch):
+def test_a_store_that_is_away_is_named(database, bucket, proxy, runner, monkeypatch):
     """By a write, and by a read."""
     monkeypatch.setattr(
         "waldelta.lake.store_connection.REQUEST_LIMITS", {"max_retries": "1", "retry_timeout": "2s"}
@@ -173,7 +175,7 @@ def test_a_store_that_is_away_is_named(database, bucket, proxy, spark, monkeypat
     endpoint = proxy.endpoint
     proxy.__exit__()
     with pytest.raises(TargetNotWritable, match="the store doesn't answer") as failed:
-        opened(database, bucket.at(endpoint), spark, monkeypatch).setup(spark=spark)
+        opened(database, bucket.at(endpoint), runner, monkeypatch).setup(spark=runner.spark())
     assert failed.value.retryable
     lake = Lake.of(bucket.uri("lake"))
     with pytest.raises(OSError, match="Generic S3 error") as unnamed:

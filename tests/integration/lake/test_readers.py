@@ -160,8 +160,8 @@ def by_name(name, rows):
     return {column: [plainly(row[column]) for row in rows] for column in expected(name)}
 
 
-def rows_in_spark(recipe, spark):
-    frame = eval(recipe, {"spark": spark})
+def rows_in_spark(recipe, runner):
+    frame = eval(recipe, {"spark": runner.spark()})
     if "document" in frame.columns:
         frame = frame.withColumn("document", to_json("document"))
     return frame.toArrow().to_pylist()
@@ -193,12 +193,12 @@ READERS = {
 }
 
 
-def test_each_recipe_returns_the_rows_of_each_table(spark, pipeline, name):
+def test_each_recipe_returns_the_rows_of_each_table(runner, pipeline, name):
     details = read_table_details(pipeline.job().ledger, f"public.{name}")
     has_variants = DOCUMENT in TABLES[name][0]
     assert [*details.recipes] == [*READERS][: 2 if has_variants else 3]
     for reader, recipe in details.recipes.items():
-        assert by_name(name, READERS[reader](recipe, spark)) == expected(name), reader
+        assert by_name(name, READERS[reader](recipe, runner)) == expected(name), reader
 
 
 def test_a_target_requires_no_feature_that_it_does_not_need(pipeline, name):

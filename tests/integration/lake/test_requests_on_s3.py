@@ -21,21 +21,21 @@ MOST_OF_OLD_LEDGER = 220
 
 
 @pytest.fixture
-def pipeline(database, bucket, spark, monkeypatch) -> Pipeline:
+def pipeline(database, bucket, runner, monkeypatch) -> Pipeline:
     """Five tables that are copied, in a lake of which delta-rs opens no table any more."""
     for name, value in bucket.storage_options.items():
         monkeypatch.setenv(name, value)
-    bucket.configure(spark)
+    bucket.configure(runner)
     for n in range(TABLES):
         database.execute(f"create table t{n}(id int primary key, v text)")
         database.execute(f"insert into t{n} select i, 'a' from generate_series(1, 40) i")
     names = [f"public.t{n}" for n in range(TABLES)]
     file = pipeline_file(bucket.uri("lake"), f"s_{database.name}", names, quality={})
     made = Pipeline(file)
-    made.setup(spark=spark)
-    made.sync(spark)
+    made.setup(spark=runner.spark())
+    made.sync(runner)
     change(database)
-    made.consume(spark)
+    made.consume(runner)
     return made
 
 
@@ -60,11 +60,11 @@ def only_copies(monkeypatch) -> None:
     monkeypatch.setattr(delta_target, "DeltaTable", refuse)
 
 
-def test_requests_of_runs(pipeline, database, spark, bucket, monkeypatch):
+def test_requests_of_runs(pipeline, database, runner, bucket, monkeypatch):
     only_copies(monkeypatch)
     change(database)
     results = []
-    requests = counted(lambda: results.append(pipeline.consume(spark)))
+    requests = counted(lambda: results.append(pipeline.consume(runner)))
     assert requests <= MOST_OF_RUN
     assert 0 < results[0].store_requests <= requests
     assert counted(lambda: check_idle(pipeline.job())) <= MOST_OF_IDLE_CHECK
@@ -72,40 +72,40 @@ def test_requests_of_runs(pipeline, database, spark, bucket, monkeypatch):
     assert {row["v"] for row in rows(pipeline, "public.t4")} == {"a", "a!!"}
 
 
-def test_they_dont_grow(pipeline, database, spark, monkeypatch):
+def test_they_dont_grow(pipeline, database, runner, monkeypatch):
     """Each run is a process of its own here, which begins with what the one before has left."""
     only_copies(monkeypatch)
     requests = []
     for _ in range(12):  # Checkpoints are written, and the ledger's files are compacted.
         change(database)
-        requests.append(counted(lambda: pipeline.consume(spark)))
+        requests.append(counted(lambda: pipeline.consume(runner)))
     assert max(requests) <= MOST_OF_OLD_LEDGER
     assert {row["v"] for row in rows(pipeline, "public.t0")} == {"a", "a" + "!" * 13}
 
 
-def test_a_run_without_what_was_left(pipeline, database, spark, bucket, monkeypatch):
+def test_a_run_without_what_was_left(pipeline, database, runner, bucket, monkeypatch):
     """It is read again, by more requests; and by another run, where only something is missing."""
     only_copies(monkeypatch)
     old = bucket.read(PACK)
     change(database)
-    with_it = counted(lambda: pipeline.consume(spark))
+    with_it = counted(lambda: pipeline.consume(runner))
     bucket.client.delete_object(Bucket=bucket.name, Key=PACK)
     change(database)
-    assert counted(lambda: pipeline.consume(spark)) > with_it
+    assert counted(lambda: pipeline.consume(runner)) > with_it
     bucket.client.put_object(Bucket=bucket.name, Key=PACK, Body=old)
     change(database)
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert {row["v"] for row in rows(pipeline, "public.t0")} == {"a", "a!!!!"}
     assert check_idle(pipeline.job()).has_work is False
 
 
-def test_a_target_that_is_gone_is_noticed(pipeline, database, spark, bucket):
+def test_a_target_that_is_gone_is_noticed(pipeline, database, runner, bucket):
     change(database)
     for key in bucket.keys("lake/public/t2/"):
         bucket.client.delete_object(Bucket=bucket.name, Key=key)
     assert check_idle(pipeline.job()).has_work
     with pytest.raises(_stages.RunFailed, match=r"public\.t2: its target .* is gone"):
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     assert {row["v"] for row in rows(pipeline, "public.t1")} == {"a", "a!!"}
 
 

@@ -46,7 +46,7 @@ class Table:
     Spark reaches it through the proxy, delta-rs directly.
     """
 
-    spark: Any
+    runner: Any
     bucket: Bucket
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Table:
         write_deltalake(self.uri, rows, mode="append", storage_options=self.bucket.storage_options)
 
     def append_by_spark(self, row: int) -> None:
-        rows = self.spark.range(row, row + 1, 1, 1)
+        rows = self.runner.spark().range(row, row + 1, 1, 1)
         rows.write.format("delta").mode("append").save(self.uri)
 
     def opened(self) -> DeltaTable:
@@ -69,9 +69,9 @@ class Table:
 
 
 @pytest.fixture
-def table(spark, bucket, proxy) -> Table:
-    bucket.at(proxy.endpoint).configure(spark)
-    return Table(spark, bucket)
+def table(runner, bucket, proxy) -> Table:
+    bucket.at(proxy.endpoint).configure(runner)
+    return Table(runner, bucket)
 
 
 def commit_while_spark_does(table: Table, proxy) -> None:
@@ -84,9 +84,9 @@ def commit_while_spark_does(table: Table, proxy) -> None:
         appended.result()
 
 
-def test_sessions_have_the_log_store(spark):
-    assert spark.conf.get(IMPL) == S3_LOG_STORE
-    assert spark.conf.get(IMPL.replace("s3a", "s3")) == S3_LOG_STORE
+def test_sessions_have_the_log_store(runner):
+    assert runner.spark().conf.get(IMPL) == S3_LOG_STORE
+    assert runner.spark().conf.get(IMPL.replace("s3a", "s3")) == S3_LOG_STORE
 
 
 @ON_EACH_SERVER
@@ -173,9 +173,9 @@ def test_a_connect_server_commits_after_a_commit_that_was_first(table, proxy, bu
 class LogStore:
     """The log store itself, called as Delta calls it."""
 
-    def __init__(self, spark, bucket: Bucket) -> None:
-        self._jvm = spark.sparkContext._jvm
-        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+    def __init__(self, runner, bucket: Bucket) -> None:
+        self._jvm = runner.spark().sparkContext._jvm
+        self._conf = runner.spark()._jsparkSession.sessionState().newHadoopConf()
         self._store = getattr(self._jvm.waldelta.spark, S3_LOG_STORE.rpartition(".")[2])(self._conf)
         self._bucket = bucket
 
@@ -200,9 +200,9 @@ class LogStore:
 
 
 @pytest.fixture
-def store(spark, bucket) -> LogStore:
-    bucket.configure(spark)
-    return LogStore(spark, bucket)
+def store(runner, bucket) -> LogStore:
+    bucket.configure(runner)
+    return LogStore(runner, bucket)
 
 
 @ON_EACH_SERVER
@@ -216,12 +216,12 @@ def test_a_file_is_written_once(store, bucket):
 
 
 @ON_EACH_SERVER
-def test_a_large_file_is_written_once(spark, bucket):
+def test_a_large_file_is_written_once(runner, bucket):
     """S3A uploads it in parts; the request that completes it has the condition."""
-    bucket.configure(spark)
+    bucket.configure(runner)
     for name in ("multipart.size", "multipart.threshold"):
-        spark.conf.set(f"fs.s3a.bucket.{bucket.name}.{name}", "5M")
-    store, lines = LogStore(spark, bucket), ["a" * 1_000_000] * 6
+        runner.spark().conf.set(f"fs.s3a.bucket.{bucket.name}.{name}", "5M")
+    store, lines = LogStore(runner, bucket), ["a" * 1_000_000] * 6
     for _ in range(2):
         store.write("0.json", *lines)
     with pytest.raises(Exception, match="FileAlreadyExistsException"):
@@ -235,8 +235,8 @@ def test_a_file_that_may_be_replaced(store):
     assert store.read("_last_checkpoint") == ["b"]
 
 
-def test_an_iterator_that_fails_leaves_no_file(spark, store, bucket):
-    lines = spark.sparkContext._jvm.java.util.ArrayList()
+def test_an_iterator_that_fails_leaves_no_file(runner, store, bucket):
+    lines = runner.spark().sparkContext._jvm.java.util.ArrayList()
     lines.add("a")
     lines.add(1)  # It isn't text.
     with pytest.raises(Exception, match="ClassCastException"):
@@ -244,21 +244,21 @@ def test_an_iterator_that_fails_leaves_no_file(spark, store, bucket):
     assert bucket.keys() == []
 
 
-def test_a_store_that_refuses_is_named(spark, bucket):
+def test_a_store_that_refuses_is_named(runner, bucket):
     """No file is there that could be one's own."""
     reader = bucket.seen_by(READER)
-    reader.configure(spark)
+    reader.configure(runner)
     with pytest.raises(Exception, match="AccessDenied"):
-        LogStore(spark, reader).write("0.json", "a")
+        LogStore(runner, reader).write("0.json", "a")
     assert bucket.keys() == []
 
 
-def test_without_conditional_writes_nothing_is_written(spark, bucket):
+def test_without_conditional_writes_nothing_is_written(runner, bucket):
     """An operator may have switched them off for a server that lacks them."""
-    bucket.configure(spark)
-    spark.conf.set(f"fs.s3a.bucket.{bucket.name}.create.conditional.enabled", "false")
+    bucket.configure(runner)
+    runner.spark().conf.set(f"fs.s3a.bucket.{bucket.name}.create.conditional.enabled", "false")
     with pytest.raises(Exception, match="Conditional Writes Unavailable"):
-        LogStore(spark, bucket).write("0.json", "a")
+        LogStore(runner, bucket).write("0.json", "a")
     assert bucket.keys() == []
 
 

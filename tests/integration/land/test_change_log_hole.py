@@ -29,18 +29,18 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     """A pipeline whose targets hold their copies."""
     database.execute(
         "create table a(id int primary key, v text); create table b(id int primary key, v text)"
     )
     made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made.job("run")
 
 
-def land(spark, database, job, *rows):
+def land(runner, database, job, *rows):
     """One batch with these rows in both tables; returns its number. A batch of WAL without changes
     has a number, too.
     """
@@ -48,7 +48,7 @@ def land(spark, database, job, *rows):
         database.execute(
             f"insert into a values ({number}, 'x'); insert into b values ({number}, 'x')"
         )
-    consume(spark, job, ["land"])
+    consume(runner, job, ["land"])
     return job.change_log(job.read_identity()).highest_batch()
 
 
@@ -73,10 +73,10 @@ def overwrite_commit(change_log, batch):
     raise AssertionError(f"no commit adds batch {batch}")
 
 
-def differing(spark, job):
+def differing(runner, job):
     states = job.read_states().values()
     return sum(
-        compare_target(spark, job.source.conninfo, job.pipeline, state).rows for state in states
+        compare_target(runner, job.source.conninfo, job.pipeline, state).rows for state in states
     )
 
 
@@ -84,80 +84,80 @@ def versions(job):
     return [DeltaTable(job.lake.target(name).uri).version() for name in ("public.a", "public.b")]
 
 
-def failure(spark, job, *stages):
+def failure(runner, job, *stages):
     with pytest.raises(RunFailed) as failed:
-        consume(spark, job, list(stages) or None)
+        consume(runner, job, list(stages) or None)
     assert isinstance(failed.value.__cause__, SlotGap), failed.value
     return str(failed.value.__cause__)
 
 
-def test_a_batch_whose_commit_was_overwritten(spark, database, job):
+def test_a_batch_whose_commit_was_overwritten(runner, database, job):
     """Later batches landed on top: no run is green, no target is brought past it, one gap is
     recorded, and a resync ends it.
     """
     log = job.change_log(job.read_identity())
-    begin = log.landed_end(land(spark, database, job, 1))
-    lacking = land(spark, database, job, 2)
+    begin = log.landed_end(land(runner, database, job, 1))
+    lacking = land(runner, database, job, 2)
     lost = log.landed_end(lacking)
-    land(spark, database, job, 3)
+    land(runner, database, job, 3)
     before = versions(job)
     overwrite_commit(log, lacking)
-    told = failure(spark, job, "apply")
+    told = failure(runner, job, "apply")
     assert f"{log.uri} has lost messages" in told
     assert f"batch {lacking} holds 0 messages" in told
     assert "run resync" in told
-    failure(spark, replace(job, run_id="next"))
+    failure(runner, replace(job, run_id="next"))
     with pytest.raises(SlotGap):
         check_idle(job)
     assert versions(job) == before
     (gap,) = job.ledger.gaps(job.pipeline.source.slot)
     assert (gap.cause, Lsn(gap.from_lsn), Lsn(gap.to_lsn)) == ("SlotGap", Lsn(begin), Lsn(lost))
-    run_resync(spark, replace(job, run_id="resync"))
+    run_resync(runner, replace(job, run_id="resync"))
     assert not open_gaps(job.ledger.gaps(job.pipeline.source.slot))
-    assert differing(spark, job) == 0
-    land(spark, database, replace(job, run_id="after"), 4)
-    consume(spark, replace(job, run_id="after 2"))
-    assert differing(spark, job) == 0
+    assert differing(runner, job) == 0
+    land(runner, database, replace(job, run_id="after"), 4)
+    consume(runner, replace(job, run_id="after 2"))
+    assert differing(runner, job) == 0
 
 
-def test_a_batch_that_lost_a_message(spark, database, job):
+def test_a_batch_that_lost_a_message(runner, database, job):
     """Its number is there, and its count isn't what had landed; put back, runs go on and the gap is
     closed.
     """
-    batch = land(spark, database, job, 1, 2)
+    batch = land(runner, database, job, 1, 2)
     log = job.change_log(job.read_identity())
     version, landed = DeltaTable(log.uri).version(), log.sizes(0, batch)[batch]
     DeltaTable(log.uri).delete(f"batch = {batch} and kind = 'I' and seq < 5")
     held = log.sizes(0, batch)[batch]
-    assert f"batch {batch} holds {held} messages, but {landed} had landed" in failure(spark, job)
+    assert f"batch {batch} holds {held} messages, but {landed} had landed" in failure(runner, job)
     DeltaTable(log.uri).restore(version)
-    consume(spark, replace(job, run_id="next"))
-    assert differing(spark, job) == 0
+    consume(runner, replace(job, run_id="next"))
+    assert differing(runner, job) == 0
     assert not open_gaps(job.ledger.gaps(job.pipeline.source.slot))
 
 
-def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
+def test_what_all_targets_have_applied(runner, database, job, monkeypatch):
     """Runs go on without it. A replay that needs it is refused. What maintenance dropped is no
     hole.
     """
     begin, batches = now(), []
     for number in (1, 2, 3):
-        batches.append(land(spark, database, replace(job, run_id=f"run {number}"), number))
-        consume(spark, replace(job, run_id=f"apply {number}"))
+        batches.append(land(runner, database, replace(job, run_id=f"run {number}"), number))
+        consume(runner, replace(job, run_id=f"apply {number}"))
     log = job.change_log(job.read_identity())
     overwrite_commit(log, batches[1])
-    consume(spark, replace(job, run_id="goes on"))
+    consume(runner, replace(job, run_id="goes on"))
     assert not job.ledger.gaps(job.pipeline.source.slot)
     backfill = replace(
         job, run_type="backfill", interval_start=begin, interval_end=now() + timedelta(hours=1)
     )
     assert f"batch {batches[1]} holds 0 messages" in failure(
-        spark, replace(backfill, run_id="refused")
+        runner, replace(backfill, run_id="refused")
     )
     # What landed behind the hole can be replayed.
     later = next(run.at for run in job.ledger.runs() if run.run_id == "apply 2")
     assert (
-        consume(spark, replace(backfill, run_id="later", interval_start=later)).status
+        consume(runner, replace(backfill, run_id="later", interval_start=later)).status
         == "succeeded"
     )
 
@@ -167,14 +167,14 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
         old.setattr(
             "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is known in whole seconds
-        run_maintain(spark, replace(job, run_id="maintain"))
+        run_maintain(runner, replace(job, run_id="maintain"))
     assert log.sizes(0, 99) == {}
-    land(spark, database, replace(job, run_id="run 4"), 4)
-    consume(spark, replace(job, run_id="apply 4"))
-    assert differing(spark, job) == 0
+    land(runner, database, replace(job, run_id="run 4"), 4)
+    consume(runner, replace(job, run_id="apply 4"))
+    assert differing(runner, job) == 0
     # Of a table that is copied now, all batches are read again that its snapshot may lack: those
     # that were dropped aren't a hole.
-    Pipeline(job.pipeline).sync(spark, ["public.b"], "again")
-    land(spark, database, replace(job, run_id="run 5"), 5)
-    consume(spark, replace(job, run_id="apply 5"))
-    assert differing(spark, job) == 0
+    Pipeline(job.pipeline).sync(runner, ["public.b"], "again")
+    land(runner, database, replace(job, run_id="run 5"), 5)
+    consume(runner, replace(job, run_id="apply 5"))
+    assert differing(runner, job) == 0

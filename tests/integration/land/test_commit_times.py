@@ -49,7 +49,7 @@ def commit_at(database, origin, moment, statement):
         session.execute("select pg_replication_origin_session_reset()")
 
 
-def test_any_commit_time_is_right(spark, database, lake):
+def test_any_commit_time_is_right(runner, database, lake):
     """The slot, what has landed, a mirror, a history, cuts, pages, a look and a resync: each takes
     and shows all of them.
     """
@@ -61,7 +61,7 @@ def test_any_commit_time_is_right(spark, database, lake):
     job = load_job(pipeline_file(lake, f"s_{database.name}", tables, target=target), "first")
     with job.source.connect("setup") as connection:
         apply_setup(connection, job)
-    sync(spark, job)
+    sync(runner, job)
     origin = f"o_{database.name}"
     database.execute("select pg_replication_origin_create(%s)", (origin,))
     try:
@@ -73,7 +73,7 @@ def test_any_commit_time_is_right(spark, database, lake):
                 f"insert into t values ({number}); insert into h values ({number})",
             )
         assert first_waiting(job) == EARLIEST
-        assert consume(spark, job).status == "succeeded"
+        assert consume(runner, job).status == "succeeded"
         assert job.ledger.last_cut().commit_ts == LATEST
         assert shown(job, "t") == dict(enumerate(TIMES.values()))
         assert {row["id"]: row["_wd_valid_from"] for row in rows(job, "h")} == shown(job, "t")
@@ -86,14 +86,14 @@ def test_any_commit_time_is_right(spark, database, lake):
                 f"update t set v = 'again' where id = {number}; truncate h",
             )
         assert first_waiting(job) == LATEST
-        drain(spark, job)
+        drain(runner, job)
         assert set(oldest_unapplied(job, list(job.read_states().values())).values()) == {EARLIEST}
-        assert consume(spark, job).status == "succeeded"
+        assert consume(runner, job).status == "succeeded"
         assert shown(job, "t") == dict(enumerate(TIMES.values()))
         assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}
         # Spark's own values become Python's, whatever the reader's time zone.
         assert len(
-            spark.read.format("delta").load(job.lake.target("public.h").uri).collect()
+            runner.spark().read.format("delta").load(job.lake.target("public.h").uri).collect()
         ) == len(TIMES)
         assert not check_idle(job).has_work
         glance = read_glance(job.pipeline, Ledger(Lake(lake)), datetime.now(UTC), 24)
@@ -103,7 +103,7 @@ def test_any_commit_time_is_right(spark, database, lake):
 
         commit_at(database, origin, "infinity", "insert into t values (100)")
         database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
-        assert run_resync(spark, replace(job, run_id="resync")).status == "succeeded"
+        assert run_resync(runner, replace(job, run_id="resync")).status == "succeeded"
         assert shown(job, "t").keys() == {*range(len(TIMES)), 100}
     finally:
         database.execute("select pg_replication_origin_drop(%s)", (origin,))

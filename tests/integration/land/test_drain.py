@@ -55,14 +55,14 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
 
 
-def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
+def test_the_change_log_is_the_table_that_spark_would_make(runner, job, lake):
     """Protocol, columns, partitions and properties: what Delta and whoever reads it go by."""
     kinds = {
         pa.int64(): "bigint", pa.string(): "string", pa.bool_(): "boolean", pa.binary(): "binary",
         pa.timestamp("us", tz="UTC"): "timestamp",
     }  # fmt: skip
     columns = ", ".join(f"{field.name} {kinds[field.type]}" for field in LANDING_SCHEMA)
-    spark.sql(
+    runner.spark().sql(
         f"create table delta.`{lake}/by_spark` (batch bigint, {columns}) using delta partitioned by"
         " (batch) tblproperties ('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn',"
         " 'delta.checkpointInterval' = '10')"
@@ -83,7 +83,7 @@ def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
     assert made(log.uri) == made(f"{lake}/by_spark")
 
 
-def test_changes_land_once_and_the_slot_follows(spark, database, job):
+def test_changes_land_once_and_the_slot_follows(runner, database, job):
     """A drain lands what was committed, moves the slot to the server's end, and a second one finds
     nothing.
 
@@ -96,7 +96,7 @@ def test_changes_land_once_and_the_slot_follows(spark, database, job):
     database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
     database.execute("update t set v = 'y' where id <= 10")
     database.execute("delete from t where id = 11")
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     (landed,) = drained.batches
     counted = landed.transactions
     assert (counted.commits, counted.inserts, counted.updates, counted.deletes) == (3, 500, 10, 1)
@@ -109,10 +109,10 @@ def test_changes_land_once_and_the_slot_follows(spark, database, job):
     assert bill.wal_read_bytes >= 2 * (Lsn(landed.end_lsn) - drained.start)
     assert bill.decoded_bytes > 2 * 500
     assert 0 < bill.server_seconds < bill.slot_seconds
-    assert drain(spark, job).batches == []
+    assert drain(runner, job).batches == []
 
 
-def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake):
+def test_bites_are_bounded_and_nothing_falls_between_them(runner, database, lake):
     """With tiny bites the same changes land in several batches, each transaction whole."""
     database.execute("create table t(id int primary key, v text)")
     small = {"max_changes": 100, "wal_window_mb": 16}
@@ -121,7 +121,7 @@ def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake)
         database.execute(
             f"insert into t select g, 'x' from generate_series({first}, {first + 49}) g"
         )
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert len(drained.batches) > 1
     assert sum(b.transactions.inserts for b in drained.batches) == 500
 
@@ -162,17 +162,17 @@ def windows(monkeypatch, job, killed_at=0):
     with job.source.connect("test") as connection:
         began, asked = confirmed_lsn(connection, job.pipeline.source.slot), []
 
-    def seen(spark, conninfo, source, bound, *rest):
+    def seen(runner, conninfo, source, bound, *rest):
         asked.append((bound.upto_lsn - began) >> 20)
         if len(asked) == killed_at:
             raise SourceUnreachable("killed")
-        return land(spark, conninfo, source, bound, *rest)
+        return land(runner, conninfo, source, bound, *rest)
 
     monkeypatch.setattr("waldelta.stages.land.drain.land", seen)
     return asked
 
 
-def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeypatch, caplog):
+def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkeypatch, caplog):
     """The server gives up on what takes too long, in any language; smaller bites come then, also in
     the next run, and grow as it recovers.
 
@@ -185,11 +185,11 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeyp
                 database.execute(f"alter database {database.name} set {setting} = '500ms'")
         abroad = replace(wide, source=replace(wide.source, conninfo=foreign))
         with pytest.raises(SourceUnreachable, match="killed"):
-            drain(spark, abroad)
+            drain(runner, abroad)
     assert asked == [16, 8, 4]
     assert caplog.text.count("the server was too slow: next read window") == 2
     with caplog.at_level("INFO", "waldelta.stages.land.drain"):
-        drained = drain(spark, wide)
+        drained = drain(runner, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
     assert wide.ledger.last_window().window_bytes in (8 << 20, 16 << 20, None)
@@ -197,21 +197,21 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeyp
 
 
 def test_an_answer_that_has_no_room_means_a_smaller_bite(
-    spark, database, wide, monkeypatch, caplog
+    runner, database, wide, monkeypatch, caplog
 ):
     """The server keeps it in temporary files; a smaller one fits, which the next run begins
     with.
     """
     asked = windows(monkeypatch, wide)
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
-    assert drain(spark, wide).changes == 18000
+    assert drain(runner, wide).changes == 18000
     assert asked[:3] == [16, 8, 4]
     assert asked[3] <= 8  # none wider in that run, however soon it is answered
     assert caplog.text.count("temporary file size exceeds") == 2
     assert wide.ledger.last_window().window_bytes == 4 << 20
 
 
-def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake, monkeypatch):
+def test_an_answer_that_never_has_room_says_what_it_takes(runner, database, lake, monkeypatch):
     """As of one huge transaction, which comes in one piece; nothing is lost, and all goes on once
     there is room.
     """
@@ -220,22 +220,22 @@ def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake,
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
     with pytest.raises(PeekTooLarge, match="raise temp_file_limit for the role"):
-        drain(spark, job)
+        drain(runner, job)
     database.execute(f"alter database {database.name} reset temp_file_limit")
-    assert drain(spark, job).changes == 8000
+    assert drain(runner, job).changes == 8000
 
 
-def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(spark, database, lake):
+def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(runner, database, lake):
     """The next run, that is: nothing more is decoded in this one."""
     job = small_bites(database, lake)
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
-    land_only(spark, job, 1)
+    land_only(runner, job, 1)
     database.execute(f"alter database {database.name} set temp_file_limit = '1MB'")
     with pytest.raises(PeekTooLarge):
-        drain(spark, job)
+        drain(runner, job)
     assert job.ledger.last_window().window_bytes == 8 << 20
     database.execute(f"alter database {database.name} reset temp_file_limit")
-    assert drain(spark, job).changes == 0
+    assert drain(runner, job).changes == 0
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
 
 
@@ -274,7 +274,7 @@ def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
         database.execute("select pg_drop_replication_slot(%s)", (name,))
 
 
-def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypatch, caplog):
+def test_a_slot_that_is_stuck_names_who_holds_it(runner, database, lake, monkeypatch, caplog):
     """At the smallest window the timeout is raised, then the run ends; the transaction that has
     been open longest is named.
     """
@@ -286,13 +286,13 @@ def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypa
     with stalled(database) as blocker:
         named = f"oldest open transaction, pid {blocker.info.backend_pid}, open since "
         with pytest.raises(PeekTimeout, match=named):
-            drain(spark, job)
+            drain(runner, job)
         assert (
             "the smallest read window took longer than 1 s: every call reads from the start of the"
             f" {named}" in caplog.text
         )
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
-    assert drain(spark, job).changes == 1
+    assert drain(runner, job).changes == 1
     assert job.ledger.last_window().window_bytes is None
 
 
@@ -315,20 +315,20 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
     assert len(asked) == 5  # 16, 8, 4, 2, 1 MB
 
 
-def test_wal_that_nobody_flushes_is_landed_through(spark, database, job, monkeypatch):
+def test_wal_that_nobody_flushes_is_landed_through(runner, database, job, monkeypatch):
     """The record of a LOCK TABLE stays in a quiet server's buffers until another transaction
     ends.
     """
     monkeypatch.setattr(land_through, "FLUSH_TIMEOUT_S", 5.0)
     database.execute("insert into t values (1, 'a')")
-    drain(spark, job)
+    drain(runner, job)
     with database.connect() as locker:
         locker.execute("begin; lock table t in access exclusive mode")
         ((written,),) = locker.execute("select pg_current_wal_insert_lsn()::text")
-        assert land_through.land_through(spark, job, Lsn.parse(written)).end >= Lsn.parse(written)
+        assert land_through.land_through(runner, job, Lsn.parse(written)).end >= Lsn.parse(written)
 
 
-def test_one_huge_transaction_is_one_bite(spark, database, lake):
+def test_one_huge_transaction_is_one_bite(runner, database, lake):
     """A transaction can't be cut: it goes through whole, in pieces of memory, whatever limits there
     are.
     """
@@ -338,16 +338,16 @@ def test_one_huge_transaction_is_one_bite(spark, database, lake):
         pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 100, "wal_window_mb": 16}),
     )
     database.execute("insert into t select g, repeat('x', 800) from generate_series(1, 30000) g")
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert [batch.transactions.inserts for batch in drained.batches] == [30000]
 
 
-def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, database, job):
+def test_a_run_that_died_before_consuming_is_finished_by_the_next(runner, database, job):
     """Landed but unconsumed changes are consumed, not landed again."""
     database.execute("insert into t values (1, 'a')")
-    change_log = land_only(spark, job, 1)
+    change_log = land_only(runner, job, 1)
     database.execute("insert into t values (2, 'b')")
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert [b.batch for b in drained.batches] == [2]
     assert [b.transactions.inserts for b in drained.batches] == [1]
     assert change_log.landed(1).transactions.inserts == 1
@@ -356,7 +356,7 @@ def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, databas
 
 
 @pytest.mark.parametrize("then", [False, True], ids=["switched on", "switched off"])
-def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, database, lake, then):
+def test_options_that_were_changed_after_a_run_died_are_no_mismatch(runner, database, lake, then):
     """What has landed is compared with what the slot gives by the options of then: logical messages
     were asked for, or weren't.
     """
@@ -371,9 +371,9 @@ def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, datab
         " commit"
     )
     database.execute("select pg_logical_emit_message(true, 'p', 'a transaction of its own')")
-    land_only(spark, job, 1)
+    land_only(runner, job, 1)
     changed = replace(job, pipeline=files[not then])
-    drain(spark, changed)
+    drain(runner, changed)
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
 
 
@@ -390,7 +390,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("runs, idle_moves, inserts", CHANGED.values(), ids=CHANGED)
 def test_publications_that_were_changed_after_a_run_are_no_mismatch(
-    spark, database, lake, runs, idle_moves, inserts
+    runner, database, lake, runs, idle_moves, inserts
 ):
     """An immediate stop moved the slot back behind batches that were read by others; a change
     behind the last one's end counts.
@@ -413,15 +413,17 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(
                 database.execute(f"insert into {table} values ({number})")
             if idle_moves and number <= len(runs):
                 database.execute("select pg_switch_wal()")
-            landed += drain(spark, named(names)).batches if number <= len(runs) else []
+            landed += drain(runner, named(names)).batches if number <= len(runs) else []
     assert [batch.transactions.inserts for batch in landed] == inserts
     database.restart()
     assert confirmed_lsn(database.connection, slot).value < landed[0].end_lsn
-    drained = drain(spark, named(runs[-1][0]))
+    drained = drain(runner, named(runs[-1][0]))
     assert [batch.transactions.inserts for batch in drained.batches] == [len(runs[-1][0])]
 
 
-def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database, lake, monkeypatch):
+def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(
+    runner, database, lake, monkeypatch
+):
     """One answer for all that had landed since the last checkpoint might be more than the server
     has disk for.
 
@@ -443,7 +445,7 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
             f"insert into t select g, repeat('x', 3000) from generate_series({first},"
             f" {first + 99}) g"
         )
-    ends = [batch.end_lsn for batch in drain(spark, job).batches]
+    ends = [batch.end_lsn for batch in drain(runner, job).batches]
     assert len(ends) == 5
     database.restart()
 
@@ -459,36 +461,36 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
         with pytest.raises(
             ConsumeMismatch, match=r"landed .* in batch 3; nothing of that was consumed"
         ):
-            drain(spark, job)
+            drain(runner, job)
     assert stands() == ends[1]
     database.execute("insert into t values (500, 'new')")
-    assert [batch.transactions.inserts for batch in drain(spark, job).batches] == [1]
+    assert [batch.transactions.inserts for batch in drain(runner, job).batches] == [1]
     moved = [move for move in job.ledger.slot_moves()[before:] if move.event == "intent"]
     assert [move.batch for move in moved] == [1, 2, 3, 4, 5, 6]
     assert [move.lsn for move in moved[:5]] == ends
 
 
-def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(spark, database, job, monkeypatch):
+def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(runner, database, job, monkeypatch):
     """An immediate stop of a busy server moves it back by a checkpoint's WAL, which no look could
     read again in its time.
     """
     slot = job.pipeline.source.slot
     before = confirmed_lsn(database.connection, slot)
     database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
-    landed = land_only(spark, job, 1).landed(1)
+    landed = land_only(runner, job, 1).landed(1)
     monkeypatch.setattr(idle, "_STATEMENT_TIMEOUT_S", 0.001)
     seen = check_idle(job)
     assert (seen.has_work, seen.moved_to) == (True, None)
     assert "is behind the change log" in seen.reason
     assert confirmed_lsn(database.connection, slot) == before
     monkeypatch.undo()
-    assert drain(spark, job).batches == []
+    assert drain(runner, job).batches == []
     assert confirmed_lsn(database.connection, slot).value >= landed.end_lsn
 
 
-def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
+def test_a_slot_moved_by_somebody_else_is_a_named_gap(runner, database, job):
     """Changes that somebody else consumed are never skipped in silence."""
-    drain(spark, job)
+    drain(runner, job)
     database.execute("insert into t values (1, 'lost')")
     slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
     database.execute(
@@ -497,21 +499,21 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
         (slot, publication),
     )
     with pytest.raises(SlotGap, match=f"{slot}.*another program consumed changes"):
-        drain(spark, job)
+        drain(runner, job)
     with pytest.raises(SlotGap):
         check_idle(job)
 
 
-def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
+def test_a_change_log_that_lost_batches_is_a_named_gap(runner, database, job):
     """Removed, or put back to an earlier day: its batches would be numbered anew, and targets take
     them for applied.
     """
     database.execute("insert into t values (1, 'landed')")
-    drain(spark, job)
+    drain(runner, job)
     folder = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES))
     folder.rename(folder.with_name("saved"))
     database.execute("insert into t values (2, 'waits')")
-    for verb in (check_idle, partial(drain, spark)):
+    for verb in (check_idle, partial(drain, runner)):
         with pytest.raises(
             SlotGap,
             match=r"ends at batch 0, but batch 1 had landed .* bring the batch back, or run resync",
@@ -521,18 +523,18 @@ def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
     stands = confirmed_lsn(database.connection, gap.slot)
     assert (gap.from_lsn, gap.to_lsn) == (Lsn.parse(gap.incarnation).value, stands.value)
     folder.with_name("saved").rename(folder)
-    assert [batch.batch for batch in drain(spark, job).batches] == [2]
+    assert [batch.batch for batch in drain(runner, job).batches] == [2]
 
 
-def test_another_server_is_refused(spark, database, job):
+def test_another_server_is_refused(runner, database, job):
     """Positions of one server mean nothing on another."""
     moves = job.ledger.slot_moves()
     job.ledger.append(replace(moves[-1], at=moves[-1].at.replace(year=2100), system_identifier="1"))
     with pytest.raises(SourceChanged, match="set up on system 1"):
-        drain(spark, job)
+        drain(runner, job)
 
 
-def test_a_reader_left_behind_is_ended(spark, database, job):
+def test_a_reader_left_behind_is_ended(runner, database, job):
     """The backend of a dead attempt doesn't keep the slot from the next one."""
     database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
     slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
@@ -548,12 +550,12 @@ def test_a_reader_left_behind_is_ended(spark, database, job):
             "select 1 from pg_stat_activity where application_name = %s", (reader_name(slot),)
         ):
             assert stuck.poll() is None
-        assert drain(spark, job).changes == 20000
+        assert drain(runner, job).changes == 20000
     finally:
         stuck.wait(timeout=30)
 
 
-def test_a_run_that_lost_its_lock_has_no_further_effect(spark, database, job):
+def test_a_run_that_lost_its_lock_has_no_further_effect(runner, database, job):
     """Landed is all it has then; the next run finishes that."""
     database.execute("insert into t values (1, 'a')")
     slot = job.pipeline.source.slot
@@ -568,13 +570,13 @@ def test_a_run_that_lost_its_lock_has_no_further_effect(spark, database, job):
             lock.verify()
 
         with pytest.raises(LockHeld):
-            drain(spark, job, SimpleNamespace(verify=check))
+            drain(runner, job, SimpleNamespace(verify=check))
     assert confirmed_lsn(database.connection, slot) == before
-    drain(spark, job)
+    drain(runner, job)
     assert confirmed_lsn(database.connection, slot) > before
 
 
-def test_what_a_task_raises_comes_back_by_name(spark, database, job):
+def test_what_a_task_raises_comes_back_by_name(runner, database, job):
     """A slot in use, or a bite that took too long, is known as such, not as a failure of Spark."""
     database.execute("insert into t select g, 'x' from generate_series(1, 1000) g")
     slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
@@ -597,22 +599,22 @@ def test_what_a_task_raises_comes_back_by_name(spark, database, job):
         ):
             assert reader.poll() is None
         with pytest.raises(SlotInUse, match="is being read by another process"):
-            land_only(spark, job, 1)
+            land_only(runner, job, 1)
     finally:
         reader.kill()
         reader.wait(timeout=30)
 
 
-def test_a_batch_landed_by_another_run_is_noticed(spark, database, job):
+def test_a_batch_landed_by_another_run_is_noticed(runner, database, job):
     """Delta skips our append in silence; the slot must not be moved to where we, not they, read."""
     database.execute("insert into t values (1, 'a')")
-    land_only(spark, job, 1)
+    land_only(runner, job, 1)
     database.execute("insert into t values (2, 'b')")
     with pytest.raises(LateWriter, match="landed by another run"):
-        land_only(spark, job, 1)
+        land_only(runner, job, 1)
 
 
-def test_a_retried_run_has_landed_what_all_its_attempts_landed(spark, database, lake):
+def test_a_retried_run_has_landed_what_all_its_attempts_landed(runner, database, lake):
     """A failed attempt says what it landed before, and the next one adds its own to that."""
     database.execute("create table t(id int primary key)")
     job = bare_slot(
@@ -627,12 +629,12 @@ def test_a_retried_run_has_landed_what_all_its_attempts_landed(spark, database, 
 
     failed, landed, stage = RunResult("consume", "test"), [], StageResult("running", 0.0)
     with pytest.raises(LateWriter, match="another run"):
-        land_to_now(spark, job, failed, stage, broken)
+        land_to_now(runner, job, failed, stage, broken)
     assert 0 < failed.landed.changes < 60
     again = RunResult("consume", "test")
-    land_to_now(spark, replace(job, again=True), again, stage, landed.append)
+    land_to_now(runner, replace(job, again=True), again, stage, landed.append)
     assert (again.landed.changes, again.landed.start_lsn) == (60, failed.landed.start_lsn)
     other = RunResult("consume", "other")
     database.execute("insert into t values (60)")
-    land_to_now(spark, replace(job, run_id="other", again=True), other, stage, landed.append)
+    land_to_now(runner, replace(job, run_id="other", again=True), other, stage, landed.append)
     assert other.landed.changes == 1

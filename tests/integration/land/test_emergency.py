@@ -51,7 +51,7 @@ def oldest_wal(database):
     return name
 
 
-def test_the_page(spark, database, lake, tmp_path):
+def test_the_page(runner, database, lake, tmp_path):
     slot, file = f"s_{database.name}", tmp_path / "flights.yml"
     source = {
         "conn_id": "test_source",
@@ -68,7 +68,7 @@ def test_the_page(spark, database, lake, tmp_path):
     database.execute("create table t(id int primary key); insert into t values (1)")
     pipeline = Pipeline.load(file)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     for number in range(2, 8):
         database.execute(f"insert into t values ({number})")
         database.execute("select pg_switch_wal()")
@@ -86,22 +86,22 @@ def test_the_page(spark, database, lake, tmp_path):
     assert oldest_wal(database) > before
     assert slot not in {row[0] for row in database.execute(look)}
     with pytest.raises(RunFailed) as caught:
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     assert isinstance(caught.value.__cause__, SlotMissing)
     (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     for line in shell.splitlines():
         command, verb, named = re.fullmatch(r"(waldelta) (\w+) (FILE)", line).groups()
         assert (command, named) == ("waldelta", "FILE")
         assert verb == "resync"  # in this session instead of one of its own
-        assert pipeline.resync(spark).tables["public.t"].inserted == 6
+        assert pipeline.resync(runner).tables["public.t"].inserted == 6
     assert len(read_target(pipeline.target_path("public.t"))) == 7
     database.execute("insert into t values (8)")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert len(read_target(pipeline.target_path("public.t"))) == 8
 
 
 @pytest.mark.soak("the same page on a standby")
-def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
+def test_the_page_on_a_standby(runner, postgres, lake, lead_to, monkeypatch):
     """With source.read_from it is the standby's disk that fills: the same statements free it there,
     as the page says.
     """
@@ -116,7 +116,7 @@ def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
         monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", standby.uri(user="app", password="p"))
         pipeline = pipeline_on(lake, read_from="test_standby")
         pipeline.setup()
-        pipeline.sync(spark)
+        pipeline.sync(runner)
         for number in range(2, 8):
             insert(primary, number, "not read")
             ask(primary, "select pg_switch_wal()")
@@ -135,9 +135,9 @@ def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
         ask(standby, checkpoint)
         assert ask(standby, OLDEST_WAL) > before
         with pytest.raises(RunFailed, match="does not exist"):
-            pipeline.consume(spark)
-        pipeline.resync(spark)
+            pipeline.consume(runner)
+        pipeline.resync(runner)
         insert(primary, 8, "after")
         catch_up(standby, primary)
-        pipeline.consume(spark)
+        pipeline.consume(runner)
         assert held(lake) == there(primary)

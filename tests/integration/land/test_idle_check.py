@@ -161,7 +161,7 @@ def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(databas
 
 
 @pytest.mark.spark
-def test_a_landed_batch_is_one_move(spark, database, job):
+def test_a_landed_batch_is_one_move(runner, database, job):
     """What follows the batch in the same file isn't worth another; the run's end and lag say what
     was read.
     """
@@ -170,7 +170,7 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     database.execute("insert into t select g, 'x' from generate_series(1, 10) g")
     write_wal(database)
     before = len(job.ledger.slot_moves())
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     (landed,) = drained.batches
     move, compared = job.ledger.slot_moves()[before:]
     assert (compared.event, compared.lsn) == ("compared", move.lsn)
@@ -179,18 +179,18 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     assert confirmed.value == landed.end_lsn
     assert drained.end > confirmed
     result = RunResult("consume", "r", landed=LandedChanges(end_lsn=str(drained.end)))
-    report_stage(spark, job, result, StageResult("running", 0.0))
+    report_stage(runner, job, result, StageResult("running", 0.0))
     assert result.reported.lag_bytes == read_position(database.connection).flush_lsn - drained.end
-    again = drain(spark, job)
+    again = drain(runner, job)
     assert (again.batches, job.ledger.slot_moves()[before:]) == ([], [move, compared])
     assert again.start == confirmed
 
 
 @pytest.mark.spark
-def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(spark, database, job):
+def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(runner, database, job):
     database.execute("insert into t values (1, 'a')")
     write_wal(database, segments=2)
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert len(drained.batches) == 1
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == drained.end
 
@@ -275,7 +275,7 @@ def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
 
 
 @pytest.mark.spark
-def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job):
+def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(runner, database, job):
     """As by a VACUUM FULL of hours: a run lands meanwhile, so that the publisher's disk doesn't
     fill, and doesn't wait behind it.
     """
@@ -288,6 +288,6 @@ def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job)
         seen = check_idle(job)
         assert seen.has_work
         assert seen.reason.startswith("changes between")
-        assert drain(spark, job).changes == 1
+        assert drain(runner, job).changes == 1
         locker.rollback()
     assert not check_idle(job).has_work

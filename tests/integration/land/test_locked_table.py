@@ -66,16 +66,16 @@ def held(job, table):
     return {r["id"] for r in read_target(job.lake.target(table).uri)}
 
 
-def test_only_the_locked_table_waits(spark, database, job):
+def test_only_the_locked_table_waits(runner, database, job):
     """Its run is red and names it; the other one gets its changes, and the next run that finds it
     free brings it up.
     """
-    sync(spark, job)
+    sync(runner, job)
     for table in TABLES:
         database.execute(f"insert into {table} values (1, 'a'), (2, 'b')")
     with locked(database, "public.t"):
         with pytest.raises(RunFailed, match=r"pid \d+ \(vacuum\) on .*t") as failed:
-            consume(spark, job)
+            consume(runner, job)
         assert held(job, "public.free") == {1, 2}
         assert held(job, "public.t") == set()
     result = failed.value.result
@@ -89,36 +89,36 @@ def test_only_the_locked_table_waits(spark, database, job):
         2,
     )
     assert job.ledger.batches() == []  # of both tables together there is none
-    consume(spark, job)
+    consume(runner, job)
     assert held(job, "public.t") == {1, 2}
     assert [target.table_name for target in job.ledger.batches()[-1].targets] == sorted(TABLES)
 
 
-def test_a_table_without_a_filter_needs_no_lock(spark, database, job):
+def test_a_table_without_a_filter_needs_no_lock(runner, database, job):
     """What its catalogs and the stream say is all that it takes."""
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into free values (1, 'a')")
-    drain(spark, job)
+    drain(runner, job)
     with locked(database, "public.free"):
-        assert apply(spark, job).failures == {}
+        assert apply(runner, job).failures == {}
     assert held(job, "public.free") == {1}
 
 
-def test_a_prepared_transaction_may_hold_the_lock(spark, database, job):
+def test_a_prepared_transaction_may_hold_the_lock(runner, database, job):
     """For days, with no session that one could wait for."""
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (1, 'a'); insert into free values (1, 'a')")
-    drain(spark, job)
+    drain(runner, job)
     with database.connect() as connection:
         connection.execute("lock table t in access exclusive mode")
         connection.execute(f"prepare transaction '{database.name}'")
     try:
-        failures = apply(spark, job).failures
+        failures = apply(runner, job).failures
     finally:
         database.execute(f"rollback prepared '{database.name}'")
     assert failures.keys() == {"public.t"}
     assert f"prepared transaction '{database.name}' on public.t" in str(failures["public.t"])
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
 
 
 def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
@@ -160,13 +160,13 @@ def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
     assert (set(sizes), busy) == ({"public.free", "public.t"}, {})
 
 
-def test_a_look_starts_no_run_for_a_lock(spark, database, job):
-    sync(spark, job)
+def test_a_look_starts_no_run_for_a_lock(runner, database, job):
+    sync(runner, job)
     with locked(database, *TABLES):
         assert not check_idle(job).has_work
 
 
-def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, lake):
+def test_a_row_to_be_completed_waits_for_its_table_alone(runner, database, job, lake):
     """A row that enters the target's filter comes without its TOASTed value, which can't be read
     while the table is locked.
     """
@@ -178,32 +178,32 @@ def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, l
         job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, target=target)
     )
     database.execute(f"insert into t values (-1, {BIG})")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set id = 1; insert into free values (1, 'a')")
-    drain(spark, job)
+    drain(runner, job)
     with locked(database, "public.t"):
-        failures = apply(spark, job).failures
+        failures = apply(runner, job).failures
         assert failures.keys() == {"public.t"}
         assert isinstance(failures["public.t"], TableBusy)
         assert "missing TOAST values of public.t" in str(failures["public.t"])
         assert held(job, "public.free") == {1}
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
     assert held(job, "public.t") == {1}
 
 
 @pytest.mark.soak("a second lock of the same table")
-def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, database, job):
+def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(runner, database, job):
     database.execute("insert into free values (1, 'a')")
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "alter table free add extra serial; insert into free values (3, 'c'); insert into t values"
         " (2, 'b'), (-2, 'b')"
     )
     with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
-        consume(spark, job)
+        consume(runner, job)
     assert failed.value.result.targets.not_applied == ["public.free"]
     assert held(job, "public.t") == {2}
-    assert consume(spark, job).tables["public.free"].rows == 2
+    assert consume(runner, job).tables["public.free"].rows == 2
 
 
 @contextmanager
@@ -257,14 +257,14 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
         assert holder.connection.execute("show lock_timeout").fetchone() == ("0",)
 
 
-def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
+def test_a_copy_of_another_table_goes_on(runner, database, job, monkeypatch):
     """From its snapshot to the look at its end, which asks the catalogs alone, also of the table
     itself.
     """
     database.execute("insert into free values (1, 'a')")
     settled = wait_for_version(database.connection, job.pipeline.source.publication_names, 10)
     with locked_meanwhile(database, monkeypatch, "t"):
-        done, fed = sync_table(spark, job, TableId("public", "free"), Attempt(1, 1), settled)
+        done, fed = sync_table(runner, job, TableId("public", "free"), Attempt(1, 1), settled)
         assert done.rows == 1
     with locked(database, *TABLES):
         check_unaltered(
@@ -276,7 +276,7 @@ def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
         )
 
 
-def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypatch):
+def test_a_table_whose_copy_meets_a_lock_is_told(runner, database, job, monkeypatch):
     """As any other locked table: by name, while the others are copied."""
     monkeypatch.setattr("waldelta.stages.sync.sync.ATTEMPTS", 1)
     database.execute("insert into free values (1, 'a'); insert into t values (1, 'a')")
@@ -285,27 +285,27 @@ def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypat
         locked_meanwhile(database, monkeypatch, "t"),
         pytest.raises(SyncFailed, match=r"public\.t.* can't be read(.|\n)*\(vacuum\) on .*t"),
     ):
-        sync(spark, job)
+        sync(runner, job)
     assert held(job, "public.free") == {1}
     assert {name: state.status for name, state in job.read_states().items()} == {
         "public.free": "synced",
         "public.t": "failed",
     }
-    sync(spark, job, ["public.t"])
+    sync(runner, job, ["public.t"])
     assert held(job, "public.t") == {1}
 
 
 @pytest.mark.usefixtures("compiled")
-def test_what_is_checked_waits_for_nobody(spark, database, job):
+def test_what_is_checked_waits_for_nobody(runner, database, job):
     """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and
     says so.
     """
     database.execute("alter table free add check (id > 0)")
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": Quality(enabled=True)}))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into free values (1, 'a')")
     with locked(database, "public.free"):
-        result = consume(spark, job)
+        result = consume(runner, job)
     assert result.checked.passed == sorted(TABLES)
     (warning,) = [text for text in result.warnings if "CHECK" in text]
     assert "public.free" in warning

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def test_nothing_is_built_on_what_a_power_cut_could_take_back(
-    spark, database, tmp_path, monkeypatch
+    runner, database, tmp_path, monkeypatch
 ):
     """The slot moves over what is on the disk, the ledger speaks of copies and cuts that are on the
     disk; maintenance leaves nothing.
@@ -61,16 +61,16 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
     job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
-    sync(spark, job)
+    sync(runner, job)
     for change in ("update t set v = 'z' where id < 10", "insert into t values (1000, 'y')"):
         database.execute(change)
-        consume(spark, job)
+        consume(runner, job)
     target = root / "public/t"
     compacting = DeltaTable(target).version() + 2  # Spark writes a checkpoint with it
     DeltaTable(target).alter.set_table_properties({"delta.checkpointInterval": str(compacting)})
     with monkeypatch.context() as larger:
         larger.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
-        run_maintain(spark, job)
+        run_maintain(runner, job)
     assert [e["operation"] for e in DeltaTable(target).history() if e["version"] == compacting] == [
         "OPTIMIZE"
     ]
@@ -84,14 +84,14 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
 
 
 @pytest.mark.soak("every system call of a whole run")
-def test_the_kernel_saw_every_file_of_a_run_be_synced(spark, database, tmp_path):
+def test_the_kernel_saw_every_file_of_a_run_be_synced(runner, database, tmp_path):
     """As strace tells it of the whole job, its JVM included; this needs strace and the right to
     trace one's own processes.
     """
     root, trace, file = tmp_path / "lake", tmp_path / "trace", tmp_path / "pipeline.yml"
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
-    sync(spark, job)
+    sync(runner, job)
     file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
     began = time.time()

@@ -49,14 +49,14 @@ def rows(first, last, table="t", text="repeat('x', 100)"):
     return f"insert into {table} select g, {text} from generate_series({first}, {last}) g"
 
 
-def run(spark, job):
-    drained = drain(spark, job)
-    applied = apply(spark, job)
+def run(runner, job):
+    drained = drain(runner, job)
+    applied = apply(runner, job)
     assert applied.failures == {}
     return drained
 
 
-def assert_same(spark, job, database):
+def assert_same(runner, job, database):
     """Both targets hold what their sources hold."""
     for table in TABLES:
         found = read_target(job.lake.target(table).uri, "id", "v")
@@ -71,11 +71,11 @@ def kinds(job, batch):
     return set(change_log.timeline(batch - 1, batch)["kind"].to_pylist())
 
 
-def consume_all(spark, job):
+def consume_all(runner, job):
     """Land, write messages, apply: as the stages of a run do."""
-    drain(spark, job)
-    write_messages(spark, job)
-    assert apply(spark, job).failures == {}
+    drain(runner, job)
+    write_messages(runner, job)
+    assert apply(runner, job).failures == {}
     told(job)
 
 
@@ -92,12 +92,12 @@ def messages(job):
     return [(row.prefix, bytes(row.content), row.transactional) for row in rows]
 
 
-def test_savepoints_rolled_back_in_streamed_transactions(spark, database, lake):
+def test_savepoints_rolled_back_in_streamed_transactions(runner, database, lake):
     """Subtransactions rolled back at several levels leave nothing, those released stay; streams of
     several sessions mix.
     """
     job = make_job(database, lake, STREAMING)
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a, database.connect() as b, database.connect() as c:
         a.execute(rows(1, 1000))
         b.execute(rows(1, 1500, "u"))
@@ -125,18 +125,18 @@ def test_savepoints_rolled_back_in_streamed_transactions(spark, database, lake):
         b.commit()
         database.execute("update t set v = 'later' where id = -1")
         a.commit()
-    (batch,) = (landed.batch for landed in run(spark, job).batches)
+    (batch,) = (landed.batch for landed in run(runner, job).batches)
     assert {"S", "E", "A", "c"} <= kinds(job, batch)
-    assert_same(spark, job, database)
+    assert_same(runner, job, database)
 
 
 @pytest.mark.soak("another order of streamed transactions")
-def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
+def test_commit_order_counts_not_the_order_of_changes(runner, database, lake):
     """A row that a streamed transaction changed before a plain one did, but committed after it,
     gets the later value.
     """
     job = make_job(database, lake, STREAMING)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into u values (1, 'start')")
     with database.connect() as a:
         a.execute(rows(1, 2000))
@@ -146,18 +146,18 @@ def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
         a.commit()
     database.execute("update u set v = 'last' where id = 1")
     database.execute("delete from t where id = 9001")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
     ((lsn,),) = {tuple(row) for row in read_target(job.lake.target("public.t").uri, "_wd_lsn")}
     assert lsn is not None
 
 
-def test_a_transaction_over_several_batches(spark, database, lake):
+def test_a_transaction_over_several_batches(runner, database, lake):
     """Nothing of an open transaction is landed, the slot moves over it, and the batch of its commit
     brings everything.
     """
     job = make_job(database, lake, STREAMING)
-    sync(spark, job)
+    sync(runner, job)
     slot = job.pipeline.source.slot
     with database.connect() as a:
         for step in range(3):
@@ -167,43 +167,43 @@ def test_a_transaction_over_several_batches(spark, database, lake):
             a.execute("rollback to one")
             database.execute(f"insert into u values ({step}, 'u')")
             before = confirmed_lsn(database.connection, slot)
-            run(spark, job)
+            run(runner, job)
             assert confirmed_lsn(database.connection, slot) > before
             assert kinds(job, step + 1).isdisjoint("SEA")
-            assert_same(spark, job, database)
+            assert_same(runner, job, database)
         database.execute("select pg_switch_wal()")
-        run(spark, job)
+        run(runner, job)
         told(job)
         assert not check_idle(job).has_work
         a.commit()
-    run(spark, job)
-    assert_same(spark, job, database)
-    assert drain(spark, job).batches == []
+    run(runner, job)
+    assert_same(runner, job, database)
+    assert drain(runner, job).batches == []
 
 
 @pytest.mark.soak("a transaction of several windows")
-def test_a_transaction_larger_than_the_window(spark, database, lake):
+def test_a_transaction_larger_than_the_window(runner, database, lake):
     """One run takes a transaction that is several windows long, whatever the limit of changes."""
     small = {"max_changes": 100, "wal_window_mb": 16}
     job = make_job(database, lake, STREAMING, batch=small)
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a:
         for step in range(5):
             a.execute(rows(step * 7000 + 1, step * 7000 + 7000, text="repeat(md5(g::text), 30)"))
         a.execute(rows(1, 5, "u"))
         a.commit()
     database.execute("insert into u values (-1, 'after')")
-    drained = run(spark, job)
+    drained = run(runner, job)
     # Nothing is landed while it is open, then all of it at once.
     assert drained.end - drained.start > 2 * (16 << 20)
     assert drained.batches[-1].rows > 35_000
-    assert_same(spark, job, database)
+    assert_same(runner, job, database)
 
 
-def test_a_streamed_transaction_of_nothing_published(spark, database, lake):
+def test_a_streamed_transaction_of_nothing_published(runner, database, lake):
     """PostgreSQL streams it all the same; verification doesn't stumble over it."""
     job = make_job(database, lake, STREAMING)
-    sync(spark, job)
+    sync(runner, job)
     database.execute(rows(1, 3000, "unpublished"))
     database.execute("insert into t values (1, 'a')")
     with database.connect() as a:
@@ -212,17 +212,17 @@ def test_a_streamed_transaction_of_nothing_published(spark, database, lake):
         a.execute("rollback to one")
         a.execute(rows(1, 3000, "unpublished"))
         a.commit()
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
 
 
 @pytest.mark.soak("a second savepoint in a stream")
-def test_a_schema_change_in_a_rolled_back_savepoint(spark, database, lake):
+def test_a_schema_change_in_a_rolled_back_savepoint(runner, database, lake):
     """The relation changes back in mid-transaction; rows on both sides are read as what they
     are.
     """
     job = make_job(database, lake, STREAMING)
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a:
         a.execute(rows(1, 1000))
         a.execute("savepoint one")
@@ -232,16 +232,16 @@ def test_a_schema_change_in_a_rolled_back_savepoint(spark, database, lake):
         a.execute(rows(3001, 4000))
         a.commit()
     database.execute("insert into t values (9001, 'z')")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
 
 
-def test_prepared_transactions_across_batches_and_restarts(spark, database, lake):
+def test_prepared_transactions_across_batches_and_restarts(runner, database, lake):
     """Changes count at Commit Prepared, batches and a restart of the server later; rolled back ones
     never.
     """
     job = make_job(database, lake, PREPARED)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (1, 'start'), (2, 'start')")
     with database.connect() as a:
         for gid, change in {
@@ -254,35 +254,35 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
             a.execute(change)
             a.execute(f"prepare transaction '{gid} {database.name}'")
             a.commit()
-    run(spark, job)
+    run(runner, job)
     found = len(read_target(job.lake.target("public.u").uri))
     assert found == 0
     database.execute("insert into t values (3, 'between')")
-    run(spark, job)
+    run(runner, job)
     database.restart()
     database.execute(f"rollback prepared 'drop small {database.name}'")
     database.execute(f"commit prepared 'keep small {database.name}'")
     database.execute("update t set v = v || ', then plain' where id = 1")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
     database.execute(f"rollback prepared 'drop large {database.name}'")
     database.execute("insert into u values (-1, 'before')")
     database.execute(f"commit prepared 'keep large {database.name}'")
     database.execute(f"commit prepared 'empty {database.name}'")
     database.execute("update u set v = 'after' where id = 1000")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
 
 
 @pytest.mark.soak("a second kind of prepared transaction")
-def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
+def test_a_truncate_of_a_prepared_transaction(runner, database, lake):
     """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only
     prepared counts once.
     """
     job = make_job(database, lake, PREPARED)
     database.execute(rows(1, 5))
     database.execute(rows(1, 5, "u"))
-    sync(spark, job)
+    sync(runner, job)
     gids = {step: f"{step} {database.name}" for step in ("drop", "other", "keep")}
 
     def prepare(step, change):
@@ -292,30 +292,30 @@ def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
             a.commit()
 
     prepare("drop", "truncate u")
-    run(spark, job)
+    run(runner, job)
     held = len(read_target(job.lake.target("public.u").uri))
     assert held == 5
     database.execute(f"rollback prepared '{gids['drop']}'")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
     prepare("other", rows(11, 15))
     database.execute("truncate u")
-    run(spark, job)
+    run(runner, job)
     database.execute(rows(21, 25, "u"))
-    run(spark, job)
+    run(runner, job)
     database.execute(f"commit prepared '{gids['other']}'")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
     prepare("keep", "truncate u")
-    run(spark, job)
+    run(runner, job)
     database.execute(f"commit prepared '{gids['keep']}'")
     database.execute(rows(31, 35, "u"))
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
 
 
 @pytest.mark.soak("random transactions of several sessions")
-def test_any_mixture(spark, database, lake):
+def test_any_mixture(runner, database, lake):
     """Random transactions of several sessions, with savepoints and two-phase commits, run after
     run.
 
@@ -326,22 +326,22 @@ def test_any_mixture(spark, database, lake):
     print(f"seed {seed}")
     rng = random.Random(seed)
     job = make_job(database, lake, PREPARED | {"messages": True})
-    sync(spark, job)
+    sync(runner, job)
     sessions = [database.connect() for _ in range(3)]
     names, waiting, ids = count(), [], count(1)
     try:
         for _ in range(3):
             for _ in range(40):
                 waiting = _step(rng, database, sessions, waiting, names, ids)
-            run(spark, job)
-            assert_same(spark, job, database)
+            run(runner, job)
+            assert_same(runner, job, database)
         for session in sessions:
             session.rollback()
         for gid in waiting:
             database.execute(f"commit prepared '{gid}'")
-        run(spark, job)
-        assert_same(spark, job, database)
-        write_messages(spark, job)
+        run(runner, job)
+        assert_same(runner, job, database)
+        write_messages(runner, job)
         found = [content.decode() for _, content, transactional in messages(job) if transactional]
         written = [v for (v,) in database.execute("select v from t where v like 'message %'")]
         assert (f"seed {seed}", sorted(found)) == (f"seed {seed}", sorted(written))
@@ -387,17 +387,17 @@ def _step(rng, database, sessions, waiting, names, ids):
 
 
 @pytest.mark.soak("a maintenance after a prepared transaction")
-def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, lake, monkeypatch):
+def test_maintenance_keeps_what_a_prepared_transaction_needs(runner, database, lake, monkeypatch):
     """However old, the batch with its changes stays until the decision has expired too."""
     job = make_job(database, lake, PREPARED)
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a:
         a.execute("insert into t values (1, 'prepared')")
         a.execute(f"prepare transaction 'old {database.name}'")
         a.commit()
-    run(spark, job)
+    run(runner, job)
     database.execute("insert into t values (2, 'plain')")
-    run(spark, job)
+    run(runner, job)
     log = job.change_log(job.read_identity())
     (waiting,) = log.prepared()
     assert (waiting.batch, waiting.decided_in) == (1, None)
@@ -406,17 +406,17 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
         "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds
     database.execute("checkpoint")
-    run_maintain(spark, job)
+    run_maintain(runner, job)
     assert sorted(log.sizes(0, 100)) == [1, 2]
     database.execute(f"commit prepared 'old {database.name}'")
-    run(spark, job)
-    assert_same(spark, job, database)
+    run(runner, job)
+    assert_same(runner, job, database)
     database.execute("checkpoint")
-    run_maintain(spark, job)
+    run_maintain(runner, job)
     assert sorted(log.sizes(0, 100)) == []
 
 
-def test_a_slot_that_differs_in_two_phase_is_never_called(spark, database, lake):
+def test_a_slot_that_differs_in_two_phase_is_never_called(runner, database, lake):
     """The option would turn the slot's flag on for good."""
     job = make_job(database, lake, {})
     other = pipeline_file(lake, job.pipeline.source.slot, TABLES, PREPARED)
@@ -430,12 +430,12 @@ def test_a_slot_that_differs_in_two_phase_is_never_called(spark, database, lake)
     ) == [(False,)]
 
 
-def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, lake):
+def test_a_prepare_that_landed_before_a_run_died_counts_once(runner, database, lake):
     """The next run advances the slot over it; its commit brings it, not the whole transaction
     again.
     """
     job = make_job(database, lake, PREPARED)
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a:
         a.execute(rows(1, 3))
         a.execute(f"prepare transaction 'small {database.name}'")
@@ -443,11 +443,11 @@ def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, la
         a.execute(rows(1, 2000, "u"))
         a.execute(f"prepare transaction 'large {database.name}'")
         a.commit()
-    land_only(spark, job, 1)
-    run(spark, job)
+    land_only(runner, job, 1)
+    run(runner, job)
     database.execute(f"commit prepared 'large {database.name}'")
     database.execute(f"commit prepared 'small {database.name}'")
-    (landed,) = run(spark, job).batches
+    (landed,) = run(runner, job).batches
     assert (
         landed.transactions.prepares,
         landed.transactions.prepared_commits,
@@ -457,4 +457,4 @@ def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, la
         2,
         0,
     )
-    assert_same(spark, job, database)
+    assert_same(runner, job, database)

@@ -37,12 +37,12 @@ from waldelta.stages.sync.sync import sync
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
-def test_messages_of_every_kind_exactly_once(spark, database, lake):
+def test_messages_of_every_kind_exactly_once(runner, database, lake):
     """Transactional ones when, and if, their transaction commits, prepared ones too; others
     whatever happens.
     """
     job = make_job(database, lake, {"messages": True, "two_phase": True}, batch={"max_changes": 3})
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a:
         a.execute(emit(True, "kept", "one"))
         a.execute("savepoint s")
@@ -57,37 +57,37 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
         a.execute(f"prepare transaction 'm {database.name}'")
         a.commit()
     expected = [("beat", b"in a savepoint", False), ("kept", b"one", True)]
-    consume_all(spark, job)
+    consume_all(runner, job)
     assert messages(job) == expected
     database.execute(emit(False, "beat", ""))
     database.execute(f"commit prepared 'm {database.name}'")
     assert check_idle(job).has_work
-    consume_all(spark, job)
+    consume_all(runner, job)
     expected += [("beat", b"", False), ("prepared", "é".encode(), True)]
     assert messages(job) == expected
-    consume_all(spark, job)
+    consume_all(runner, job)
     assert messages(job) == expected
     assert not check_idle(job).has_work
-    assert_same(spark, job, database)
+    assert_same(runner, job, database)
 
 
 @pytest.mark.soak("a race of two runs")
-def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
+def test_messages_by_two_runs_at_once(runner, database, lake, monkeypatch):
     """A second run that has read which messages are written, before a first one wrote them, leaves
     them; tables get their changes.
     """
     job = make_job(database, lake, {"messages": True})
-    sync(spark, job)
+    sync(runner, job)
     database.execute(emit(True, "beat", "1"))  # commits, and so is flushed
-    drain(spark, job)
+    drain(runner, job)
     planned, written, real, second = Event(), Event(), messages_module._messages, []
 
     def at_once(*given):
         if not second:
             database.execute(emit(False, "beat", "2"))
             database.execute("insert into t values (1, 'x')")
-            drain(spark, job)
-            second.append(pool.submit(consume, spark, replace(job, run_id="second"), ["apply"]))
+            drain(runner, job)
+            second.append(pool.submit(consume, runner, replace(job, run_id="second"), ["apply"]))
             second[0].add_done_callback(lambda _: planned.set())
             assert planned.wait(60)
         else:
@@ -97,23 +97,23 @@ def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
 
     monkeypatch.setattr(messages_module, "_messages", at_once)
     with ThreadPoolExecutor(1) as pool:
-        write_messages(spark, job)
+        write_messages(runner, job)
         written.set()
         failed = second[0].exception()
     monkeypatch.undo()
-    write_messages(spark, job)
+    write_messages(runner, job)
     assert messages(job) == [("beat", b"1", True), ("beat", b"2", False)]
     assert failed.result.error["class"] == "LockHeld"
-    assert_same(spark, job, database)
+    assert_same(runner, job, database)
 
 
 @pytest.mark.soak("a second kind of streamed message")
-def test_messages_within_streamed_transactions(spark, database, lake):
+def test_messages_within_streamed_transactions(runner, database, lake):
     """Those of savepoints rolled back, at any level, and of transactions rolled back, don't count,
     though they are streamed.
     """
     job = make_job(database, lake, STREAMING | {"messages": True})
-    sync(spark, job)
+    sync(runner, job)
     with database.connect() as a, database.connect() as b, database.connect() as c:
         a.execute(emit(True, "kept", "1"))
         a.execute(rows(1, 1500))
@@ -139,9 +139,9 @@ def test_messages_within_streamed_transactions(spark, database, lake):
         b.rollback()
         database.execute(emit(True, "plain", ""))
         a.commit()
-        landed = run(spark, job).batches
+        landed = run(runner, job).batches
         assert {"S", "A", "c"} <= kinds(job, landed[0].batch)
-        write_messages(spark, job)
+        write_messages(runner, job)
         beats = [
             ("beat", f"in a {where}".encode(), False)
             for where in ("savepoint", "transaction rolled back")
@@ -150,14 +150,14 @@ def test_messages_within_streamed_transactions(spark, database, lake):
         expected = [*beats, ("plain", b"", True), ("kept", b"1", True), ("kept", b"2", True)]
         assert messages(job) == expected
         c.commit()
-    run(spark, job)
-    write_messages(spark, job)
+    run(runner, job)
+    write_messages(runner, job)
     assert messages(job) == [*expected, ("later", b"still open", True)]
-    assert_same(spark, job, database)
+    assert_same(runner, job, database)
 
 
 def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
-    spark, database, lake, monkeypatch
+    runner, database, lake, monkeypatch
 ):
     """A look sees that they wait, though the slot has nothing new. So are those that land until it
     has their lock.
@@ -165,24 +165,24 @@ def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
     job = make_job(database, lake, {"messages": True})
     database.execute(emit(False, "beat", "1"))
     database.execute(emit(True, "in", "2"))
-    drain(spark, job)
+    drain(runner, job)
     assert check_idle(job).reason == "landed changes wait for the table of logical messages"
 
     def landed_meanwhile(job, real=messages_module.messages_lock):
         database.execute(emit(True, "in", "3"))
-        drain(spark, job)
+        drain(runner, job)
         return real(job)
 
     monkeypatch.setattr(messages_module, "messages_lock", landed_meanwhile)
-    assert write_messages(spark, job) == 2
+    assert write_messages(runner, job) == 2
     assert messages(job) == [("beat", b"1", False), ("in", b"2", True), ("in", b"3", True)]
     monkeypatch.undo()
-    assert drain(spark, job).batches == []
-    write_messages(spark, job)
+    assert drain(runner, job).batches == []
+    write_messages(runner, job)
     assert len(messages(job)) == 3
 
 
-def test_only_what_did_not_arrive_by_replication(spark, database, lake):
+def test_only_what_did_not_arrive_by_replication(runner, database, lake):
     """With origin 'none' changes that carry an origin are left out; with 'any' their Origin
     messages are read over.
     """
@@ -195,7 +195,7 @@ def test_only_what_did_not_arrive_by_replication(spark, database, lake):
         job = bare_slot(
             database, pipeline_file(f"{lake}_{origin}", name, TABLES, {"origin": origin})
         )
-        sync(spark, job)
+        sync(runner, job)
         database.execute("insert into t values (1, 'here')")
         database.execute("select pg_replication_origin_create(%s)", (name,))
         with database.connect() as a:
@@ -206,7 +206,7 @@ def test_only_what_did_not_arrive_by_replication(spark, database, lake):
             a.execute("select pg_replication_origin_session_reset()")
             a.commit()
         database.execute("select pg_replication_origin_drop(%s)", (name,))
-        run(spark, job)
+        run(runner, job)
         found = read_target(job.lake.target("public.t").uri, "id")
         assert sorted(map(tuple, found)) == expected
         database.execute("select pg_drop_replication_slot(%s)", (name,))
@@ -226,7 +226,7 @@ create table b(
 """
 
 
-def test_binary_and_text_make_the_same_targets(spark, database, lake):
+def test_binary_and_text_make_the_same_targets(runner, database, lake):
     """Every value, those that stand verbatim in _wd_raw too; keys, old rows and unchanged TOAST as
     well.
     """
@@ -240,7 +240,7 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
         made[binary] = bare_slot(
             database, pipeline_file(f"{lake}_{binary}", name, ["public.b"], options)
         )
-        sync(spark, made[binary])
+        sync(runner, made[binary])
     database.execute("""
         insert into b select gen_random_uuid(), g, -g, g::int8 * g * g, g / 7.0, g / 3.0, g / 8.0,
           g ^ 5 / 1000.0, repeat('é', g * 20),
@@ -282,9 +282,9 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
     database.execute("delete from b where n % 11 = 0")
     found = {}
     for binary, job in made.items():
-        run(spark, job)
+        run(runner, job)
         # A map can't be ordered or compared as it is.
-        frame = spark.read.format("delta").load(job.lake.target("public.b").uri)
+        frame = runner.spark().read.format("delta").load(job.lake.target("public.b").uri)
         rows = (
             frame.selectExpr("*", "to_json(_wd_raw) as raw")
             .drop("_wd_raw", "_wd_lsn", "_wd_commit_ts")
@@ -301,7 +301,7 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
     assert sum("infinity" in (text or "") for text in found[True]["raw"]) >= 1
 
 
-def test_batches_of_both_formats_are_applied_together(spark, database, lake):
+def test_batches_of_both_formats_are_applied_together(runner, database, lake):
     """Whatever waited while the option was switched; equal rows are equal in either format."""
     database.execute(
         "create table t(id int primary key, v text); create table u(f float8, at timestamp, e"
@@ -310,7 +310,7 @@ def test_batches_of_both_formats_are_applied_together(spark, database, lake):
     database.execute("alter table u replica identity full")
     value = "(1e15 / 3, timestamp '2000-01-01 10:00', '{0.1,1e-7}')"
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
-    sync(spark, job)
+    sync(runner, job)
     for binary, statement in (
         (False, f"insert into t values (1, 'a'), (2, 'b'); insert into u values {value}, {value}"),
         (True, f"update t set v = 'c' where id = 1; insert into u values {value}"),
@@ -319,13 +319,13 @@ def test_batches_of_both_formats_are_applied_together(spark, database, lake):
     ):
         database.execute(statement)
         drain(
-            spark,
+            runner,
             replace(
                 job,
                 pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, {"binary": binary}),
             ),
         )
-    assert apply(spark, job).failures == {}
+    assert apply(runner, job).failures == {}
     found = [read_target(job.lake.target(table).uri) for table in TABLES]
     assert sorted((row.id, row.v) for row in found[0]) == database.execute(
         "select * from t order by id"

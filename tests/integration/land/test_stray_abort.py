@@ -67,7 +67,7 @@ ALWAYS = ("streaming and messages",)
         for name in OPTIONS
     ],
 )
-def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
+def test_an_abort_of_what_was_never_streamed(runner, database, lake, name):
     """Looks, peeks, counts, comparisons and the applied rows are as if it hadn't come."""
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     database.connection.close()
@@ -78,7 +78,7 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     )
     job = bare_slot(database, file)
     source = job.pipeline.source
-    sync(spark, job)
+    sync(runner, job)
     told(job)
 
     fail_to_load(database)
@@ -95,7 +95,7 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     with job.source.connect("test") as connection:
         assert oldest_unread(connection, job, upto) > began
 
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert drained.changes == 1
     log = job.change_log(job.read_identity())
     assert [row["kind"] for row in log.dataset().to_table(columns=["kind"]).to_pylist()] == [
@@ -107,11 +107,11 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
 
     fail_to_load(database)
     database.execute("update t set v = 'landed by a run that died'")
-    land_only(spark, job, log.last_batch() + 1)
+    land_only(runner, job, log.last_batch() + 1)
     fail_to_load(database)
     database.execute("insert into t select g, 'more' from generate_series(2, 20) g")
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert result.status == "succeeded"
     (state,) = job.read_states().values()
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
     assert not check_idle(job).has_work

@@ -55,7 +55,7 @@ CASES = [
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     tamper_with(database)
     database.execute(
         "create table t(id int primary key, v text); create table u(id int primary key, v text)"
@@ -65,8 +65,8 @@ def job(spark, database, lake):
         "insert into t select g, 'before' from generate_series(1, 5) g; insert into u values (1,"
         " 'before')"
     )
-    sync(spark, job)
-    consume(spark, job)
+    sync(runner, job)
+    consume(runner, job)
     return job
 
 
@@ -75,19 +75,19 @@ def again(job):
     return load_job(job.pipeline)
 
 
-def lacking(spark, job):
+def lacking(runner, job):
     """Tables that don't hold what their source does."""
     states = job.read_states().values()
     return sorted(
         s.table_name
         for s in states
-        if compare_target(spark, job.source.conninfo, job.pipeline, s).rows
+        if compare_target(runner, job.source.conninfo, job.pipeline, s).rows
     )
 
 
 @pytest.mark.parametrize("kind, change, named, really, stage", CASES)
 def test_the_way_past_a_message_that_cant_be_read(
-    spark, database, job, kind, change, named, really, stage
+    runner, database, job, kind, change, named, really, stage
 ):
     """It stops all that is behind it, or its table; skipped, it is reported until its tables were
     compared or it was acknowledged.
@@ -102,7 +102,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     part = {"I": b"wrong one", "R": b"public\0t\0", "B": xid.to_bytes(4, "big")}.get(kind, b"")
     send_wrong(database, kind, part, change)
     with pytest.raises(RunFailed) as failed:
-        consume(spark, again(job))
+        consume(runner, again(job))
     error = failed.value.__cause__
     assert all(isinstance(one, DecodeError) for one in error.causes or [error])
     (listed,) = list_quarantined(job)
@@ -120,28 +120,28 @@ def test_the_way_past_a_message_that_cant_be_read(
     assert not any(" bytes: " in text for text in (str(error), listed["error"]))
     assert any(listed["id"] in warning for warning in failed.value.result.warnings)
     # Of what fails in one table alone the others get their changes.
-    assert ("public.u" in lacking(spark, job)) == (stage == "land" or kind == "T")
+    assert ("public.u" in lacking(runner, job)) == (stage == "land" or kind == "T")
 
     with pytest.raises(ConfigError, match="give a reason"):
         skip_messages(job, [listed["id"]], by="Ann", reason=" ")
     with pytest.raises(ConfigError, match="not in the list of unreadable messages: 0123"):
         skip_messages(job, ["0123"], by="Ann", reason="a try")
     skip_messages(job, [listed["id"]], by="Ann", reason="the vendor knows")
-    result = consume(spark, again(job))
+    result = consume(runner, again(job))
     (notice,) = [warning for warning in result.warnings if listed["id"] in warning]
     assert "was skipped by Ann: the vendor knows" in notice
-    assert lacking(spark, job) == really
+    assert lacking(runner, job) == really
     (shown,) = read_status(job)["unread_messages"]
     assert (shown["status"], shown["by"], shown["reason"]) == ("skipped", "Ann", "the vendor knows")
 
     send_right(database)
     database.execute("insert into t values (20, 'behind'); insert into u values (20, 'behind')")
-    assert consume(spark, again(job)).status == "succeeded"
+    assert consume(runner, again(job)).status == "succeeded"
     assert notices(job) == [notice]
-    run_reconcile(spark, again(job), ReconcileRequest.of(repair=True, by="Ann"))
-    assert lacking(spark, job) == []
+    run_reconcile(runner, again(job), ReconcileRequest.of(repair=True, by="Ann"))
+    assert lacking(runner, job) == []
     if named == ANY_TABLE:
         assert notices(job) == [notice]
         discard_quarantined(job, [listed["id"]], by="Ann", reason="all tables are equal")
     assert (notices(job), list_quarantined(job)) == ([], [])
-    assert listed["id"] not in str(consume(spark, again(job)).warnings)
+    assert listed["id"] not in str(consume(runner, again(job)).warnings)

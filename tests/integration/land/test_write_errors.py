@@ -50,10 +50,10 @@ def test_object_stores_are_not_asked():
 
 
 @pytest.mark.spark
-def test_check_with_a_session_asks_a_task_too(spark, database, blocked, lake):
+def test_check_with_a_session_asks_a_task_too(runner, database, blocked, lake):
     database.execute("create table t(id int primary key)")
-    assert why_not_writable_in_task(spark, lake) is None
-    problems = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check(spark).problems
+    assert why_not_writable_in_task(runner, lake) is None
+    problems = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check(runner.spark()).problems
     assert [text.startswith("in Spark's tasks file:") for text in problems] == [False, True]
 
 
@@ -61,13 +61,13 @@ def test_check_with_a_session_asks_a_task_too(spark, database, blocked, lake):
 @pytest.mark.parametrize(
     "way", ["", "_delta_log", "batch=2"], ids=["the change log", "its log", "a batch more"]
 )
-def test_a_run_names_it_and_consumes_nothing(spark, database, lake, way):
+def test_a_run_names_it_and_consumes_nothing(runner, database, lake, way):
     """With whatever stands in the way gone, the next run lands everything."""
     database.execute("create table t(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     if way == "batch=2":
         database.execute("insert into t values (1)")
-        drain(spark, job)
+        drain(runner, job)
     database.execute("insert into t values (2)")
     slot = job.pipeline.source.slot
     before, moves = confirmed_lsn(database.connection, slot), job.ledger.slot_moves()
@@ -75,7 +75,7 @@ def test_a_run_names_it_and_consumes_nothing(spark, database, lake, way):
     stone.parent.mkdir(parents=True, exist_ok=True)
     stone.touch()
     with pytest.raises(TargetNotWritable, match=r"can't be written"):
-        drain(spark, job)
+        drain(runner, job)
     assert (confirmed_lsn(database.connection, slot), job.ledger.slot_moves()) == (before, moves)
     stone.unlink()
-    assert drain(spark, job).changes == 1
+    assert drain(runner, job).changes == 1

@@ -92,7 +92,7 @@ class Meeting(Listener):
 class Scene:
     """Pipelines of one table each, and what their source had after each transaction."""
 
-    spark: object
+    runner: object
     database: object
     jobs: dict[str, Job]
     files: dict[str, Path]
@@ -123,7 +123,7 @@ class Scene:
     def run(self) -> None:
         """The ordinary next run of each pipeline."""
         for name, job in self.jobs.items():
-            consume(self.spark, replace(job, run_id=f"after {self.kills} {name}"))
+            consume(self.runner, replace(job, run_id=f"after {self.kills} {name}"))
 
     def sample(self) -> None:
         ((lsn,),) = self.database.execute("select pg_current_wal_insert_lsn()::text")
@@ -140,7 +140,7 @@ def listener(tmp_path) -> Iterator[Meeting]:
 
 
 def scene(
-    spark, database, tmp_path, listener, kinds: Mapping[str, str], suites: Mapping[str, str]
+    runner, database, tmp_path, listener, kinds: Mapping[str, str], suites: Mapping[str, str]
 ) -> Scene:
     jobs, files = {}, {}
     for name, kind in kinds.items():
@@ -160,7 +160,7 @@ def scene(
             yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True)))
         )
         jobs[name] = bare_slot(database, file)
-    return Scene(spark, database, jobs, files, listener, tmp_path / "log")
+    return Scene(runner, database, jobs, files, listener, tmp_path / "log")
 
 
 def live(scene, name):
@@ -227,15 +227,15 @@ POINTS = (
 
 
 @pytest.mark.soak("every step of each mode")
-def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
+def test_every_kind_of_target_after_a_kill(runner, database, tmp_path, listener):
     """At each step of apply, after random transactions: no state twice, none lost, and nothing past
     a gate.
     """
     seed = chosen_seed()
     workload = Workload(database.connection, seed, list(KINDS))
-    made = scene(spark, database, tmp_path, listener, KINDS, {"w4": RULE})
+    made = scene(runner, database, tmp_path, listener, KINDS, {"w4": RULE})
     for job in made.jobs.values():
-        sync(spark, job)
+        sync(runner, job)
     for number, point in enumerate(POINTS):
         for _ in range(12):
             workload.transaction()
@@ -249,12 +249,12 @@ def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
             made.sample()
         made.run()
         check(made, (f"WALDELTA_SEED={seed}", point))
-    run_accept(spark, replace(made.jobs["w4"], run_id="accept"), (), ["public.w4"], "ann", "known")
+    run_accept(runner, replace(made.jobs["w4"], run_id="accept"), (), ["public.w4"], "ann", "known")
     assert live(made, "w4") == source(database.connection, "w4")
 
 
 @pytest.mark.soak("several moments of a kill")
-def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
+def test_a_repair_after_a_kill(runner, database, tmp_path, listener):
     """One before its commit, one behind it, one that is in the ledger: each target is whole, or as
     it was, and then mended.
     """
@@ -265,9 +265,9 @@ def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
             " part))"
         )
         database.execute(f"insert into {name} select g, 0, g, 'x' from generate_series(1, 50) g")
-    made = scene(spark, database, tmp_path, listener, dict.fromkeys(names, "mirror"), {})
+    made = scene(runner, database, tmp_path, listener, dict.fromkeys(names, "mirror"), {})
     for name, job in made.jobs.items():
-        sync(spark, job)
+        sync(runner, job)
         DeltaTable(f"{job.pipeline.target.root}/public/{name}").delete("id < 5")
         database.execute(
             f"update {name} set a = 0 where id in (3, 7); delete from {name} where id in (4, 8)"
@@ -285,10 +285,10 @@ def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
     assert len(whole) == 2, whole
     (left,) = set(names) - set(whole)
     with pytest.raises(RunFailed, match="1 target doesn't match the source"):
-        run_reconcile(spark, replace(made.jobs[left], run_id="look"), ReconcileRequest.of())
+        run_reconcile(runner, replace(made.jobs[left], run_id="look"), ReconcileRequest.of())
     for name, job in made.jobs.items():
-        run_reconcile(spark, replace(job, run_id="mend"), ReconcileRequest.of(repair=True))
-        run_reconcile(spark, replace(job, run_id="compare"), ReconcileRequest.of())
+        run_reconcile(runner, replace(job, run_id="mend"), ReconcileRequest.of(repair=True))
+        run_reconcile(runner, replace(job, run_id="compare"), ReconcileRequest.of())
         assert live(made, name) == source(database.connection, name)
 
 
@@ -311,7 +311,7 @@ Pipeline.load(file).release(["public.s1", "public.s2"], by="ann")
 
 
 @pytest.mark.parametrize("when", ["before", "behind"])
-def test_a_release_after_a_kill(spark, database, tmp_path, when):
+def test_a_release_after_a_kill(runner, database, tmp_path, when):
     """All tables that it names are released, or none: the next run says which, and another release
     does no harm.
     """
@@ -324,7 +324,7 @@ def test_a_release_after_a_kill(spark, database, tmp_path, when):
         lake, f"s_{database.name}", tables, quality={"enabled": False, "suites": str(tmp_path)}
     )
     job = bare_slot(database, file)
-    sync(spark, job)
+    sync(runner, job)
     path = tmp_path / "pipeline" / "p.yml"
     path.parent.mkdir()
     path.write_text(
@@ -333,7 +333,7 @@ def test_a_release_after_a_kill(spark, database, tmp_path, when):
     for table in tables:
         database.execute(f"insert into {table} values (1, 99), (2, 2)")
     with pytest.raises(RunFailed):
-        consume(spark, replace(job, run_id="first"))
+        consume(runner, replace(job, run_id="first"))
     killed = subprocess.run(
         [sys.executable, "-c", RELEASE, when, str(path)], env=os.environ, check=False
     )
@@ -346,14 +346,14 @@ def test_a_release_after_a_kill(spark, database, tmp_path, when):
 
     if when == "before":
         with pytest.raises(RunFailed) as failed:
-            consume(spark, replace(job, run_id="second"))
+            consume(runner, replace(job, run_id="second"))
         assert failed.value.result.targets.not_applied == tables
         assert rows() == [0, 0]
         assert [told["table"] for told in _release(job, tables)] == tables
     else:
         _release(job, tables)
-    consume(spark, replace(job, run_id="third"))
-    consume(spark, replace(job, run_id="fourth"))
+    consume(runner, replace(job, run_id="third"))
+    consume(runner, replace(job, run_id="fourth"))
     assert rows() == [2, 2]
 
 

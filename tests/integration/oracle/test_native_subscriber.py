@@ -96,13 +96,13 @@ def test_every_two_properties_meet():
     assert pairs(some_cases()) == pairs(all_cases())
 
 
-def test_cross_product(spark, database, postgres, lake):
+def test_cross_product(runner, database, postgres, lake):
     """Replica identity x operation x filter in publisher or Spark x partition root x column list;
     all in a soak.
     """
     cases = all_cases() if is_long() else some_cases()
     before = "".join(for_all(cases, [BEFORE]))
-    with running(spark, database, postgres, lake, scenario(cases, before)) as both:
+    with running(runner, database, postgres, lake, scenario(cases, before)) as both:
         for what, statements in STEPS.items() if is_long() else SHORT.items():
             concerned = [
                 c for c in cases if is_long() or "truncated" not in what or c.identity == "default"
@@ -115,14 +115,14 @@ TOGETHER = 16  # over one slot
 
 
 @pytest.mark.parametrize("first", range(0, SCENARIOS, TOGETHER))
-def test_random_scenarios(spark, database, postgres, lake, first):
+def test_random_scenarios(runner, database, postgres, lake, first):
     """Four in make test; WALDELTA_SCENARIOS says how many; their seeds are printed, and
     WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone.
     """
     seed = chosen_seed() + first
     scenarios = [RandomScenario(seed + n) for n in range(min(TOGETHER, SCENARIOS - first))]
     small = {"batch": {"max_changes": 50}} if first // TOGETHER % 2 == 0 else {}
-    with running(spark, database, postgres, lake, replace(together(scenarios), **small)) as both:
+    with running(runner, database, postgres, lake, replace(together(scenarios), **small)) as both:
         # One run, two, one, two …; those of many small batches, of which the first are applied
         # while the others land
         for number in range(1 + first // TOGETHER % 2):
@@ -167,11 +167,11 @@ REFUSED = (
 )
 
 
-def test_publications_of_others_that_refuse_updates(spark, database, postgres, lake):
+def test_publications_of_others_that_refuse_updates(runner, database, postgres, lake):
     """What setup wouldn't bring about it says, with the consequence; the pipeline then does as
     PostgreSQL's subscriber.
     """
-    with running(spark, database, postgres, lake, UNFIT) as both:
+    with running(runner, database, postgres, lake, UNFIT) as both:
         for statement in REFUSED:
             with pytest.raises(psycopg.Error, match=r"replica identity|column list"):
                 database.execute(statement)

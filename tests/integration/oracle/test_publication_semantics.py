@@ -472,14 +472,14 @@ def test_columns_that_are_not_published_are_not_there(sync_points):
 
 
 @pytest.fixture
-def start(spark, database, postgres, lake):
+def start(runner, database, postgres, lake):
     """Run a scenario of its own with the target t."""
 
     def run(tables, publications, before="", targets=None, **more):
         names = tuple(re.findall(r"create publication (\w+)", publications))
         targets = targets or {"public.t": ("id", "v")}
         return running(
-            spark,
+            runner,
             database,
             postgres,
             lake,
@@ -537,7 +537,7 @@ def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
         )
 
 
-def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch):
+def test_what_is_decoded_need_not_be_visible(start, runner, database, monkeypatch):
     """Point 15: a commit that waits for a synchronous standby arrives; a copy waits until its
     snapshot would see it.
     """
@@ -561,13 +561,13 @@ def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch
                     lambda *asked: wait_for_version(*asked[:2], 0.1),
                 )
                 with pytest.raises(RunFailed, match=f"pid {pid}"):
-                    both.pipeline.sync(spark, ["public.t"])
+                    both.pipeline.sync(runner, ["public.t"])
         finally:
             database.execute("alter system reset synchronous_standby_names")
             database.execute("select pg_reload_conf()")
         wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
         writer.close()
-        both.pipeline.sync(spark, ["public.t"])
+        both.pipeline.sync(runner, ["public.t"])
         both.compare()
 
 

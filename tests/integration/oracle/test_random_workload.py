@@ -34,7 +34,7 @@ RUNS = 2
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_targets_equal_their_sources(spark, database, lake, name, request):
+def test_targets_equal_their_sources(runner, database, lake, name, request):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()
     if name == MERGED_BY_TASKS:
@@ -51,7 +51,7 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
         job = bare_slot(database, file)
         for _ in range(20):
             workload.transaction()
-        sync(spark, job)
+        sync(runner, job)
         done = []
         for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):
             for _ in range(15):
@@ -60,9 +60,9 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
                 done += workload.alter()
             for _ in range(15):
                 workload.transaction()
-            result = consume(spark, job)
+            result = consume(runner, job)
             for state in job.read_states().values():
-                difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
+                difference = compare_target(runner, job.source.conninfo, job.pipeline, state)
                 assert difference.rows == 0, (
                     f"WALDELTA_SEED={seed}",
                     run,
@@ -78,7 +78,7 @@ def rows_of(connection, table, names):
 
 
 @pytest.mark.soak("random ALTERs against a native subscriber")
-def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database, postgres, lake):
+def test_targets_equal_a_native_subscriber_that_follows_the_ddl(runner, database, postgres, lake):
     """Several ALTERs between two runs. The subscriber gets each one when it has caught up, as
     PostgreSQL's documentation asks for; a default that is volatile would give it other values, so
     it isn't among them.
@@ -93,7 +93,7 @@ def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database,
             postgres, database, [publication], lambda c: create_tables(c, TABLES)
         ) as (native, slot):
             workload.followers.append(native)
-            sync(spark, job)
+            sync(runner, job)
             for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):
                 for _ in range(3):
                     for _ in range(10):
@@ -102,7 +102,7 @@ def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database,
                     done += workload.alter()
                 for _ in range(10):
                     workload.transaction()
-                result = consume(spark, job)
+                result = consume(runner, job)
                 wait_until_caught_up(database, slot)
                 for table in workload.tables:
                     names = ["id", "part", "big", *table.columns]

@@ -97,7 +97,7 @@ def test_each_cause_has_its_error(postgres, authority, tmp_path, open_connection
 
 
 @pytest.mark.spark
-def test_a_pipeline_over_tls(spark, database, lake, authority, monkeypatch):
+def test_a_pipeline_over_tls(runner, database, lake, authority, monkeypatch):
     """Copy and stream, each by its own driver and from Spark's tasks."""
     database.execute("create table t(id int primary key); insert into t values (1)")
     document = pipeline_file(lake, f"s_{database.name}")
@@ -109,9 +109,9 @@ def test_a_pipeline_over_tls(spark, database, lake, authority, monkeypatch):
         )
         job = load_job(document)
         assert f"port={port}" in job.source.conninfo
-        sync(spark, job)
+        sync(runner, job)
         database.execute("insert into t values (2)")
-        consume(spark, job)
+        consume(runner, job)
         assert len(read_target(job.lake.target("public.t").uri)) == 2
 
 

@@ -33,8 +33,8 @@ NAMES = ["id", "text", "number", "_wd_raw"]
 
 
 def compared_by_spark(request, source, target, keys=("id",)):
-    spark = request.getfixturevalue("spark")
-    frames = [spark.createDataFrame(rows, SCHEMA) for rows in (source, target)]
+    runner = request.getfixturevalue("runner")
+    frames = [runner.spark().createDataFrame(rows, SCHEMA) for rows in (source, target)]
     return difference(*frames, NAMES, list(keys), "public.t")
 
 
@@ -114,7 +114,7 @@ create publication readings_pub for table readings (station, day, value, ratio, 
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     """A partitioned table with a filter and a hidden column, copied into its target."""
     database.execute(SOURCE)
     slot = f"s_{database.name}"
@@ -132,22 +132,22 @@ def job(spark, database, lake):
     made.ledger.append(
         SlotMove(now(), "run-0", "created", slot, server.system_identifier, server.timeline, lsn, 0)
     )
-    sync(spark, made)
+    sync(runner, made)
     return made
 
 
-def compare_readings(spark, job):
+def compare_readings(runner, job):
     return compare_target(
-        spark, job.source.conninfo, job.pipeline, job.ledger.table_states()["public.readings"]
+        runner, job.source.conninfo, job.pipeline, job.ledger.table_states()["public.readings"]
     )
 
 
 @pytest.mark.pg
-def test_a_fresh_copy_equals_its_source(spark, job):
+def test_a_fresh_copy_equals_its_source(runner, job):
     """Filter, column list, partitions and values that the type can't hold are the same on both
     sides.
     """
-    found = compare_readings(spark, job)
+    found = compare_readings(runner, job)
     assert (found.source_rows, found.target_rows, found.rows) == (43, 43, 0)
 
 
@@ -175,13 +175,13 @@ def _rows_of(target, day):
 
 
 @pytest.mark.pg
-def test_tampering_is_found_on_either_side(spark, job, database):
+def test_tampering_is_found_on_either_side(runner, job, database):
     """Whatever is changed behind our back, the comparison sees it and names the key."""
     uri = target_uri(job.pipeline.target.root, "public", "readings")
     version = DeltaTable(uri).version()
     for name, (tamper, missing, extra) in TAMPERING.items():
         tamper(DeltaTable(uri))
-        found = compare_readings(spark, job)
+        found = compare_readings(runner, job)
         assert (found.missing, found.extra) == (missing, extra), name
         assert all("station=south, day=2024-" in key for key in found.keys), name
         assert len(found.keys) == missing + extra, name
@@ -189,19 +189,19 @@ def test_tampering_is_found_on_either_side(spark, job, database):
     database.execute(
         "insert into readings values ('south', '2030-01-01', 1, 1, 'hidden', 'new', now())"
     )
-    found = compare_readings(spark, job)
+    found = compare_readings(runner, job)
     assert (found.missing, found.extra) == (1, 0)
 
 
 @pytest.mark.pg
-def test_a_comparison_that_means_nothing_is_refused(spark, job, database):
+def test_a_comparison_that_means_nothing_is_refused(runner, job, database):
     """Other columns, or a table that isn't published: a named error instead of a number."""
     database.execute("alter publication readings_pub set table readings (station, day, value)")
     with pytest.raises(SchemaChanged, match=r"public.readings: its target lacks .* sync it again"):
-        compare_readings(spark, job)
+        compare_readings(runner, job)
     database.execute("drop publication readings_pub")
     database.execute("create publication readings_pub")
     with pytest.raises(
         StateError, match=r"public\.readings isn't in the publications readings_pub"
     ):
-        compare_readings(spark, job)
+        compare_readings(runner, job)

@@ -38,10 +38,10 @@ def pipeline(
     return Pipeline(PipelineFile.model_validate(document))
 
 
-def started(spark, database, lake, **options) -> Pipeline:
+def started(runner, database, lake, **options) -> Pipeline:
     made = pipeline(database, lake, **options)
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made
 
 
@@ -66,80 +66,80 @@ WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
     ],
 )
 @pytest.mark.soak("every filter before and after")
-def test_a_changed_filter_of_the_target_is_mended(spark, database, lake, before, after, expected):
+def test_a_changed_filter_of_the_target_is_mended(runner, database, lake, before, after, expected):
     """The next run copies the table again through the new filter, says why, and the one after it
     has nothing to do.
     """
     database.execute(DDL)
-    started(spark, database, lake, **before)
+    started(runner, database, lake, **before)
     database.execute("insert into t values (11, 11)")
     changed = pipeline(database, lake, **after)
     assert any(
-        "target.tables.public.t.where" in text for text in changed.consume(spark, "one").warnings
+        "target.tables.public.t.where" in text for text in changed.consume(runner, "one").warnings
     )
     assert ids(changed) == expected
-    assert changed.consume(spark, "two").warnings == []
+    assert changed.consume(runner, "two").warnings == []
 
 
-def test_report_keeps_the_filter_of_the_copy(spark, database, lake):
+def test_report_keeps_the_filter_of_the_copy(runner, database, lake):
     """drift: report routes on by the copy's filter and tells so in every run; a sync mends it."""
     database.execute(DDL)
-    started(spark, database, lake, **WHERE)
+    started(runner, database, lake, **WHERE)
     changed = pipeline(database, lake, drift="report", tables={"public.t": {"where": "a > 8"}})
     database.execute("insert into t values (7, 70), (3, 3) on conflict do nothing")
     for run in ("one", "two"):
-        (told,) = changed.consume(spark, run).warnings
+        (told,) = changed.consume(runner, run).warnings
         assert "waldelta sync FILE --tables public.t" in told
         assert ids(changed) == [6, 7, 7, 8, 9, 10]
-    changed.sync(spark, ["public.t"])
-    assert changed.consume(spark, "three").warnings == []
+    changed.sync(runner, ["public.t"])
+    assert changed.consume(runner, "three").warnings == []
     assert ids(changed) == [7, 9, 10]
 
 
-def test_a_changed_filter_of_our_publication_is_mended(spark, database, lake):
+def test_a_changed_filter_of_our_publication_is_mended(runner, database, lake):
     """Rows that the new filter lets in come, those it keeps out go, though the stream says
     neither.
     """
     database.execute(DDL)
-    started(spark, database, lake, entry={"where": "a > 5"})
+    started(runner, database, lake, entry={"where": "a > 5"})
     changed = pipeline(database, lake, entry={"where": "a > 7 or a < 3"})
     changed.setup()
-    changed.consume(spark, "one")
+    changed.consume(runner, "one")
     assert ids(changed) == [1, 2, 8, 9, 10]
-    assert changed.consume(spark, "two").warnings == []
+    assert changed.consume(runner, "two").warnings == []
 
 
-def test_a_dbas_publication_is_told(spark, database, lake):
+def test_a_dbas_publication_is_told(runner, database, lake):
     """As PostgreSQL's subscriber has it: old rows stay, new ones come. The check knows both
     filters.
     """
     database.execute(DDL)
     database.execute("create publication p for table t where (a > 5)")
-    made = started(spark, database, lake, manage=False, quality=True)
+    made = started(runner, database, lake, manage=False, quality=True)
     database.execute("alter publication p set table t where (a < 3)")
     database.execute("insert into t values (1, 2), (20, 20); delete from t where id = 10")
     for run in ("one", "two"):
-        (told,) = made.consume(spark, run).warnings
+        (told,) = made.consume(runner, run).warnings
         assert "filter is (a < 3), but its copy was made with (a > 5)" in told
     assert ids(made) == [1, 6, 7, 8, 9, 10]
-    made.validate(spark)
+    made.validate(runner)
     mending = pipeline(database, lake, manage=False, drift="repair")
-    mending.consume(spark, "three")
+    mending.consume(runner, "three")
     assert ids(mending) == [1, 1, 2]
-    assert mending.consume(spark, "four").warnings == []
+    assert mending.consume(runner, "four").warnings == []
 
 
 @pytest.mark.soak("a second kind of filter change")
-def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
+def test_a_renamed_column_of_a_filter_is_no_drift(runner, database, lake):
     """PostgreSQL prints the filter with the new name."""
     database.execute(DDL)
     database.execute("create publication p for table t where (a > 5)")
-    made = started(spark, database, lake, manage=False, quality=True)
+    made = started(runner, database, lake, manage=False, quality=True)
     database.execute("alter table t rename a to b")
-    assert made.consume(spark, "one").warnings == []
+    assert made.consume(runner, "one").warnings == []
     database.execute("insert into t values (30, 30), (31, 1)")
-    made.consume(spark, "two")
-    assert made.consume(spark, "three").warnings == []
+    made.consume(runner, "two")
+    assert made.consume(runner, "three").warnings == []
     assert ids(made) == [6, 7, 8, 9, 10, 30]
 
 
@@ -154,13 +154,13 @@ create publication q for table two where (id < 3); create publication r for tabl
 
 
 @pytest.mark.soak("many publications in many runs")
-def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
+def test_what_publishes_tables_changes_in_many_ways(runner, database, lake):
     """What was changed while rules of a while held was sent to nobody: it is told, or mended by a
     copy. Where only a filter changed, also in one of several publications, the rows that enter and
     leave are enough.
     """
     database.execute(AWAY)
-    made = started(spark, database, lake, manage=False, publications=["p", "q", "r"])
+    made = started(runner, database, lake, manage=False, publications=["p", "q", "r"])
 
     def held(name):
         return sorted(row[0] for row in read_target(made.target_path(f"public.{name}")))
@@ -173,7 +173,7 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     database.execute("alter publication p add table away where (id < 6)")
     warnings = [
         text
-        for text in made.consume(spark, "one").warnings
+        for text in made.consume(runner, "one").warnings
         if "removed from a publication" in text or "but at its copy it published" in text
     ]
     told = [text.split(" drifted")[0] for text in warnings]
@@ -185,7 +185,7 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     database.execute(
         "alter publication q set table two where (id < 5); delete from two where id in (2, 3)"
     )
-    result = mending.consume(spark, "two")
+    result = mending.consume(runner, "two")
     assert [t.split(":")[0] for t in result.warnings if "it was copied again" in t] == told
     assert (held("away"), held("toggled")) == ([1, 2, 4, 5], [1, 2, *range(4, 11)])
     assert held("two") == [1, 4, 9, 10]
@@ -195,47 +195,47 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     assert check_idle(load_job(mending.file, "three")).reason == "no changes"
 
 
-def test_a_publication_that_setup_makes_another(spark, database, lake):
+def test_a_publication_that_setup_makes_another(runner, database, lake):
     """In one transaction, so that the table was published all the time: nothing is told, and
     nothing copied.
     """
     database.execute(DDL)
-    made = started(spark, database, lake)
+    made = started(runner, database, lake)
     document = made.file.model_dump(exclude_unset=True)
     document["source"]["publications"] = [
         {"name": "p", "schemas": ["public"], "accept_future_tables": True}
     ]
     changed = Pipeline(PipelineFile.model_validate(document))
     changed.setup()
-    result = changed.consume(spark, "one")
+    result = changed.consume(runner, "one")
     assert (result.warnings, result.targets.needs_sync) == ([], [])
 
 
 @pytest.mark.soak("a second change of a column list")
-def test_a_column_that_enters_a_column_list(spark, database, lake):
+def test_a_column_that_enters_a_column_list(runner, database, lake):
     """Its values for rows that are there aren't sent: a new copy brings them, even before any
     change of the table.
     """
     database.execute(DDL)
-    started(spark, database, lake, entry={"columns": ["id", "a"]})
+    started(runner, database, lake, entry={"columns": ["id", "a"]})
     changed = pipeline(database, lake, entry={"columns": ["id", "a", "v"]})
     changed.setup()
-    changed.consume(spark, "one")
-    frame = spark.read.format("delta").load(changed.target_path("public.t"))
+    changed.consume(runner, "one")
+    frame = runner.spark().read.format("delta").load(changed.target_path("public.t"))
     assert {row[0] for row in frame.select("v").collect()} == {"v"}
     # A column that is added is no drift: the first change that has it brings it. Nor is one that
     # leaves, until it returns.
     database.execute("alter table t add column n int; alter publication p set table t (id, a, n)")
     database.execute("update t set v = 'w' where id = 1")
-    assert changed.consume(spark, "two").warnings == []
+    assert changed.consume(runner, "two").warnings == []
     database.execute(
         "alter publication p set table t (id, a, v, n); update t set v = 'x' where id = 2"
     )
-    told = changed.consume(spark, "three").warnings
+    told = changed.consume(runner, "three").warnings
     assert any(
         "column v was added to its column list: it was copied again" in text for text in told
     )
-    frame = spark.read.format("delta").load(changed.target_path("public.t"))
+    frame = runner.spark().read.format("delta").load(changed.target_path("public.t"))
     assert {row[0] for row in frame.where("id < 4").select("v").collect()} == {"v", "w", "x"}
 
 
@@ -258,15 +258,15 @@ create publication p for table t with (publish_via_partition_root = true);
     [pytest.param(None, marks=pytest.mark.soak("the same drift without a repair")), "repair"],
 )
 @pytest.mark.soak("many partitions in many runs")
-def test_partitions_that_change_under_a_published_root(spark, database, lake, drift):
+def test_partitions_that_change_under_a_published_root(runner, database, lake, drift):
     """Nothing of it is sent. What came, went, was truncated or away for a while is told once, or
     mended when asked for.
     """
     database.execute(PARTS)
-    made = started(spark, database, lake, manage=False, drift=drift)
+    made = started(runner, database, lake, manage=False, drift=drift)
 
     def run(name, *, told, counts, report, repair):
-        warnings = made.consume(spark, name).warnings
+        warnings = made.consume(runner, name).warnings
         assert all(any(text in warning for warning in warnings) for text in told), warnings
         assert any(counts in warning for warning in warnings) == (drift == "repair"), warnings
         assert ids(made) == (report if drift is None else repair)
@@ -299,13 +299,13 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
         repair=[11, 12, 23, 32, 33, 51],
     )
     assert not any("t_5" in warning for warning in warnings)
-    assert made.consume(spark, "again").warnings == []
+    assert made.consume(runner, "again").warnings == []
     # Of the whole table, it is sent; while somebody's transaction is open, nobody knows yet that
     # all has landed.
     with database.connect() as other:
         other.execute("select pg_current_xact_id()")
         database.execute("truncate t; insert into t values (24)")
-        assert made.consume(spark, "all").warnings == []
+        assert made.consume(runner, "all").warnings == []
         assert not check_idle(made.job()).has_work
-    assert made.consume(spark, "later").warnings == []
+    assert made.consume(runner, "later").warnings == []
     assert ids(made) == [24]

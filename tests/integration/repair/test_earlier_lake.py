@@ -80,7 +80,7 @@ def past_prices(job):
 
 
 @pytest.mark.soak("a lake of an earlier version")
-def test_a_lake_of_an_earlier_version_is_read_and_continued(spark, database, job):
+def test_a_lake_of_an_earlier_version_is_read_and_continued(runner, database, job):
     """Its ledger, change log and targets; the source is another server's by now."""
     targets = read_status(job)["targets"]
     assert {name: targets[name]["status"] for name in targets} == dict.fromkeys(TABLES, "synced")
@@ -96,15 +96,15 @@ def test_a_lake_of_an_earlier_version_is_read_and_continued(spark, database, job
     # Kept states hold positions: the source must be beyond them.
     database.execute("select pg_switch_wal()")
     database.execute("update prices set price = 8 where id = 1")
-    assert run_resync(spark, job, accept_server=accepted).status == "succeeded"
+    assert run_resync(runner, job, accept_server=accepted).status == "succeeded"
     database.execute(
         "update orders set amount = 0 where id = 1; delete from orders where id = 2;"
         "update prices set price = 9 where id = 1; delete from notes where id = 2"
     )
-    assert consume(spark, job).status == "succeeded"
+    assert consume(runner, job).status == "succeeded"
 
     state = job.read_states()["public.orders"]
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
     now_past = past_prices(job)
     assert past < now_past
     assert sorted((key, price) for key, price, *_ in now_past - past) == [(1, "7"), (1, "8")]

@@ -42,13 +42,13 @@ def publish(database, job, where):
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     """A pipeline with filters of its publication and of its own, which has copied its table."""
     database.execute(DDL)
     target = {"root": lake, "tables": {"public.t": {"where": "a < 1000"}}}
     made = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
     publish(database, made, "a > 5")
-    sync(spark, made)
+    sync(runner, made)
     return made
 
 
@@ -72,24 +72,24 @@ def targets_values(job):
     return [value for (value,) in read_target(job.lake.target("public.t").uri, "big")]
 
 
-def test_a_type_name_is_no_sql(spark, database, job):
+def test_a_type_name_is_no_sql(runner, database, job):
     """A row that differs is read again by its key."""
     called = f"int4 + {CALL}::int4 - 1"
     key, *others = job.read_states()["public.t"].columns
     forge(job, columns=[replace(key, type_name=called), *others])
     DeltaTable(job.lake.target("public.t").uri).update({"big": "'another'"}, predicate="id = 10")
     with nothing_is_called(database), pytest.raises(RunFailed):
-        Pipeline(job.pipeline).reconcile(spark, run_id="first")
+        Pipeline(job.pipeline).reconcile(runner, run_id="first")
 
 
-def test_another_tables_oid_shows_none_of_its_rows(spark, database, job):
+def test_another_tables_oid_shows_none_of_its_rows(runner, database, job):
     """The reader may read a table that no publication of the pipeline has."""
     (own,) = job.read_states()["public.t"].relation_ids
     ((other,),) = database.execute("select 'secret'::regclass::oid::bigint")
     forge(job, relation_ids=[other, own])
     database.execute("update t set a = 33 where id = 3")
     with suppress(RunFailed):
-        consume(spark, replace(job, run_id="first"))
+        consume(runner, replace(job, run_id="first"))
     assert not any("secret" in value for value in targets_values(job))
 
 
@@ -105,13 +105,13 @@ def forged_text(state, name):
     "name",
     ["row_filter", pytest.param("target_filter", marks=pytest.mark.soak("the other filter"))],
 )
-def test_a_stored_filter_is_no_sql(spark, database, job, name):
+def test_a_stored_filter_is_no_sql(runner, database, job, name):
     """A filter that changed is compared with the stored one: rows that enter are read from the
     source.
     """
     forge(job, **{name: forged_text(job.read_states()["public.t"], name)})
     publish(database, job, "a > 3")
     with nothing_is_called(database):
-        result = consume(spark, replace(job, run_id="first"))
+        result = consume(runner, replace(job, run_id="first"))
     assert result.status == "succeeded"
     assert len(targets_values(job)) == 17

@@ -28,36 +28,37 @@ from waldelta.lake.ledger.records import Run, SlotMove, now
 from waldelta.lake.storage import local_path
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.spark import InProcess
 from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 @pytest.fixture
-def pipeline(spark, database, lake):
+def pipeline(runner, database, lake):
     database.execute(
         "create table a(id int primary key, v text); create table b(id int primary key)"
     )
     made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made
 
 
-def consume(spark, database, pipeline, *numbers):
+def consume(runner, database, pipeline, *numbers):
     for number in numbers:
         database.execute(f"insert into a values ({number}, 'x')")
-        pipeline.consume(spark)
+        pipeline.consume(runner)
 
 
 @pytest.mark.soak("a ledger that is pruned to its end")
-def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
+def test_a_run_goes_on_after_everything_old_was_pruned(runner, database, pipeline, monkeypatch):
     """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are
     still there.
 
     The files that each batch left of a target are one afterwards.
     """
-    consume(spark, database, pipeline, 1, 2, 3)
+    consume(runner, database, pipeline, 1, 2, 3)
     ledger = pipeline.job().ledger
     files = DeltaTable(target := pipeline.job().lake.target("public.a").uri).file_uris()
     before = (
@@ -77,7 +78,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
         "waldelta.stages.maintain.maintain._compact",
         lambda *given: (meeting.wait(), compact(*given)),
     )
-    assert pipeline.maintain(spark).status == "succeeded"
+    assert pipeline.maintain(runner).status == "succeeded"
     assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
     assert (ledger.table_states(), pipeline.job().read_identity()) == before[:2]
     cut = ledger.last_cut()  # renewed: the compaction made later versions of the same rows
@@ -90,13 +91,13 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
         assert len(DeltaTable(bookkeeping_uri(ledger.lake.root, kind.table)).file_uris()) == 1
     # What came after the pruning is the run of maintenance itself.
     assert [run.run_id for run in ledger.runs()][:-1] == [before[3].run_id]
-    consume(spark, database, pipeline, 4)
+    consume(runner, database, pipeline, 4)
     job = pipeline.job()
     for state in job.read_states().values():
-        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
-def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
+def test_what_the_slot_may_hold_again_is_not_forgotten(runner, database, pipeline, monkeypatch):
     """However old: a server that stops without a checkpoint has its slot back where it was, and the
     next run compares.
     """
@@ -106,10 +107,10 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
     )  # a checkpoint is told in whole seconds
     log = pipeline.job().change_log(pipeline.job().read_identity())
     for number, written_down, left in ((1, True, []), (2, False, [2])):
-        consume(spark, database, pipeline, number)
+        consume(runner, database, pipeline, number)
         if written_down:
             database.execute("checkpoint")
-        pipeline.maintain(spark)
+        pipeline.maintain(runner)
         assert sorted(log.sizes(0, 100)) == left
         # Else what is moved next would count as moved before the checkpoint.
         wait_until(
@@ -119,11 +120,11 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
             )[0][0]
         )
     database.restart()
-    consume(spark, database, pipeline, 3)
+    consume(runner, database, pipeline, 3)
 
 
 @pytest.mark.soak("a copy that takes long")
-def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
+def test_what_a_copy_under_way_will_need_is_not_forgotten(runner, database, pipeline, monkeypatch):
     """However old: a copy may take longer than changes are kept, and all others have applied what
     waits for it.
     """
@@ -131,30 +132,30 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
 
     def long_copy():
         database.execute("insert into b values (1)")
-        consume(spark, database, pipeline, 1)
+        consume(runner, database, pipeline, 1)
         database.execute("checkpoint")
         with monkeypatch.context() as later:
             later.setattr(
                 "waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90)
             )
             later.setattr("waldelta.slot.recovery.MOVING", timedelta(seconds=-1))
-            told.append(pipeline.maintain(spark).stages["change_log"].detail)
+            told.append(pipeline.maintain(runner).stages["change_log"].detail)
 
     before_rows(monkeypatch, long_copy)
-    pipeline.sync(spark, ["public.b"])
-    consume(spark, database, pipeline, 2)
+    pipeline.sync(runner, ["public.b"])
+    consume(runner, database, pipeline, 2)
     job = pipeline.job()
     for state in job.read_states().values():
-        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
     assert told[0].startswith("nothing removed: copies in progress (public.b)")
 
 
 @pytest.mark.soak("a second age of the same files")
-def test_rows_within_retention_stay(spark, database, pipeline):
-    consume(spark, database, pipeline, 1, 2)
+def test_rows_within_retention_stay(runner, database, pipeline):
+    consume(runner, database, pipeline, 1, 2)
     ledger = pipeline.job().ledger
     before = (ledger.slot_moves(), ledger.batches(), ledger.runs())
-    done = pipeline.maintain(spark)
+    done = pipeline.maintain(runner)
     assert done.stages["ledger"].detail == "0 rows removed, 0 cuts expired"
     assert (
         ledger.slot_moves(),
@@ -167,22 +168,22 @@ def test_rows_within_retention_stay(spark, database, pipeline):
 class Statements:
     """A session that notes the statements it is given."""
 
-    def __init__(self, spark):
-        self._spark, self.told = spark, []
+    def __init__(self, runner):
+        self._runner, self.told = runner, []
 
     def __getattr__(self, name):
-        return getattr(self._spark, name)
+        return getattr(self._runner.spark(), name)
 
     def sql(self, statement):
         self.told.append(statement.partition(" delta.")[0])
-        return self._spark.sql(statement)
+        return self._runner.spark().sql(statement)
 
 
 class Overtaken(Statements):
     """A session whose OPTIMIZE another writer overtakes so many times."""
 
-    def __init__(self, spark, times):
-        super().__init__(spark)
+    def __init__(self, runner, times):
+        super().__init__(runner)
         self._times = times
 
     def sql(self, statement):
@@ -194,32 +195,32 @@ class Overtaken(Statements):
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_target_that_others_write_is_compacted_again_and_vacuumed(
-    spark, database, pipeline, times, monkeypatch
+    runner, database, pipeline, times, monkeypatch
 ):
     """Old files go all the same, and a target that isn't compacted is an error with a name."""
     monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
-    consume(spark, database, pipeline, 1, 2)
+    consume(runner, database, pipeline, 1, 2)
     job = pipeline.job()
     uri = job.lake.target("public.a").uri
     folder, old = local_path(uri), time.time() - 8 * 24 * 3600
     (folder / "part-killed.parquet").write_text("x")
     os.utime(folder / "part-killed.parquet", (old, old))
-    asked = Overtaken(spark, times)
+    asked = Overtaken(runner, times)
     if times < maintain._ATTEMPTS:
-        maintain.maintain_target(asked, job, "public.a")
+        maintain.maintain_target(InProcess(lambda: asked), job, "public.a")
     else:
         with pytest.raises(LateWriter, match=r"^public\.a: another writer committed"):
-            maintain.maintain_target(asked, job, "public.a")
+            maintain.maintain_target(InProcess(lambda: asked), job, "public.a")
     assert asked.told == ["optimize"] * min(times + 1, 3)
     assert len(DeltaTable(uri).file_uris()) == (1 if times < 3 else 2)
     assert not (folder / "part-killed.parquet").exists()
 
 
-def test_a_small_target_is_maintained_without_spark(spark, database, pipeline):
+def test_a_small_target_is_maintained_without_spark(runner, database, pipeline):
     """Files of nobody go by their age, as with Spark's VACUUM; two small files become one, by a
     commit that changes no data.
     """
-    consume(spark, database, pipeline, 1, 2)
+    consume(runner, database, pipeline, 1, 2)
     job = pipeline.job()
     target = job.lake.target("public.a")
     uri = target.uri
@@ -227,13 +228,13 @@ def test_a_small_target_is_maintained_without_spark(spark, database, pipeline):
     for name, at in (("part-killed.parquet", old), ("part-being-written.parquet", time.time())):
         (folder / name).write_text("x")
         os.utime(folder / name, (at, at))
-    asked, version = Statements(spark), target.open().version
-    maintain.maintain_target(asked, job, "public.a")
+    asked, version = Statements(runner), target.open().version
+    maintain.maintain_target(InProcess(lambda: asked), job, "public.a")
     compacted = target.open()
     assert (asked.told, len(compacted.files)) == ([], 1)
     assert sorted(compacted.dataset().to_table()["id"].to_pylist()) == [1, 2]
     assert target.log.same_rows_as(version) == compacted.version > version
-    maintain.maintain_target(asked, job, "public.a")
+    maintain.maintain_target(InProcess(lambda: asked), job, "public.a")
     assert (asked.told, target.open().version) == ([], compacted.version)
     assert [
         (folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")
@@ -241,44 +242,46 @@ def test_a_small_target_is_maintained_without_spark(spark, database, pipeline):
 
 
 @pytest.mark.soak("deletion vectors, which Spark alone writes")
-def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
+def test_spark_is_asked_only_for_what_it_alone_does(runner, database, pipeline):
     """Marked rows are Spark's to clean up."""
-    consume(spark, database, pipeline, 1, 2)
+    consume(runner, database, pipeline, 1, 2)
     job = pipeline.job()
     target = job.lake.target("public.a")
     uri = target.uri
-    maintain.maintain_target(spark, job, "public.a")
-    set_deletion_vectors(spark, target, wanted=True)
-    spark.sql(f"delete from delta.`{uri}` where id = 1").collect()
-    asked = Statements(spark)
-    maintain.maintain_target(asked, job, "public.a")
+    maintain.maintain_target(runner, job, "public.a")
+    set_deletion_vectors(runner.spark(), target, wanted=True)
+    runner.spark().sql(f"delete from delta.`{uri}` where id = 1").collect()
+    asked = Statements(runner)
+    maintain.maintain_target(InProcess(lambda: asked), job, "public.a")
     assert [statement.split()[0] for statement in asked.told] == [
         "reorg",
         "alter",
         "optimize",
         "vacuum",
     ]
-    assert [row.id for row in spark.read.format("delta").load(uri).collect()] == [2]
+    assert [row.id for row in runner.spark().read.format("delta").load(uri).collect()] == [2]
 
 
-def test_a_table_in_use_is_left_and_named(spark, database, pipeline):
+def test_a_table_in_use_is_left_and_named(runner, database, pipeline):
     """The others are done, and so are the change log and the ledger; the run is green and says what
     it left.
     """
     with target_lock(pipeline.job(), "public.a"):
-        done = pipeline.maintain(spark)
+        done = pipeline.maintain(runner)
     assert list(done.tables) == ["public.b"]
     assert done.stages["targets"].detail.endswith("in use by other runs and left: public.a")
     assert done.warnings == ["maintenance left out public.a: in use by another run"]
     assert {stage.status for stage in done.stages.values()} == {"succeeded"}
 
 
-def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pipeline, monkeypatch):
+def test_a_damaged_target_is_named_once_all_others_are_done(
+    runner, database, pipeline, monkeypatch
+):
     """Nothing is forgotten that it may need, should it be brought back from before."""
-    consume(spark, database, pipeline, 1)
+    consume(runner, database, pipeline, 1)
     job = pipeline.job()
     target = local_path(job.lake.target("public.a").uri)
-    consume(spark, database, pipeline, 2)
+    consume(runner, database, pipeline, 2)
     database.execute("checkpoint")
     shutil.rmtree(target)
     with monkeypatch.context() as later:
@@ -287,7 +290,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
             "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is told in whole seconds
         with pytest.raises(RunFailed, match=r"public\.a") as failed:
-            pipeline.maintain(spark)
+            pipeline.maintain(runner)
     done = failed.value.result
     assert list(done.tables) == ["public.b"]
     assert [name for name, stage in done.stages.items() if stage.status == "failed"] == ["targets"]
@@ -297,7 +300,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     assert sorted(job.change_log(job.read_identity()).sizes(0, 100)) == [1, 2]
 
 
-def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
+def test_when_every_table_is_in_use_the_run_fails(runner, database, pipeline):
     """Nothing was done: that is worth a retry."""
     job = pipeline.job()
     with (
@@ -305,17 +308,17 @@ def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
         target_lock(job, "public.b"),
         pytest.raises(RunFailed) as failed,
     ):
-        pipeline.maintain(spark)
+        pipeline.maintain(runner)
     assert failed.value.result.error["class"] == "LockHeld"
     assert failed.value.result.error["retryable"]
 
 
-def test_delta_keeps_logs_and_files_as_long_as_promised(spark, lake):
+def test_delta_keeps_logs_and_files_as_long_as_promised(runner, lake):
     """By properties that are only set where Delta keeps less, or something else, by itself."""
     target, told = Lake(lake).target("public.t"), []
     write_deltalake(target.uri, pa.table({"id": [1]}))
     for hours in (168, 500, 500, 1000, 168):
-        set_retention(spark, target.open(), hours)
+        set_retention(runner.spark, target.open(), hours)
         seen = target.open()
         told.append((seen.version, *sorted(seen.properties.values())))
     by_hour = "interval {} hours".format

@@ -64,13 +64,13 @@ MISSING = "case s.action when 'update' then 'skip' else 'upsert' end"
     [(None, OF_KEYS), ("t.t1 = 1", OF_KEYS | {("delete", "extra")})],
     ids=["keys", "all"],
 )
-def test_what_differs(spark, extra, expected):
+def test_what_differs(runner, extra, expected):
     """Columns of the target that are called as ours is don't matter."""
     shape = EventShape(2, (0,), (1,))
-    target = spark.createDataFrame(
+    target = runner.spark().createDataFrame(
         HELD, f"b0 string, held double, {LSN} bigint, {RAW} map<string, string>"
     )
-    rows = spark.createDataFrame(EXPECTED, STAGED)
+    rows = runner.spark().createDataFrame(EXPECTED, STAGED)
     wanted = ExpectedRows(rows, COLUMNS, shape, (LSN, RAW), MISSING, extra)
     found = differences(wanted, target)
     assert found.columns == rows.columns

@@ -66,11 +66,11 @@ def results_of(pipeline, run_id):
     return [found[name] for name in sorted(found)]
 
 
-def reconcile(spark, pipeline, run_id="reconcile", **options):
+def reconcile(runner, pipeline, run_id="reconcile", **options):
     """What a reconciliation found, by table, whether or not it failed."""
     failure = None
     try:
-        pipeline.reconcile(spark, run_id=run_id, **options)
+        pipeline.reconcile(runner, run_id=run_id, **options)
     except RunFailed as failed:
         failure = failed.result.error
     rows = results_of(pipeline, run_id)
@@ -101,12 +101,12 @@ create publication p for table t;
 
 
 @pytest.fixture
-def pipeline(spark, database, lake):
+def pipeline(runner, database, lake):
     """One table with a composite key, copied."""
     database.execute(SOURCE)
     made = make(database, lake)
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     return made
 
 
@@ -146,13 +146,13 @@ def read_both_ways(monkeypatch):
     return found
 
 
-def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
+def test_small_tables_need_no_jvm(runner, database, pipeline, tmp_path):
     """Landing, comparing and repairing do without one: there is no Java where they are run."""
     database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")
     assert run_without_java(database, pipeline, tmp_path, "compared") == [
         ("public.t", "equal", 1000, 2, 0)
     ]
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
     target(pipeline).delete("day = '2024-01-08'")
     repaired = run_without_java(database, pipeline, tmp_path, "repaired", "--repair")
@@ -162,7 +162,7 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
         "WRITE",
         "repair",
     )
-    assert pipeline.consume(spark).targets.foreign_commits == []
+    assert pipeline.consume(runner).targets.foreign_commits == []
     assert run_without_java(database, pipeline, tmp_path, "again") == [
         ("public.t", "equal", 1002, 0, 0)
     ]
@@ -170,7 +170,7 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
 
 @pytest.mark.soak("a machine without Java")
 def test_no_table_is_to_be_copied_because_there_is_no_java(
-    spark, database, pipeline, tmp_path, monkeypatch
+    runner, database, pipeline, tmp_path, monkeypatch
 ):
     """A killed repair is ended by Spark where it hadn't committed: the error names Java."""
 
@@ -184,12 +184,12 @@ def test_no_table_is_to_be_copied_because_there_is_no_java(
     with monkeypatch.context() as patched:
         patched.setattr("waldelta.stages.repair.repair.merge_rows_in_driver", killed)
         with pytest.raises(Killed):
-            pipeline.reconcile(spark, run_id="killed", repair=True)
+            pipeline.reconcile(runner, run_id="killed", repair=True)
     done = start_without_java(database, pipeline, tmp_path, "without", "--repair")
     assert (done.returncode, "is to be copied" in done.stderr) == (1, False)
     assert "ConfigError" in done.stderr
     assert "JAVA_HOME" in done.stderr
-    assert reconcile(spark, pipeline, "after", repair=True)["t"].status == "repaired"
+    assert reconcile(runner, pipeline, "after", repair=True)["t"].status == "repaired"
 
 
 def run_without_java(database, pipeline, tmp_path, run_id, *options):
@@ -220,48 +220,48 @@ def start_without_java(database, pipeline, tmp_path, run_id, *options):
     )
 
 
-def test_a_fresh_copy_is_equal(spark, pipeline):
+def test_a_fresh_copy_is_equal(runner, pipeline):
     """Every row, with NaN, minus zero and what the type can't hold."""
-    row = reconcile(spark, pipeline)["t"]
+    row = reconcile(runner, pipeline)["t"]
     assert (row.status, row.source_rows, row.target_rows, row.differing) == ("equal", 1000, 1000, 0)
 
 
-def test_a_target_that_keeps_more_than_the_source_isnt_compared(spark, database, lake):
+def test_a_target_that_keeps_more_than_the_source_isnt_compared(runner, database, lake):
     """Its deleted rows aren't the source's: it says so instead of calling them differences."""
     database.execute(SOURCE)
     made = make(database, lake, tables={"public.t": {"mode": "soft_delete"}})
     made.setup()
-    made.sync(spark)
-    row = reconcile(spark, made)["t"]
+    made.sync(runner)
+    row = reconcile(runner, made)["t"]
     assert (row.status, row.reason) == (
         "not compared",
         "its target keeps rows that the source no longer has (mode soft_delete)",
     )
 
 
-def test_spark_finds_the_same_differences(spark, pipeline, read_both_ways):
+def test_spark_finds_the_same_differences(runner, pipeline, read_both_ways):
     """Of rows that differ in their columns: how both show and compare them."""
     target(pipeline).delete("day = '2024-01-05'")
     target(pipeline).update(
         updates={"note": "'tampered'", "ratio": "null"}, predicate="day < '2024-01-12'"
     )
-    found = reconcile(spark, pipeline)["t"]
+    found = reconcile(runner, pipeline)["t"]
     assert (found.missing, found.different) == (1, 10)
     assert [name for name, *_ in read_both_ways] == ["sums", "rows", "values"]
     for name, here, there in read_both_ways:
         assert here == there, name
 
 
-def test_a_large_target_is_read_by_spark(spark, pipeline, read_by_spark):
+def test_a_large_target_is_read_by_spark(runner, pipeline, read_by_spark):
     """It says the same."""
     target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
-    found = reconcile(spark, pipeline)["t"]
+    found = reconcile(runner, pipeline)["t"]
     assert (found.status, found.source_rows, found.target_rows) == ("different", 1000, 1000)
     assert [one.columns[0].target for one in found.differences] == ["tampered"]
 
 
 def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
-    spark, database, pipeline, monkeypatch
+    runner, database, pipeline, monkeypatch
 ):
     """A row deleted, one changed, one added behind our back: kind, key, column and both values;
     then they are gone.
@@ -278,7 +278,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
     row = held.to_pyarrow_table().slice(0, 1)
     added = row.set_column(0, row.schema.field(0), pa.array(["west"], row.schema.field(0).type))
     write_deltalake(held, added, mode="append")
-    found = reconcile(spark, pipeline)["t"]
+    found = reconcile(runner, pipeline)["t"]
     assert (found.status, found.missing, found.extra, found.different) == ("different", 1, 1, 2)
     north, south = {"station": "north"}, {"station": "south"}
     day = added["day"][0].as_py().isoformat()
@@ -297,7 +297,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
             " 'waldelta lock public.t'"
         )
         mended.append(
-            reconcile(spark, pipeline, "repair", repair=True, by="mia", reason="foreign writer")[
+            reconcile(runner, pipeline, "repair", repair=True, by="mia", reason="foreign writer")[
                 "t"
             ]
         )
@@ -305,7 +305,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
 
     monkeypatch.setattr(repair_module, "_commit", slept)
     with pytest.raises(RunFailed, match=r"lock .*public\.t' was lost") as late:
-        pipeline.reconcile(spark, run_id="slept", repair=True, by="zoe")
+        pipeline.reconcile(runner, run_id="slept", repair=True, by="zoe")
     assert late.value.result.error["class"] == "LockHeld"
     assert [(row.status, row.repaired, row.by) for row in mended] == [("repaired", 4, "mia")]
     # The other one fenced the sleeper off before it merged.
@@ -318,7 +318,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
         "synced",
         "reconcile --repair by mia: 4 rows differed: foreign writer",
     )
-    again = reconcile(spark, pipeline, "again")["t"]
+    again = reconcile(runner, pipeline, "again")["t"]
     assert (again.status, again.source_rows, again.target_rows) == ("equal", 1000, 1000)
     # The repair has told whose commits it repaired; the next run doesn't warn of them.
     (told_once,) = [
@@ -330,11 +330,11 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
     database.execute(
         "insert into t values ('new', '2024-01-01')"
     )  # runs look at targets once a batch has landed
-    consumed = pipeline.consume(spark, run_id="next")
+    consumed = pipeline.consume(runner, run_id="next")
     assert (consumed.warnings, consumed.targets.foreign_commits) == ([], [])
     # What is written afterwards is another matter.
     target(pipeline).delete("day = '2024-01-05'")
-    assert pipeline.consume(spark, run_id="after").targets.foreign_commits == ["public.t"]
+    assert pipeline.consume(runner, run_id="after").targets.foreign_commits == ["public.t"]
 
 
 def run_warnings(pipeline, run_id):
@@ -343,7 +343,7 @@ def run_warnings(pipeline, run_id):
 
 @pytest.mark.soak("keys that only Spark stages")
 def test_keys_that_spark_has_staged_are_read_again_beside_others(
-    spark, database, lake, monkeypatch
+    runner, database, lake, monkeypatch
 ):
     """Those of many changes in flight are, and Spark writes a timestamp otherwise than Arrow
     does.
@@ -356,16 +356,16 @@ def test_keys_that_spark_has_staged_are_read_again_beside_others(
     )
     pipeline = make(database, lake)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     target(pipeline).update(updates={"n": "-1"}, predicate="n in (3, 4)")
     database.execute("update t set n = 100 where n = 4; delete from t where n = 5")
-    found = reconcile(spark, pipeline, repair=True)["t"]
+    found = reconcile(runner, pipeline, repair=True)["t"]
     assert (found.status, found.in_flight, found.differing, found.repaired) == ("repaired", 2, 1, 3)
-    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+    assert reconcile(runner, pipeline, "after")["t"].status == "equal"
 
 
 @pytest.mark.soak("keys that only Spark compares")
-def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(spark, database, lake):
+def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(runner, database, lake):
     """Spark compares arrays, and goes on from what was read again."""
     database.execute(
         "create table t (k int[] primary key, n int); create publication p for table t;"
@@ -373,31 +373,31 @@ def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(spark, database, la
     )
     pipeline = make(database, lake)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     target(pipeline).update(updates={"n": "-1"}, predicate="n <> 2")
-    found = reconcile(spark, pipeline, repair=True)["t"]
+    found = reconcile(runner, pipeline, repair=True)["t"]
     assert (found.status, found.differing, found.repaired) == ("repaired", 2, 2)
-    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+    assert reconcile(runner, pipeline, "after")["t"].status == "equal"
 
 
-def test_the_run_fails_while_a_target_differs(spark, pipeline):
+def test_the_run_fails_while_a_target_differs(runner, pipeline):
     """The error names the table and what to do; the ledger has the run."""
     target(pipeline).delete("day = '2024-01-05'")
     with pytest.raises(
         RunFailed,
         match=r"1 target doesn't match the source.*\n  - public.t: 1 missing, 0 extra",
     ) as failed:
-        pipeline.reconcile(spark, run_id="r")
+        pipeline.reconcile(runner, run_id="r")
     assert failed.value.result.error["class"] == "TargetDiffers"
     assert pipeline.job().ledger.run_result("r", "reconcile").status == "failed"
 
 
 @pytest.mark.soak("a race with a writer")
-def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
+def test_nothing_is_found_while_a_writer_writes(runner, database, pipeline):
     """What the stream has yet to bring is in flight on both sides; what was planted is still found
     beside it.
     """
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     ended, errors, count = threading.Event(), [], 4 if is_long() else 2
 
     def write():
@@ -423,28 +423,28 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     try:
         rounds = []
         for number in range(count):
-            row = reconcile(spark, pipeline, f"busy {number}")["t"]
+            row = reconcile(runner, pipeline, f"busy {number}")["t"]
             rounds.append((row.status, row.in_flight > 0, row.reason))
-            pipeline.consume(spark)
+            pipeline.consume(runner)
         target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2026-08-20'")
-        row = reconcile(spark, pipeline, "planted")["t"]
+        row = reconcile(runner, pipeline, "planted")["t"]
     finally:
         ended.set()
         thread.join()
     assert errors == []
     assert rounds == [("equal", True, None)] * count
     assert (row.status, row.different, row.differing) == ("different", 1, 1)
-    pipeline.consume(spark)
-    assert reconcile(spark, pipeline, "mended", repair=True)["t"].status == "repaired"
-    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+    pipeline.consume(runner)
+    assert reconcile(runner, pipeline, "mended", repair=True)["t"].status == "repaired"
+    assert reconcile(runner, pipeline, "after")["t"].status == "equal"
 
 
 @pytest.mark.soak("a standby that has to be waited for")
-def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, database, pipeline):
+def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(runner, database, pipeline):
     """One that waits for a synchronous standby is decoded, and merged, while every snapshot still
     shows the row of before.
     """
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     database.execute("alter system set synchronous_standby_names = 'absent'")
     database.execute("select pg_reload_conf()")
     waiting = database.connect(autocommit=True)
@@ -459,10 +459,10 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, d
             "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s",
             waiting.info.backend_pid,
         )
-        pipeline.consume(spark)
+        pipeline.consume(runner)
         assert target(pipeline).to_pyarrow_table()["note"].to_pylist().count("unseen") == 1
         assert database.execute("select count(*) from t where note = 'unseen'") == [(0,)]
-        row = reconcile(spark, pipeline, "unseen")["t"]
+        row = reconcile(runner, pipeline, "unseen")["t"]
         assert (row.status, row.in_flight, row.source_rows, row.target_rows) == (
             "equal",
             3,
@@ -470,7 +470,7 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, d
             998,
         )
         target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-07'")
-        row = reconcile(spark, pipeline, "tampered")["t"]
+        row = reconcile(runner, pipeline, "tampered")["t"]
         assert (row.status, row.different, row.differing) == ("different", 1, 1)
     finally:
         database.execute("alter system reset synchronous_standby_names")
@@ -481,11 +481,11 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, d
         waiting.info.backend_pid,
     )
     waiting.close()
-    row = reconcile(spark, pipeline, "seen")["t"]
+    row = reconcile(runner, pipeline, "seen")["t"]
     assert (row.differing, row.in_flight) == (1, 0)
 
 
-def test_tables_without_a_key_are_multisets(spark, database, lake):
+def test_tables_without_a_key_are_multisets(runner, database, lake):
     """Copies of a row are counted; with changes in flight there is no answer, and it is said
     why.
     """
@@ -495,12 +495,12 @@ def test_tables_without_a_key_are_multisets(spark, database, lake):
     )
     pipeline = make(database, lake)
     pipeline.setup()
-    pipeline.sync(spark)
-    assert reconcile(spark, pipeline)["t"].status == "equal"
+    pipeline.sync(runner)
+    assert reconcile(runner, pipeline)["t"].status == "equal"
     held = target(pipeline)
     write_deltalake(held, held.to_pyarrow_table(filters=[("a", "=", 2)]).slice(0, 3), mode="append")
     held.delete("a = 4")
-    found = reconcile(spark, pipeline, "planted", repair=True)["t"]
+    found = reconcile(runner, pipeline, "planted", repair=True)["t"]
     assert (found.status, found.missing, found.extra, found.different) == ("different", 10, 3, 0)
     assert [(one.kind, json.loads(one.key), one.rows) for one in found.differences] == [
         ("extra", {"a": "2", "b": "x"}, 3),
@@ -508,14 +508,14 @@ def test_tables_without_a_key_are_multisets(spark, database, lake):
     ]
     assert "sync --tables public.t copies it again" in found.reason
     database.execute("insert into t values (9, 'new')")
-    found = reconcile(spark, pipeline, "in flight")["t"]
+    found = reconcile(runner, pipeline, "in flight")["t"]
     assert (found.status, found.reason[:37]) == (
         "not compared",
         "1 of its changes are not applied yet,",
     )
 
 
-def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, database, lake):
+def test_filters_partitions_and_column_lists_are_those_of_the_copy(runner, database, lake):
     """Via the root, gathered leaves, one partition, a target's own filter: each target holds its
     own part of the source.
     """
@@ -541,8 +541,8 @@ def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, databa
     tables = {"public.g": {"partition_root": True}, "public.f": {"where": "id % 3 = 0"}}
     pipeline = make(database, lake, ["p", "q"], tables)
     pipeline.setup()
-    pipeline.sync(spark)
-    found = reconcile(spark, pipeline)
+    pipeline.sync(runner)
+    found = reconcile(runner, pipeline)
     assert {name: (row.status, row.source_rows) for name, row in found.items()} == {
         "f": ("equal", 100), "g": ("equal", 300), "r": ("equal", 250)
     }  # fmt: skip
@@ -562,56 +562,56 @@ def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, databa
         "update g set v = 7 where id = 10; delete from r where id = 70; insert into r values (900,"
         " 'a', 900, 's')"
     )
-    found = reconcile(spark, pipeline, "planted", repair=True)
+    found = reconcile(runner, pipeline, "planted", repair=True)
     assert {
         name: (row.status, row.missing, row.different, row.repaired >= 2)
         for name, row in found.items()
     } == dict.fromkeys("fgr", ("repaired", 1, 1, True))
-    pipeline.consume(spark)
-    assert {row.status for row in reconcile(spark, pipeline, "after").values()} == {"equal"}
+    pipeline.consume(runner)
+    assert {row.status for row in reconcile(runner, pipeline, "after").values()} == {"equal"}
 
 
-def test_what_can_not_be_compared_is_told_why(spark, database, pipeline):
+def test_what_can_not_be_compared_is_told_why(runner, database, pipeline):
     """Drift, a truncation in flight, operations that aren't published: no number that means
     nothing.
     """
     database.execute("alter publication p set table t where (ratio > 10)")
-    row = reconcile(spark, pipeline)["t"]
+    row = reconcile(runner, pipeline)["t"]
     assert (row.status, "drifted" in row.reason) == ("not compared", True)
     database.execute("alter publication p set table t")
     database.execute("alter publication p set (publish = 'insert, update')")
-    row = reconcile(spark, pipeline, "operations")["t"]
+    row = reconcile(runner, pipeline, "operations")["t"]
     assert row.status == "not compared"
 
 
-def test_a_truncation_in_flight_is_no_difference(spark, database, pipeline):
+def test_a_truncation_in_flight_is_no_difference(runner, database, pipeline):
     """All keys are touched by it: there is an answer once it was applied."""
     database.execute("truncate t")
-    row = reconcile(spark, pipeline)["t"]
+    row = reconcile(runner, pipeline)["t"]
     assert (row.status, row.reason) == (
         "not compared",
         "it was truncated or altered during the repair",
     )
-    pipeline.consume(spark)
-    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+    pipeline.consume(runner)
+    assert reconcile(runner, pipeline, "after")["t"].status == "equal"
 
 
 def test_a_column_that_was_added_since_is_left_out_until_the_target_has_it(
-    spark, database, pipeline
+    runner, database, pipeline
 ):
     """The target gets it with the next change; the others are compared meanwhile."""
     database.execute("alter table t add column extra int")
-    row = reconcile(spark, pipeline)["t"]
+    row = reconcile(runner, pipeline)["t"]
     assert (row.status, row.left_out) == ("equal", ["extra"])
 
 
-def test_a_key_that_the_target_has_twice_is_told(spark, pipeline):
+def test_a_key_that_the_target_has_twice_is_told(runner, pipeline):
     """No repair by key can mend that."""
     held = target(pipeline)
     write_deltalake(
         held, held.to_pyarrow_table(filters=[("station", "=", "north")]).slice(0, 1), mode="append"
     )
-    row = reconcile(spark, pipeline, repair=True)["t"]
+    row = reconcile(runner, pipeline, repair=True)["t"]
     assert (row.status, row.doubled, row.differing) == ("different", 1, 1)
     assert (
         "not repaired: its target has rows with the same key: sync --tables public.t" in row.reason
@@ -631,16 +631,16 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize("any_postgres", VERSIONS, indirect=True, ids="PostgreSQL {}".format)
-def test_every_type_is_equal_as_copied_and_as_streamed(spark, values, lake):  # noqa: F811
+def test_every_type_is_equal_as_copied_and_as_streamed(runner, values, lake):  # noqa: F811
     """No type's text in a checksum depends on how its value came, nor on the server's version."""
     pipeline = make(values, lake)
     pipeline.setup()
-    pipeline.sync(spark)
-    copied = reconcile(spark, pipeline)["t"]
+    pipeline.sync(runner)
+    copied = reconcile(runner, pipeline)["t"]
     values.execute("update t set id = id + 1000 where id % 2 = 0")
     values.execute("insert into t (id) values (5000)")
-    pipeline.consume(spark)
-    streamed = reconcile(spark, pipeline, "streamed")["t"]
+    pipeline.consume(runner)
+    streamed = reconcile(runner, pipeline, "streamed")["t"]
     assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [
         ("equal", [], [])
     ] * 2
@@ -650,7 +650,7 @@ def test_every_type_is_equal_as_copied_and_as_streamed(spark, values, lake):  # 
 @pytest.mark.soak("every type on both engines")
 @pytest.mark.parametrize("any_postgres", VERSIONS[:1], indirect=True, ids="PostgreSQL {}".format)
 def test_every_type_has_the_same_hash_whoever_reads_it(
-    spark,
+    runner,
     values,  # noqa: F811
     lake,
     read_both_ways,
@@ -663,21 +663,21 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
         values.execute(f'alter table t rename "c {number}" to c{number}')
     pipeline = make(values, lake)
     pipeline.setup()
-    pipeline.sync(spark)
-    assert reconcile(spark, pipeline)["t"].status == "equal"
+    pipeline.sync(runner)
+    assert reconcile(runner, pipeline)["t"].status == "equal"
     values.execute("insert into t (id) values (5000)")
-    pipeline.consume(spark)
-    assert reconcile(spark, pipeline, "appended")["t"].status == "equal"
+    pipeline.consume(runner)
+    assert reconcile(runner, pipeline, "appended")["t"].status == "equal"
     values.execute("update t set id = id + 1000 where id % 2 = 0")
-    pipeline.consume(spark)
-    streamed = reconcile(spark, pipeline, "streamed")["t"]
+    pipeline.consume(runner)
+    streamed = reconcile(runner, pipeline, "streamed")["t"]
     assert (streamed.status, streamed.left_out) == ("equal", [])
     for repaired_by in ("WRITE", "MERGE"):
         target(pipeline).update(updates={"c0": "coalesce(not c0, true)"})
-        mended = reconcile(spark, pipeline, repaired_by, repair=True)["t"]
+        mended = reconcile(runner, pipeline, repaired_by, repair=True)["t"]
         assert (mended.status, mended.repaired) == ("repaired", streamed.source_rows)
         assert target(pipeline).history(1)[0]["operation"] == repaired_by
-        assert reconcile(spark, pipeline, f"after {repaired_by}")["t"].status == "equal"
+        assert reconcile(runner, pipeline, f"after {repaired_by}")["t"].status == "equal"
         # Too much for this process once it was staged: Spark goes on from there.
         monkeypatch.setattr("waldelta.stages.repair._by_driver.read_within", lambda *_: None)
     assert {name for name, *_ in read_both_ways} == {"sums", "rows", "values"}
@@ -686,7 +686,7 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
 
 
 @pytest.mark.soak("a database in another encoding")
-def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, monkeypatch, lake):
+def test_a_source_in_another_encoding_differs_in_nothing_else(runner, postgres, monkeypatch, lake):
     """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and
     as they were streamed.
     """
@@ -700,14 +700,14 @@ def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, m
         )
         made = make(latin, lake)
         made.setup()
-        made.sync(spark)
+        made.sync(runner)
         latin.execute(
             "update t set note = 'déjà vu' where v < 9; insert into t values ('naïve', 'ÿ', '{ø}',"
             " 100)"
         )
-        made.consume(spark)
+        made.consume(runner)
         latin.execute("update t set note = 'à venir' where v = 20")
-        row = reconcile(spark, made)["t"]
+        row = reconcile(runner, made)["t"]
         assert (row.status, row.source_rows, row.in_flight, told(row)) == ("equal", 61, 1, [])
         held = target(made)
         held.update(updates={"note": "'tampered'"}, predicate="name = 'Ê'")
@@ -715,7 +715,7 @@ def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, m
         write_deltalake(
             held, added.set_column(0, added.schema.field(0), pa.array(["€"])), mode="append"
         )
-        row = reconcile(spark, made, "planted", repair=True)["t"]
+        row = reconcile(runner, made, "planted", repair=True)["t"]
         assert (row.status, told(row)) == (
             "repaired",
             [
@@ -723,10 +723,10 @@ def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, m
                 ("extra", {"name": "€"}, []),
             ],
         )
-        assert reconcile(spark, made, "again")["t"].status == "equal"
+        assert reconcile(runner, made, "again")["t"].status == "equal"
 
 
-def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database, pipeline):
+def test_rows_that_the_target_is_known_to_lack_are_told_as_such(runner, database, pipeline):
     """Quarantined or discarded: no difference, none that a repair should bring back, nor forget.
     Whatever stands there is compared.
     """
@@ -744,7 +744,7 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
             IncompleteRow(now(), "r", DISCARDED, "public.t", state.generation, 0, keys[1]),
         ]
     )
-    row = reconcile(spark, pipeline, repair=True)["t"]
+    row = reconcile(runner, pipeline, repair=True)["t"]
     assert (row.status, row.lacking, row.source_rows, row.repaired) == ("equal", 2, 998, 0)
     # The repair takes what is quarantined along, and goes on leaving out what was discarded.
     target(pipeline).delete("day = '2024-01-07'")
@@ -752,17 +752,17 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
         now(), "r", "public.t", ALL_VALUES_KNOWN, "m", "warning", "pipeline", False, None, None, 1
     )
     Ledger(Lake(pipeline.file.target.root)).append_all([counted])
-    row = reconcile(spark, pipeline, "repair", repair=True)["t"]
+    row = reconcile(runner, pipeline, "repair", repair=True)["t"]
     assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
     # What a check had counted is told anew.
     assert [row.success for row in read_expectation_results(pipeline.file.target.root)] == [
         False,
         True,
     ]
-    row = reconcile(spark, pipeline, "repaired")["t"]
+    row = reconcile(runner, pipeline, "repaired")["t"]
     assert (row.status, row.lacking, row.source_rows) == ("equal", 1, 999)
     write_deltalake(target(pipeline), foreign, mode="append")
-    row = reconcile(spark, pipeline, "foreign", repair=True)["t"]
+    row = reconcile(runner, pipeline, "foreign", repair=True)["t"]
     assert (row.status, row.lacking, told(row)) == (
         "different",
         1,
@@ -772,29 +772,29 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     target(pipeline).delete("day = '2024-01-06'")
     database.execute("delete from t where day = '2024-01-06'")
     database.execute("insert into t values ('south', '2024-01-06', 1)")
-    pipeline.consume(spark)
-    row = reconcile(spark, pipeline, "anew")["t"]
+    pipeline.consume(runner)
+    row = reconcile(runner, pipeline, "anew")["t"]
     assert (row.status, row.lacking, row.source_rows) == ("equal", 0, 1000)
     target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
-    row = reconcile(spark, pipeline, "tampered")["t"]
+    row = reconcile(runner, pipeline, "tampered")["t"]
     assert told(row) == [("different", json.loads(keys[1]), [("note", None, "tampered")])]
 
 
 def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
-    spark, database, lake
+    runner, database, lake
 ):
     """Then a value beside its type's range is null there, and that is no difference."""
     database.execute(SOURCE)
     pipeline = make(database, lake, metadata_columns=False)
     pipeline.setup()
-    pipeline.sync(spark)
-    row = reconcile(spark, pipeline)["t"]
+    pipeline.sync(runner)
+    row = reconcile(runner, pipeline)["t"]
     assert (row.status, row.source_rows) == ("equal", 1000)
 
 
 @pytest.mark.parametrize("repairs", [False, True])
 def test_a_backlog_is_landed_before_a_snapshot_is_held(
-    spark, database, pipeline, monkeypatch, repairs
+    runner, database, pipeline, monkeypatch, repairs
 ):
     """Only what came meanwhile lands while vacuum is held back, by a session that says whose
     it is.
@@ -816,7 +816,7 @@ def test_a_backlog_is_landed_before_a_snapshot_is_held(
     monkeypatch.setattr(land_module, "drain", written_meanwhile)
     if repairs:
         target(pipeline).delete("day = '2024-01-08'")
-    assert reconcile(spark, pipeline, repair=repairs)["t"].status == (
+    assert reconcile(runner, pipeline, repair=repairs)["t"].status == (
         "repaired" if repairs else "equal"
     )
     slot, ours = pipeline.file.source.slot, [("reconcile", 2, 1), ("repair", 1, 1)]
@@ -827,7 +827,7 @@ def test_a_backlog_is_landed_before_a_snapshot_is_held(
     assert held == expected
 
 
-def test_a_locked_table_is_not_waited_for(spark, database, lake):
+def test_a_locked_table_is_not_waited_for(runner, database, lake):
     """It isn't compared, and the others are; a table that is unknown by now doesn't stop those that
     aren't.
     """
@@ -839,12 +839,12 @@ def test_a_locked_table_is_not_waited_for(spark, database, lake):
     )
     made = make(database, lake)
     made.setup()
-    made.sync(spark)
+    made.sync(runner)
     with database.connect(
         application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s"
     ) as locker:
         locker.execute("lock table locked in access exclusive mode")
-        found = reconcile(spark, made, tables=["public.locked", "public.free", "public.gone"])
+        found = reconcile(runner, made, tables=["public.locked", "public.free", "public.gone"])
         locker.rollback()
     assert {name: row.status for name, row in found.items()} == {
         "locked": "not compared", "free": "equal", "gone": "not compared",

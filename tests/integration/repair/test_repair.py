@@ -36,9 +36,9 @@ create index on t(a);
 """
 
 
-def run(spark, job):
+def run(runner, job):
     """A run of its own: one that is complete would be replayed."""
-    return consume(spark, replace(job, run_id=f"run {next(RUNS)}"))
+    return consume(runner, replace(job, run_id=f"run {next(RUNS)}"))
 
 
 def with_own_filter(job, table, text):
@@ -67,28 +67,30 @@ def publish(database, job, text, table="t"):
     )
 
 
-def difference(spark, job, table="t"):
+def difference(runner, job, table="t"):
     return compare_target(
-        spark, job.source.conninfo, job.pipeline, job.read_states()[f"public.{table}"]
+        runner, job.source.conninfo, job.pipeline, job.read_states()[f"public.{table}"]
     )
 
 
-def last_commit(spark, job):
-    history = spark.sql(
-        f"describe history delta.`{job.lake.target('public.t').uri}` limit 1"
-    ).collect()[0]
+def last_commit(runner, job):
+    history = (
+        runner.spark()
+        .sql(f"describe history delta.`{job.lake.target('public.t').uri}` limit 1")
+        .collect()[0]
+    )
     return history["operation"], {
         k: int(v) for k, v in history["operationMetrics"].items() if v.isdigit()
     }
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     """A table of forty rows, of which those with a > 20 were copied."""
     database.execute(DDL)
     made = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     publish(database, made, "a > 20")
-    sync(spark, made)
+    sync(runner, made)
     return made
 
 
@@ -99,18 +101,18 @@ def told(result):
 
 
 @pytest.mark.spark
-def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
+def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
     """Files that no row leaves stay; touched rows are read again; the stream goes on behind the
     snapshot.
     """
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
-    run(spark, job)  # a second file
+    run(runner, job)  # a second file
     publish(database, job, "a > 10 and a < 1006")
     assert (
-        told(run(spark, job))
+        told(run(runner, job))
         == "10 rows added, 5 removed, 0 that changed during the repair were read again"
     )
-    operation, metrics = last_commit(spark, job)
+    operation, metrics = last_commit(runner, job)
     found = {
         name: metrics[name]
         for name in ("numTargetFilesRemoved", "numTargetRowsInserted", "numTargetRowsDeleted")
@@ -119,8 +121,8 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
         "MERGE",
         {"numTargetFilesRemoved": 1, "numTargetRowsInserted": 10, "numTargetRowsDeleted": 5},
     )
-    assert difference(spark, job).rows == 0
-    assert run(spark, job).warnings == []
+    assert difference(runner, job).rows == 0
+    assert run(runner, job).warnings == []
 
     def write_then_land(*args):
         database.execute(
@@ -146,10 +148,10 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
     database.execute(changes.format(1))
     with monkeypatch.context() as patched:
         patched.setattr(repair_module, "land_through", write_then_land)
-        assert "rows added" in told(run(spark, job))
-    assert difference(spark, job).rows > 0  # what was written since the snapshot is the next run's
-    assert run(spark, job).warnings == []
-    assert difference(spark, job).rows == 0
+        assert "rows added" in told(run(runner, job))
+    assert difference(runner, job).rows > 0  # what was written since the snapshot is the next run's
+    assert run(runner, job).warnings == []
+    assert difference(runner, job).rows == 0
 
 
 class Killed(BaseException):
@@ -158,7 +160,7 @@ class Killed(BaseException):
 
 @pytest.mark.spark
 @pytest.mark.soak("every moment of a kill")
-def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
+def test_a_kill_between_any_two_steps(runner, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing
     twice.
     """
@@ -186,28 +188,28 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(repair_module, name, kill)
             with pytest.raises(Killed):
-                run(spark, job)
-        assert any("copied again" in text for text in run(spark, job).warnings) == is_copied
-        assert difference(spark, job).rows == 0
+                run(runner, job)
+        assert any("copied again" in text for text in run(runner, job).warnings) == is_copied
+        assert difference(runner, job).rows == 0
 
 
 @pytest.mark.spark
 @pytest.mark.soak("a second cause of a copy")
-def test_what_only_a_copy_mends(spark, database, job):
+def test_what_only_a_copy_mends(runner, database, job):
     """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is
     whole.
     """
     publish(database, job, "a > 5")
     database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
-    result = run(spark, job)
+    result = run(runner, job)
     assert (
         "public.t needs a whole copy: it was truncated or altered during the repair"
         in result.warnings
     )
-    assert difference(spark, job).rows == 0
+    assert difference(runner, job).rows == 0
     publish(database, job, "hashint4(a) > 5")
-    assert any("needs a whole copy" in text for text in run(spark, job).warnings)
-    assert difference(spark, job).rows == 0
+    assert any("needs a whole copy" in text for text in run(runner, job).warnings)
+    assert difference(runner, job).rows == 0
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 @pytest.mark.spark
 @pytest.mark.soak("random drift in many rounds")
-def test_random_drift(spark, database, lake, monkeypatch):
+def test_random_drift(runner, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is
     printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer.
     """
@@ -277,7 +279,7 @@ def test_random_drift(spark, database, lake, monkeypatch):
         publish(database, job, choose.choice(KEYED))
         for _ in range(20):
             workload.transaction()
-        sync(spark, job)
+        sync(runner, job)
 
         def write_then_drain(*args):
             for _ in range(5):
@@ -300,8 +302,8 @@ def test_random_drift(spark, database, lake, monkeypatch):
             job = with_own_filter(job, "public.u", done[-1][1])
             for _ in range(10):
                 workload.transaction()
-            result, _ = run(spark, job), run(spark, job)
+            result, _ = run(runner, job), run(runner, job)
             print(done[-1], result.warnings)
             for table in "tu":
-                found = difference(spark, job, table)
+                found = difference(runner, job, table)
                 assert found.rows == 0, (f"WALDELTA_SEED={seed}", done, result.warnings, found)

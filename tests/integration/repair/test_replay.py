@@ -53,7 +53,7 @@ MONTHS = [datetime(2025, month, 1, tzinfo=UTC) for month in (1, 2, 3, 4)]
 
 
 @pytest.fixture
-def job(spark, database, lake):
+def job(runner, database, lake):
     """Copied, and three runs of three months: before the replayed one, itself, and after it."""
     database.execute(TABLES)
     pipeline = pipeline_file(
@@ -63,7 +63,7 @@ def job(spark, database, lake):
         target={"root": lake, "tables": WHERES},
     )
     job = bare_slot(database, pipeline)
-    sync(spark, job)
+    sync(runner, job)
     steps = [
         f"insert into t values (20, 'early', {BIG}, 'NaN', null, null, null)",
         f"""update t set v = 'changed' where id in (1, 2);
@@ -96,7 +96,7 @@ def job(spark, database, lake):
             interval_start=MONTHS[n],
             interval_end=MONTHS[n + 1],
         )
-        consume(spark, run)
+        consume(runner, run)
     return job
 
 
@@ -105,7 +105,7 @@ def rows(job, name):
     return sorted((repr(tuple(row)) for row in rows), key=repr)
 
 
-def state(spark, job):
+def state(runner, job):
     return {name: rows(job, name) for name in NAMES}
 
 
@@ -113,10 +113,10 @@ def versions(job):
     return {name: DeltaTable(job.lake.target(f"public.{name}").uri).version() for name in NAMES}
 
 
-def backfill(spark, job, month=1, run_id="backfill", **details):
+def backfill(runner, job, month=1, run_id="backfill", **details):
     start, end = MONTHS[month], MONTHS[month + 1]
     return consume(
-        spark,
+        runner,
         replace(
             job,
             run_id=run_id,
@@ -153,10 +153,10 @@ DAMAGE = {
 }
 
 
-def damage(spark, job, names=DAMAGE):
+def damage(runner, job, names=DAMAGE):
     for name in names:
         for statement in DAMAGE[name]:
-            spark.sql(
+            runner.spark().sql(
                 statement.format(f"delta.`{job.lake.target(f'public.{name}').uri}`")
             ).collect()
 
@@ -168,7 +168,7 @@ def stands(database):
 
 
 @pytest.mark.soak("a race of two replays")
-def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, monkeypatch):
+def test_a_replay_that_lost_its_target_commits_nothing(runner, database, lake, monkeypatch):
     """Another one has mended it by the time it wakes up: what it had found to differ then isn't so
     any more.
     """
@@ -176,9 +176,9 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
         "create table t(id int primary key, v text); insert into t values (1, 'a'), (2, 'a')"
     )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": False}))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set v = 'b'")
-    consume(spark, job)
+    consume(runner, job)
     right, target = rows(job, "t"), DeltaTable(job.lake.target("public.t").uri)
     target.update(updates={"v": "'damaged'"}, predicate="id = 1")
     span, ended = read_span(job), []
@@ -189,12 +189,12 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
             "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
             " 'waldelta lock public.t'"
         )
-        ended.append(replay_module.replay(spark, replace(job, run_id="the other"), span).failures)
+        ended.append(replay_module.replay(runner, replace(job, run_id="the other"), span).failures)
         return real(*args)
 
     monkeypatch.setattr(replay_module, "_commit", slept)
     monkeypatch.setattr(replay_module, "TARGET_LOCK_TIMEOUT_S", 0.0)
-    late = replay_module.replay(spark, replace(job, run_id="slept"), span).failures
+    late = replay_module.replay(runner, replace(job, run_id="slept"), span).failures
     assert (ended, [type(err) for err in late.values()]) == ([{}], [LockHeld])
     assert rows(job, "t") == right
     after = [
@@ -207,28 +207,28 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
 
 
 @pytest.mark.soak("a second replay of many runs")
-def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch):
+def test_replays_mend_what_their_runs_changed(runner, database, job, monkeypatch):
     """Rows lost, changed and invented are as they were, and what is right isn't written; the slot
     stays where it is.
     """
-    right, before, slot = state(spark, job), versions(job), stands(database)
+    right, before, slot = state(runner, job), versions(job), stands(database)
     database.execute("insert into full_id values (50, 'waits', 'in the slot')")
 
     interval = {"run_type": "backfill", "interval_start": MONTHS[1], "interval_end": MONTHS[2]}
     some = replay(
-        spark, replace(job, run_id="some", **interval), tables=["public.t", "public.keyless"]
+        runner, replace(job, run_id="some", **interval), tables=["public.t", "public.keyless"]
     )
     assert (versions(job), set(some.tables)) == (before, {"public.t", "public.keyless"})
     assert not any(table.changed for table in some.tables.values())
 
     monkeypatch.setattr("waldelta.stages.repair.replay.replay.TARGET_LOCK_TIMEOUT_S", 0.0)
     with target_lock(job, "public.own"), pytest.raises(RunFailed, match="held by another run"):
-        replay(spark, replace(job, run_id="beside", **interval), tables=["public.own"])
+        replay(runner, replace(job, run_id="beside", **interval), tables=["public.own"])
 
-    damage(spark, job)
+    damage(runner, job)
     began = now()
-    done = backfill(spark, job)
-    assert state(spark, job) == right
+    done = backfill(runner, job)
+    assert state(runner, job) == right
     assert (done.verb, done.status, done.warnings) == ("replay", "succeeded", [])
     assert done.stages["apply"].detail.endswith(" keys of 5 tables, 22 rows corrected")
     mended = {name: (t.inserted, t.updated, t.deleted) for name, t in done.tables.items()}
@@ -249,8 +249,8 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
 
     # Clearing a run does the same: it has ended well, so it consumes no more. Its row stands in the
     # log, but for the column that came later.
-    damage(spark, job, ["t"])
-    cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled", again=True))
+    damage(runner, job, ["t"])
+    cleared = consume(runner, replace(job, run_id="run 0", run_type="scheduled", again=True))
     assert (cleared.verb, list(cleared.tables)) == ("replay", ["public.t"])
     found = cleared.tables["public.t"]
     assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 1)
@@ -270,7 +270,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         interval_start=MONTHS[3],
         interval_end=MONTHS[3] + timedelta(1),
     )
-    nothing = consume(spark, never)
+    nothing = consume(runner, never)
     assert (nothing.status, nothing.tables) == ("succeeded", {})
     assert (
         "nothing to replay: the ledger knows no run of the interval"
@@ -280,15 +280,15 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     log = job.change_log(job.read_identity())
     log.prune(1, 168)
     with pytest.raises(RunFailed) as failed:
-        backfill(spark, job, month=0)
+        backfill(runner, job, month=0)
     assert isinstance(failed.value.__cause__, StateError)
     assert "no longer reaches back" in str(failed.value)
     # What is left can be replayed from its beginning: no transaction was between the run before and
     # its own.
-    damage(spark, job, ["full_id"])
-    backfill(spark, job, run_id="the first that is left")
-    assert state(spark, job) == right
+    damage(runner, job, ["full_id"])
+    backfill(runner, job, run_id="the first that is left")
+    assert state(runner, job) == right
 
     log.prune(99, 168)
     with pytest.raises(RunFailed, match="no longer reaches back"):
-        backfill(spark, job, run_id="nothing is left")
+        backfill(runner, job, run_id="nothing is left")

@@ -35,11 +35,11 @@ def job_of(database, lake, roots, wheres=None):
     )
 
 
-def run(spark, job, month, run_id=None, **details):
+def run(runner, job, month, run_id=None, **details):
     """The run of a month, or another one over its interval."""
     interval = {"interval_start": MONTHS[month], "interval_end": MONTHS[month + 1]}
     made = replace(job, run_id=run_id or f"run {month}", run_type="scheduled", **interval)
-    return consume(spark, replace(made, **details))
+    return consume(runner, replace(made, **details))
 
 
 def held(job, root) -> pa.Table:
@@ -189,7 +189,7 @@ def damage(database, job, root, changes):
 
 
 @pytest.mark.soak("every kind of change, leaf by leaf")
-def test_each_kind_of_change(spark, database, lake):
+def test_each_kind_of_change(runner, database, lake):
     """Damaged rows are as they were, leaf by leaf; what the log can't tell is named and stays;
     nothing is written twice.
     """
@@ -197,12 +197,12 @@ def test_each_kind_of_change(spark, database, lake):
         for statement in (*DDL.strip().split(";"), *before):
             database.execute(statement.format(root, key))
     job = job_of(database, lake, KINDS, WHERE)
-    sync(spark, job)
+    sync(runner, job)
     for month in range(2):
         for root, ((*_, first, then), _) in KINDS.items():
             for statement in (first, then)[month]:
                 database.execute(statement.format(root))
-        run(spark, job, month)
+        run(runner, job, month)
     right = {root: rows_of(job, root, "id", "v") for root in KINDS}
     for root in ("moved", "cut", "filtered"):
         assert_equal(
@@ -215,13 +215,13 @@ def test_each_kind_of_change(spark, database, lake):
     for root, (_, changes) in KINDS.items():
         damage(database, job, root, changes)
     left = rows_of(job, "joined", "id", "v")
-    done = run(spark, job, 0, "backfill", run_type="backfill")
+    done = run(runner, job, 0, "backfill", run_type="backfill")
     for root in KINDS:
         assert_equal(rows_of(job, root, "id", "v"), left if root == "joined" else right[root], root)
     (told,) = done.warnings
     assert "public.joined merges partitions, and the range has changes of public.joined_4" in told
     before = versions(job, KINDS)
-    assert run(spark, job, 0, again=True).warnings == done.warnings
+    assert run(runner, job, 0, again=True).warnings == done.warnings
     assert versions(job, KINDS) == before
 
 
@@ -314,7 +314,7 @@ def spoil(random_, rows, touched, leaves, *, of_leaf):
 
 
 @pytest.mark.soak("many moves between leaves")
-def test_whatever_was_touched_is_mended(spark, database, lake):
+def test_whatever_was_touched_is_mended(runner, database, lake):
     """Moves between leaves, of keys, TRUNCATEs of leaves and of the root, in and after the range;
     rows lost, changed, invented.
     """
@@ -329,14 +329,14 @@ def test_whatever_was_touched_is_mended(spark, database, lake):
         )
         for _ in range(20):
             workload.transaction()
-        sync(spark, job)
+        sync(runner, job)
         touched = []
         for month in range(3):
             database.execute("truncate touched")
             for _ in range(25):
                 workload.transaction()
             touched.append(database.execute("select root, leaf, id, part from touched"))
-            run(spark, job, month)
+            run(runner, job, month)
     leaves = {
         root: [
             oid
@@ -359,10 +359,10 @@ def test_whatever_was_touched_is_mended(spark, database, lake):
                 random_, [dict(row) for row in rows], keys, leaves[root], of_leaf=root == "by_leaf"
             )
         overwrite(job, root, spoilt)
-    done = run(spark, job, month, "backfill", run_type="backfill")
+    done = run(runner, job, month, "backfill", run_type="backfill")
     assert (done.verb, done.warnings) == ("replay", []), seed
     for root in ROOTS:
         assert_equal(rows_of(job, root, *VALUES), in_source(database, root), seed, root)
     before = versions(job, ROOTS)
-    run(spark, job, month, again=True)
+    run(runner, job, month, again=True)
     assert versions(job, ROOTS) == before, seed

@@ -46,15 +46,15 @@ def rows(pipeline, table, columns):
     return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True))
 
 
-def test_single_tables_with_several_publications(spark, database, lake):
+def test_single_tables_with_several_publications(runner, database, lake):
     """UPDATEs that enter the filter arrive as INSERT, those that leave it as DELETE."""
     database.execute(TABLES)
     pipeline = subscribe(database, lake, P1)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
 
     def t1():
-        pipeline.consume(spark)
+        pipeline.consume(runner)
         return rows(pipeline, "public.t1", ("a", "b", "c"))
 
     database.execute(
@@ -70,7 +70,7 @@ def test_single_tables_with_several_publications(spark, database, lake):
     assert t1() == [(6, 999, "NSW"), (555, 102, "NSW")]
 
 
-def test_a_second_publication_without_a_filter_makes_the_first_redundant(spark, database, lake):
+def test_a_second_publication_without_a_filter_makes_the_first_redundant(runner, database, lake):
     """Filters are ORed; p2 publishes t1 whole. Its filter on e would break the application's
     updates of t2.
     """
@@ -82,12 +82,12 @@ def test_a_second_publication_without_a_filter_makes_the_first_redundant(spark, 
     inserts_only = {**P2, "publish": ["insert"]}
     pipeline = subscribe(database, lake, P1, inserts_only, P3)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     assert rows(pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (6, "NSW")]
     database.execute("insert into t1 values (2, 2, 'VIC')")
     database.execute("insert into t2 values (10, 0, 0), (11, 99, 0), (12, 0, 0)")
     database.execute("insert into t3 values (10, 0, 0), (11, 0, 0)")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert rows(pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (2, "VIC"), (6, "NSW")]
     assert rows(pipeline, "public.t2", ("d",)) == [(10,), (11,)]
     assert rows(pipeline, "public.t3", ("g",)) == [(10,)]
@@ -121,20 +121,20 @@ create table child partition of parent default;
         ),
     ],
 )
-def test_partitions(spark, database, lake, via_root, tables, target, expected):
+def test_partitions(runner, database, lake, via_root, tables, target, expected):
     """publish_via_partition_root decides whether the root's or the partition's filter counts."""
     database.execute(PARTITIONS)
     publication = {"name": "p4", "publish_via_partition_root": via_root, "tables": tables}
     pipeline = subscribe(database, lake, publication)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute("insert into parent values (2), (4), (6)")
     database.execute("insert into child values (3), (5), (7)")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert rows(pipeline, target, ("a",)) == expected
-    pipeline.sync(spark, [target], "the copy obeys the same filter")
+    pipeline.sync(runner, [target], "the copy obeys the same filter")
     assert rows(pipeline, target, ("a",)) == expected
     if via_root:
         database.execute("truncate parent; insert into parent values (1), (9)")
-        pipeline.consume(spark)
+        pipeline.consume(runner)
         assert rows(pipeline, target, ("a",)) == [(1,)]

@@ -47,10 +47,10 @@ end $$
 class Judges:
     """The same rows in PostgreSQL and as a Delta target holds them in Spark."""
 
-    def __init__(self, database, spark, rng):
+    def __init__(self, database, runner, rng):
         database.execute(generator.DDL)
         database.execute(_TRY)
-        self.pg, self.spark = connect(database.conninfo, "test"), spark
+        self.pg, self.spark = connect(database.conninfo, "test"), runner.spark()
         names = list(generator.VALUES)
         insert = (
             f"insert into public.t (id, {', '.join(names)}) values"
@@ -172,21 +172,23 @@ class Judges:
 
 
 @contextmanager
-def compiled(spark, *, yes):
+def compiled(runner, *, yes):
     """Interpreted and compiled expressions are two implementations; compiling takes far longer."""
     before = {
-        name: spark.conf.get(name)
+        name: runner.spark().conf.get(name)
         for name in ("spark.sql.codegen.factoryMode", "spark.sql.codegen.wholeStage")
     }
-    spark.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY" if yes else "NO_CODEGEN")
-    spark.conf.set("spark.sql.codegen.wholeStage", str(yes).lower())
-    spark.sparkContext.setLogLevel("OFF")  # errors are wanted here
+    runner.spark().conf.set(
+        "spark.sql.codegen.factoryMode", "CODEGEN_ONLY" if yes else "NO_CODEGEN"
+    )
+    runner.spark().conf.set("spark.sql.codegen.wholeStage", str(yes).lower())
+    runner.spark().sparkContext.setLogLevel("OFF")  # errors are wanted here
     try:
         yield
     finally:
         for name, value in before.items():
-            spark.conf.set(name, value)
-        spark.sparkContext.setLogLevel("ERROR")
+            runner.spark().conf.set(name, value)
+        runner.spark().sparkContext.setLogLevel("ERROR")
 
 
 @pytest.fixture
@@ -244,8 +246,8 @@ REFUSED_ARRAYS = [
 ]
 
 
-def test_filters_that_were_wrong_once(database, spark):
-    judges = Judges(database, spark, random.Random(1))
+def test_filters_that_were_wrong_once(database, runner):
+    judges = Judges(database, runner, random.Random(1))
     judged = []
     for text in FOUND:
         condition, _ = judges.translate(text)
@@ -258,11 +260,11 @@ def test_filters_that_were_wrong_once(database, spark):
             )
         )
     for yes in (False, True):
-        with compiled(spark, yes=yes):
+        with compiled(runner, yes=yes):
             assert judges.differences(judged) == []
             failing = [(j, j[2].index("error")) for j in judged if "error" in j[2]]
             assert judges.disagreeing(failing, Counter()) == []
-    with compiled(spark, yes=False):
+    with compiled(runner, yes=False):
         odd = sorted(judges.raw["ia"])
         held = {
             text: [
@@ -291,17 +293,17 @@ def test_filters_that_were_wrong_once(database, spark):
             judges.translate(text)
 
 
-def test_random_filters(database, spark, seed):
+def test_random_filters(database, runner, seed):
     """Random expressions over rows with NULLs and special values: no difference, and few are
     refused.
     """
     rng = random.Random(seed)
-    judges = Judges(database, spark, rng)
+    judges = Judges(database, runner, rng)
     rounds = int(os.environ.get("WALDELTA_ROUNDS") or 1)
     counts, reasons, wrong = Counter(), Counter(), []
     for number in range(rounds):
         is_compiled = number % 4 == 3
-        with compiled(spark, yes=is_compiled):
+        with compiled(runner, yes=is_compiled):
             judged = _judged(judges, rng, 10 if is_compiled else BATCH, counts, reasons)
             # Rows that fail in PostgreSQL must fail in Spark, one by one; those with verbatim
             # values may be unjudged.

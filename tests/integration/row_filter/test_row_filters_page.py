@@ -56,7 +56,7 @@ ENTRIES = [
 
 
 @pytest.fixture
-def orders(database, conn, spark):
+def orders(database, conn, runner):
     """The page's table as a target holds it: its columns, and its rows as a Spark table."""
     database.execute(ORDERS)
     described = conn.execute(
@@ -79,7 +79,7 @@ def orders(database, conn, spark):
         )
     held = pa.table(arrays)
     held = held.append_column("_wd_raw", raw_map(raws, len(held)))
-    return columns, spark.createDataFrame(held, ddl(held.schema))
+    return columns, runner.spark().createDataFrame(held, ddl(held.schema))
 
 
 def test_filters_that_are_translated(conn, orders):
@@ -119,7 +119,7 @@ KINDS = {"I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 CODES = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE", None: "nothing"}
 
 
-def test_updates(database, conn, spark):
+def test_updates(database, conn, runner):
     """A publication with the filter sends what the page says, and routing makes the same of old row
     and new row.
     """
@@ -150,7 +150,11 @@ def test_updates(database, conn, spark):
         assert [KINDS[kind] for (kind,) in sent if kind in KINDS] == (
             [] if gets == "nothing" else [gets]
         ), statement
-    events = spark.createDataFrame(rows, "op int, old_row int, n0 string, p0 string").coalesce(1)
+    events = (
+        runner.spark()
+        .createDataFrame(rows, "op int, old_row int, n0 string, p0 string")
+        .coalesce(1)
+    )
     judged = [CODES[row[0]] for row in events.select(judgement(routing)).collect()]
     assert judged == [gets for _, _, gets, _ in UPDATES]
 
@@ -179,7 +183,7 @@ def test_what_setup_refuses(database, conn, lake):
     assert database.execute("select count(*) from pg_publication") == [(0,)]
 
 
-def test_what_a_run_says_when_a_filter_changed(spark, database, lake, monkeypatch):
+def test_what_a_run_says_when_a_filter_changed(runner, database, lake, monkeypatch):
     """In one run: of a DBA's publication, which stays, and of a target's own filter, which is
     repaired.
     """
@@ -204,18 +208,18 @@ def test_what_a_run_says_when_a_filter_changed(spark, database, lake, monkeypatc
             f"grant select on t, u to {role}; grant temporary on database {database.name} to {role}"
         )
         connect_as(monkeypatch, database, role)
-        is_as_told(spark, database, pipeline)
+        is_as_told(runner, database, pipeline)
 
 
-def is_as_told(spark, database, pipeline):
+def is_as_told(runner, database, pipeline):
     pipeline("a > 30000").setup()
-    pipeline("a > 30000").sync(spark)
+    pipeline("a > 30000").sync(runner)
     database.execute(
         "alter publication p set table t where (a < 3), u;insert into u select g, 1 from"
         " generate_series(50001, 50003) g; update u set a = -a where id > 50000"
     )
     repaired, told = sorted(
-        pipeline("a <= 10000").consume(spark).warnings, key=lambda text: "drifted" in text
+        pipeline("a <= 10000").consume(runner).warnings, key=lambda text: "drifted" in text
     )
     assert told.startswith(
         "public.t drifted from its source: its publications' filter is (a < 3), but its copy was"

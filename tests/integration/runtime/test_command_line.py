@@ -174,7 +174,7 @@ def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog,
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
-    for opened in ("open_session", "deferred_session"):
+    for opened in ("open_session", "open_runner"):
         monkeypatch.setattr(f"waldelta.spark.{opened}", lambda *_: pytest.fail("started"))
     assert main([verb, str(path), "--tables=public.tt"]) == 1
     assert "no table public.tt: did you mean public.t?" in caplog.text

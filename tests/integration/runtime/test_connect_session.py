@@ -184,7 +184,7 @@ RESYNC = """
 import json, os, sys
 import psycopg
 from waldelta.jobs.consume import consume
-from waldelta.spark.session import open_session
+from waldelta.spark import OnSpark, open_session
 from waldelta.stages.sync.sync import sync
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
@@ -192,15 +192,16 @@ from waldelta.config.pipeline_file import PipelineFile
 job = load_job(PipelineFile.model_validate(json.loads(sys.argv[1])))
 connect, conninfo = psycopg.connect, job.source.conninfo
 with open_session("test", job, "resync") as spark, connect(conninfo, autocommit=True) as source:
-    sync(spark, job)
+    runner = OnSpark(spark)
+    sync(runner, job)
     source.execute("alter table t add column w text, add column l text[]")
-    sync(spark, job, ["public.t"])
+    sync(runner, job, ["public.t"])
     source.execute("alter table t add column x text default 'd';"
                    "insert into t values (1, 'a', 'b', '{c}', 'e')")
     source.execute("select pg_logical_emit_message(true, 'p', 'first')")
-    consume(spark, job)
+    consume(runner, job)
     source.execute("select pg_logical_emit_message(true, 'p', 'second')")
-    consume(spark, job)
+    consume(runner, job)
 """
 
 

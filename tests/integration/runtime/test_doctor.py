@@ -165,7 +165,7 @@ def test_doctor_probes_an_object_store(path, answer, bucket, monkeypatch, identi
 
 
 @pytest.mark.spark
-def test_doctor_asks_sparks_workers(spark, monkeypatch):
+def test_doctor_asks_sparks_workers(runner, monkeypatch):
     (fine,) = run_check("workers", check_workers, 120)
     assert fine.status == "ok"
     assert f"Python {platform.python_version()}" in fine.text

@@ -12,7 +12,7 @@ from tests.integration.setup.test_setup import job_for
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Target
 from waldelta.stages.check.judge_suites import judge_names, judging
-from waldelta.stages.setup.setup import plan_setup
+from waldelta.stages.setup.setup import Judges, plan_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
@@ -171,14 +171,15 @@ def test_names_columns_and_arguments_are_judged_without_spark(database, conn, la
     database.execute(f"{TABLE}; create table u (id int primary key)")
     job = job_with(job_for(database.conninfo, lake, ENTRY), tmp_path)
     written(tmp_path, *(item for item, _ in NAMES))
-    problems = plan_setup(conn, job, judge_names).problems
+    judges = Judges(judge_suite=judge_names)
+    problems = plan_setup(conn, job, judges).problems
     place = f"{tmp_path / 'public.t.yml'}: expectations"
     for number, (item, said) in enumerate(NAMES):
         (told,) = [text for text in problems if text.startswith(f"{place}[{number}]: ")]
         assert said in told, item
     assert len(problems) == len(NAMES)
     written(tmp_path, *FINE, *(item for item, _ in OF_SPARK), OF_ROWS[0])
-    assert plan_setup(conn, job, judge_names).problems == ()
+    assert plan_setup(conn, job, judges).problems == ()
 
 
 def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
@@ -200,7 +201,7 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
     written(tmp_path, NAMES[0][0], name="public.u.yml")
     written(tmp_path, NAMES[0][0], name="app.paid.yml")
     written(tmp_path, NAMES[0][0], name="publc.t.yml")
-    plan = plan_setup(conn, job, judge_names)
+    plan = plan_setup(conn, job, Judges(judge_suite=judge_names))
     of_t, of_paid, of_u = plan.problems
     assert of_t.startswith("expectations of public.t: ")
     assert "not valid YAML" in of_t
@@ -213,7 +214,7 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
 
 
 @pytest.mark.spark
-def test_spark_evaluates_them_on_columns_and_rows(spark, database, conn, lake, tmp_path):
+def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, tmp_path):
     """On a made-up row of a target that doesn't exist, and on rows of one that does."""
     folder = tmp_path / "suites"
     folder.mkdir()
@@ -224,8 +225,8 @@ def test_spark_evaluates_them_on_columns_and_rows(spark, database, conn, lake, t
     written(folder, *FINE, *(item for item, _ in OF_SPARK), OF_ROWS[0])
 
     def problems():
-        with judging(job, spark) as judge_suite:
-            found = plan_setup(conn, job, judge_suite).problems
+        with judging(job, runner.spark()) as judge_suite:
+            found = plan_setup(conn, job, Judges(judge_suite=judge_suite)).problems
         return [text.partition("public.t.yml: ")[2] for text in found if "public.t.yml" in text]
 
     def of(cases):
@@ -240,4 +241,4 @@ def test_spark_evaluates_them_on_columns_and_rows(spark, database, conn, lake, t
             assert said in text, found
         assert "NaN" not in "".join(found)
         if cases is OF_SPARK:
-            sync(spark, job)
+            sync(runner, job)

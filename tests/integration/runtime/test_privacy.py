@@ -43,7 +43,7 @@ def staged(monkeypatch):
     assert removed
 
 
-def give_tasks_the_usual_umask(spark) -> None:
+def give_tasks_the_usual_umask(runner) -> None:
     """As those of a server have that somebody else has started; the session's own are started as
     the lake wants them.
     """
@@ -52,10 +52,10 @@ def give_tasks_the_usual_umask(spark) -> None:
         os.umask(0o022)
         yield from parts
 
-    spark.range(0, 4, 1, 4).mapInArrow(set_umask, "id bigint").collect()
+    runner.spark().range(0, 4, 1, 4).mapInArrow(set_umask, "id bigint").collect()
 
 
-def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, staged):
+def test_a_lake_is_its_owners_alone(runner, database, tmp_path, monkeypatch, staged):
     """Spark's JVM and its Python tasks, delta-rs and pyarrow here: targets, change log, ledger,
     what is staged, reports.
     """
@@ -67,8 +67,8 @@ def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, stag
     )
     pipeline.setup()
     assert stat.S_IMODE(lake.stat().st_mode) == 0o700
-    pipeline.sync(spark)
-    give_tasks_the_usual_umask(spark)
+    pipeline.sync(runner)
+    give_tasks_the_usual_umask(runner)
     with monkeypatch.context() as by_spark:
         by_spark.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0)
         by_spark.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
@@ -76,10 +76,10 @@ def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, stag
             "insert into t select n, 'b' from generate_series(2, 50) n; update t set v = 'c' where"
             " id = 1"
         )
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     database.execute("delete from t where id = 2")
-    pipeline.consume(spark)
-    pipeline.maintain(spark)
+    pipeline.consume(runner)
+    pipeline.maintain(runner)
     pipeline.teardown()
     assert {path.name for path in lake.iterdir()} == {"_waldelta", "public"}
     assert open_to_others(lake) == []

@@ -13,9 +13,9 @@ from waldelta.spark.session import borrowed_session
 pytestmark = pytest.mark.spark
 
 
-def test_the_drivers_port_refuses_a_stranger(spark):
+def test_the_drivers_port_refuses_a_stranger(runner):
     """Another user of the machine could send it messages, and run code."""
-    jvm, conf = spark.sparkContext._jvm, spark.sparkContext.getConf()
+    jvm, conf = runner.spark().sparkContext._jvm, runner.spark().sparkContext.getConf()
     manager, plain = jvm.org.apache.spark.SecurityManager, jvm.org.apache.spark.SparkConf(False)
     defaults = [getattr(manager, f"$lessinit$greater$default${n}")() for n in (2, 3)]
     rpc = jvm.org.apache.spark.rpc
@@ -30,7 +30,7 @@ def test_the_drivers_port_refuses_a_stranger(spark):
         stranger.shutdown()
 
 
-def test_workers_that_are_started_ahead_are_those_of_every_task(spark):
+def test_workers_that_are_started_ahead_are_those_of_every_task(runner):
     """Spark keeps a daemon for each environment: one more would import everything once more, while
     the first tasks wait.
     """
@@ -38,22 +38,27 @@ def test_workers_that_are_started_ahead_are_those_of_every_task(spark):
     def told(_):
         yield pa.RecordBatch.from_pydict({"id": [os.getppid()]})
 
-    ahead = spark.sparkContext.parallelize([0], 1).mapPartitions(lambda _: [os.getppid()]).collect()
-    ((daemon,),) = spark.range(0, 1, 1, 1).mapInArrow(told, "id bigint").collect()
+    ahead = (
+        runner.spark()
+        .sparkContext.parallelize([0], 1)
+        .mapPartitions(lambda _: [os.getppid()])
+        .collect()
+    )
+    ((daemon,),) = runner.spark().range(0, 1, 1, 1).mapInArrow(told, "id bigint").collect()
     assert ahead == [daemon]
 
 
-def test_a_check_in_another_thread_leaves_the_session_running(spark):
+def test_a_check_in_another_thread_leaves_the_session_running(runner):
     """Spark keeps the active session by thread; a thread without one has the default session.
 
     ``doctor`` runs its checks in threads, to give up on them after a while.
     """
 
     def borrow() -> str:
-        spark._jvm.SparkSession.clearActiveSession()
+        runner.spark()._jvm.SparkSession.clearActiveSession()
         with borrowed_session(None) as borrowed:
             return borrowed.sparkContext.applicationId
 
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(borrow).result() == spark.sparkContext.applicationId
-    assert spark.range(3).count() == 3
+        assert pool.submit(borrow).result() == runner.spark().sparkContext.applicationId
+    assert runner.spark().range(3).count() == 3

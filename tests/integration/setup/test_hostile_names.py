@@ -122,7 +122,7 @@ def insert(database, first: int, texts: list[str]) -> None:
 
 
 @pytest.mark.soak("every verb on hostile names")
-def test_every_verb(spark, database, pipeline, root, tmp_path):
+def test_every_verb(runner, database, pipeline, root, tmp_path):
     """In one life: what a DBA runs, copies, changes, checks, repairs and reports of it."""
     script = tmp_path / "setup.sql"
     script.write_text(pipeline.check().as_sql())
@@ -133,7 +133,7 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     script.unlink()
 
     pipeline.setup(RUN_ID)
-    assert pipeline.sync(spark, reason=TEXTS[0], run_id=RUN_ID).status == "succeeded"
+    assert pipeline.sync(runner, reason=TEXTS[0], run_id=RUN_ID).status == "succeeded"
     insert(database, 100, TEXTS)
     database.execute(
         f"update {NAME} set {quoted_name(KEY)} = 1000, n = 1"
@@ -141,8 +141,8 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     )
     database.execute("select pg_logical_emit_message(true, %s, %s)", (TEXTS[0], TEXTS[1]))
     job = pipeline.job(RUN_ID, run_type="scheduled", interval_start=JANUARY, interval_end=FEBRUARY)
-    assert consume(spark, job).status == "succeeded"
-    assert pipeline.replay(spark, JANUARY, FEBRUARY, tables=[NAME]).status == "succeeded"
+    assert consume(runner, job).status == "succeeded"
+    assert pipeline.replay(runner, JANUARY, FEBRUARY, tables=[NAME]).status == "succeeded"
 
     state = pipeline.job().read_states()[NAME]
     key = f'{{"{KEY}": "1"}}'.replace('k"', 'k\\"')
@@ -150,20 +150,20 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
         now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
     )
     Quarantine(Lake(pipeline.file.target.root)).add([lacking])
-    assert run_retry(spark, pipeline.job(), [NAME]).status == "succeeded"
+    assert run_retry(runner, pipeline.job(), [NAME]).status == "succeeded"
     named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
     assert named == [NAME, FEW]
-    assert pipeline.resync(spark, named[:1], reason=TEXTS[1]).status == "succeeded"
-    assert pipeline.validate(spark, RUN_ID).status == "succeeded"
-    assert pipeline.maintain(spark).status == "succeeded"
+    assert pipeline.resync(runner, named[:1], reason=TEXTS[1]).status == "succeeded"
+    assert pipeline.validate(runner, RUN_ID).status == "succeeded"
+    assert pipeline.maintain(runner).status == "succeeded"
     assert pipeline.status()["targets"][NAME]["status"] == "synced"
 
     for name in (NAME, FEW):
         difference = compare_target(
-            spark, job.source.conninfo, pipeline.file, pipeline.job().read_states()[name]
+            runner, job.source.conninfo, pipeline.file, pipeline.job().read_states()[name]
         )
         assert difference.rows == 0, difference
-        target = spark.read.format("delta").load(pipeline.target_path(name))
+        target = runner.spark().read.format("delta").load(pipeline.target_path(name))
         assert sorted(row[0] for row in target.select(quote(VALUE)).collect()) == sorted(TEXTS * 2)
     pipeline.teardown(RUN_ID)
     assert database.execute("select count(*) from pg_publication") == [(0,)]
@@ -213,21 +213,26 @@ def win1252(postgres, monkeypatch):
         yield database
 
 
-def test_names_that_utf_8_lacks_elsewhere(spark, win1252, lake):
+def test_names_that_utf_8_lacks_elsewhere(runner, win1252, lake):
     """What nobody publishes stops neither copy, run nor comparison."""
     pipeline = Pipeline(pipeline_file(lake, f"s_{win1252.name}"))
     pipeline.setup()
     for statements in UNPUBLISHED.values():
         win1252.execute_bytes(statements, "WIN1252")
     assert pipeline.check().problems == ()
-    assert pipeline.sync(spark).status == "succeeded"
+    assert pipeline.sync(runner).status == "succeeded"
     win1252.execute("insert into t values (2, 'ÿ', '€', '{€,€}')")
-    assert pipeline.consume(spark).status == "succeeded"
-    assert pipeline.reconcile(spark).status == "succeeded"
+    assert pipeline.consume(runner).status == "succeeded"
+    assert pipeline.reconcile(runner).status == "succeeded"
     job = pipeline.job()
     state = job.read_states()["public.t"]
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
-    rows = spark.read.format("delta").load(pipeline.target_path("public.t")).select("v", "ç", "é")
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
+    rows = (
+        runner.spark()
+        .read.format("delta")
+        .load(pipeline.target_path("public.t"))
+        .select("v", "ç", "é")
+    )
     assert sorted(map(tuple, rows.collect())) == [("ÿ", "€", ["€", "€"]), ("€é", "€", ["€"])]
 
 

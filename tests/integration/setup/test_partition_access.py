@@ -95,7 +95,7 @@ def grants(text):
 
 
 @pytest.mark.soak("every job with few privileges")
-def test_select_on_the_root_alone(spark, database, shop):
+def test_select_on_the_root_alone(runner, database, shop):
     """Copies, repairs, comparisons and values read again; a partition that comes later makes no
     difference.
     """
@@ -109,7 +109,7 @@ def test_select_on_the_root_alone(spark, database, shop):
         in warned[0] + warned[1] + warned[2]
     )
     pipeline.setup()
-    assert pipeline.sync(spark).status == "succeeded"
+    assert pipeline.sync(runner).status == "succeeded"
     r, low, high = set(range(6, 151)), set(range(1, 100)), set(range(100, 151))
     assert targets(pipeline, "sales.r", "parts.l1", "parts.l2", "sales.g") == {
         "sales.r": r, "parts.l1": low, "parts.l2": high - {101}, "sales.g": low | high,
@@ -119,15 +119,15 @@ def test_select_on_the_root_alone(spark, database, shop):
     # Values that the stream leaves out are read by key.
     for table in ("sales.r", "sales.l", "sales.g"):
         database.execute(f"update {table} set v = {BIG.format('id')} where id in (20, 101, 210)")
-    assert pipeline.consume(spark).status == "succeeded"
+    assert pipeline.consume(runner).status == "succeeded"
     assert held(pipeline, "sales.r") == r | set(range(200, 221))
     assert held(pipeline, "sales.g") == low | high | set(range(200, 221))
-    pipeline.sync(spark)  # of the partition that is a target of its own
+    pipeline.sync(runner)  # of the partition that is a target of its own
     database.execute(
         "update sales.r set k = 'moved' where id in (20, 101, 210); update sales.l set id = 151"
         " where id = 101"
     )
-    result = pipeline.consume(spark)
+    result = pipeline.consume(runner)
     assert (result.status, result.tables["parts.l2"].reread) == ("succeeded", 1)
     assert held(pipeline, "parts.l2") == high - {101} | {151}
 
@@ -137,20 +137,24 @@ def test_select_on_the_root_alone(spark, database, shop):
     )
     pipeline = Pipeline(repairing)
     database.execute("alter publication by_root set table sales.r where (id > 2)")
-    result = pipeline.consume(spark)
+    result = pipeline.consume(runner)
     assert result.status == "succeeded"
     r = set(range(3, 151)) | set(range(200, 221))
     assert held(pipeline, "sales.r") == r
-    assert run_retry(spark, pipeline.job()).status == "succeeded"
-    assert pipeline.reconcile(spark).status == "succeeded"
-    spark.sql(f"delete from delta.`{pipeline.target_path('sales.r')}` where id in (10, 110)")
-    spark.sql(f"update delta.`{pipeline.target_path('parts.l1')}` set v = 'x' where id = 10")
+    assert run_retry(runner, pipeline.job()).status == "succeeded"
+    assert pipeline.reconcile(runner).status == "succeeded"
+    runner.spark().sql(
+        f"delete from delta.`{pipeline.target_path('sales.r')}` where id in (10, 110)"
+    )
+    runner.spark().sql(
+        f"update delta.`{pipeline.target_path('parts.l1')}` set v = 'x' where id = 10"
+    )
     with pytest.raises(RunFailed, match=r"sales\.r"):
-        pipeline.reconcile(spark)
-    assert pipeline.reconcile(spark, repair=True).status == "succeeded"
+        pipeline.reconcile(runner)
+    assert pipeline.reconcile(runner, repair=True).status == "succeeded"
     assert held(pipeline, "sales.r") == r
     lose_slot(database, pipeline)
-    result = pipeline.resync(spark)
+    result = pipeline.resync(runner)
     assert (result.status, held(pipeline, "sales.r")) == ("succeeded", r)
 
     # Reported with what can be pasted; once it is, nothing is left to report, of partitions to come

@@ -225,7 +225,7 @@ def missing(shop, role, where="state = 'open'"):
         return str(err)
 
 
-def held(spark, pipeline, table):
+def held(runner, pipeline, table):
     return {row["id"] for row in (read_target(pipeline.target_path(table), "id"))}
 
 
@@ -252,7 +252,7 @@ def test_no_role_is_asked_to_own_tables(shop):
             assert shop.named("grant shop_owner") not in lacks
 
 
-def test_the_page(spark, shop):
+def test_the_page(runner, shop):
     """Setup and teardown by one role, everything else by the other; each grant that is taken away
     is named by check.
 
@@ -273,7 +273,7 @@ def test_the_page(spark, shop):
                 assert shop.named(says) in missing(shop, role)
     assert missing(shop, "lake_setup") == ""
     set_up(shop)
-    shop.pipeline("lake_reader").sync(spark)
+    shop.pipeline("lake_reader").sync(runner)
     # A filter changed by setup is mended by the reader's run, from the source's rows; other changes
     # come by the stream.
     shop.pipeline("lake_setup", PAID).setup()
@@ -283,15 +283,15 @@ def test_the_page(spark, shop):
         " where id = 2"
     )
     mended = shop.pipeline("lake_reader", PAID)
-    assert mended.consume(spark).status == "succeeded"
+    assert mended.consume(runner).status == "succeeded"
     paid = set(range(1, 22, 2))
-    assert held(spark, mended, "sales.orders") == paid
-    assert held(spark, mended, "sales.customers") == {3, 4, 5}
+    assert held(runner, mended, "sales.orders") == paid
+    assert held(runner, mended, "sales.customers") == {3, 4, 5}
     assert mended.status()["targets"]["sales.orders"]["action"] == "apply"
-    assert mended.validate(spark).status == "succeeded"
-    assert mended.replay(spark, YEARS[0], YEARS[1]).status == "succeeded"
-    assert run_retry(spark, mended.job()).status == "succeeded"
-    assert mended.maintain(spark).status == "succeeded"
+    assert mended.validate(runner).status == "succeeded"
+    assert mended.replay(runner, YEARS[0], YEARS[1]).status == "succeeded"
+    assert run_retry(runner, mended.job()).status == "succeeded"
+    assert mended.maintain(runner).status == "succeeded"
 
     assert missing(shop, "lake_reader", PAID) == ""
     for revoke, says in TAKEN_AWAY:
@@ -321,13 +321,13 @@ def test_the_page(spark, shop):
             match=r"PrivilegeMissing: sales\.orders can't be copied .*: grant select on it",
         ),
     ):
-        mended.sync(spark, tables=["sales.orders"])
-    assert held(spark, mended, "sales.orders") == paid
+        mended.sync(runner, tables=["sales.orders"])
+    assert held(runner, mended, "sales.orders") == paid
 
     # A slot that can't be used any more is not dropped by a role that can't make another.
     lose(shop.database)
     with pytest.raises(RunFailed, match="may not execute pg_create_logical_replication_slot"):
-        mended.resync(spark)
+        mended.resync(runner)
     assert shop.database.execute(
         "select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,)
     )

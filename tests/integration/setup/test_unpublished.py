@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pg
 
 
 @pytest.mark.spark
-def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake, caplog):
+def test_a_column_dropped_with_cascade_takes_its_table_out(runner, database, lake, caplog):
     """As PostgreSQL's own hint has it. Green runs that say it once would leave a target that is
     behind for good.
     """
@@ -30,7 +30,7 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
     entries = {"name": "public.a", "columns": ["id", "v"]}, {"name": "public.b"}
     pipeline = pipeline_on(database, lake, *entries)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     with pytest.raises(psycopg.errors.DependentObjectsStillExist):
         database.execute("alter table a drop column v")
     database.execute("alter table a drop column v cascade")
@@ -40,7 +40,7 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
         check_idle(pipeline.job())
         assert "but not published: public.a; " in caplog.text
         database.execute("insert into b values (%s)", (number,))
-        result = pipeline.consume(spark)
+        result = pipeline.consume(runner)
         assert result.targets.unpublished == ["public.a"]
         assert [w for w in result.warnings if "but not published: public.a; " in w]
     assert pipeline.status()["unpublished"] == ["public.a"]
@@ -48,15 +48,15 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
         database, lake, {"name": "public.a", "columns": ["id", "w"]}, {"name": "public.b"}
     )
     mended.setup()
-    assert list(mended.sync(spark).tables) == ["public.a"]
+    assert list(mended.sync(runner).tables) == ["public.a"]
     database.execute("insert into a values (2, 3)")
-    result = mended.consume(spark)
+    result = mended.consume(runner)
     assert (result.targets.unpublished, result.warnings, mended.status()["unpublished"]) == (
         [],
         [],
         [],
     )
-    assert_equal(spark, mended)
+    assert_equal(runner, mended)
 
 
 def test_what_counts_as_published(any_database, lake):

@@ -43,12 +43,12 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
 
 
-def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
+def test_a_mismatch_keeps_a_copy_of_the_slot(runner, database, job):
     """When what is consumed isn't what has landed, the changes are still there, in a copy, and the
     run is loud.
     """
     database.execute("insert into t values (1, 'a')")
-    change_log = land_only(spark, job, 1)
+    change_log = land_only(runner, job, 1)
     landed = change_log.landed(1)
     slot = job.pipeline.source.slot
     wrong = replace(landed.transactions, inserts=2)
@@ -107,7 +107,7 @@ PLAIN = (
     ],
 )
 def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
-    spark, database, lake, monkeypatch, column, how
+    runner, database, lake, monkeypatch, column, how
 ):
     """The same sums without the price of texts; types that may refuse it are told by the catalogs,
     before anything is decoded.
@@ -120,12 +120,12 @@ def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     database.execute("insert into t select g from generate_series(1, 100) g")
     with counted(monkeypatch) as asked:
-        assert drain(spark, job).changes == 100
+        assert drain(runner, job).changes == 100
     assert asked == [how]
 
 
 def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(
-    spark, database, lake, monkeypatch, caplog
+    runner, database, lake, monkeypatch, caplog
 ):
     """It is counted by its texts then, in another session, while the copy that is the way back
     stays; fewer changes aren't asked about.
@@ -147,7 +147,7 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(
 
     with counted(monkeypatch) as asked:
         monkeypatch.setattr(consume_module, "fault_point", looked)
-        assert drain(spark, job).changes == 100
+        assert drain(runner, job).changes == 100
     assert asked == ["binary", "text"]
     assert "no binary output function available for type aclitem" in caplog.text
     assert copies == [(f"{slot}_before_get",)]
@@ -156,7 +156,7 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(
     ) == [(slot,)]
     database.execute("insert into t values (101)")
     with counted(monkeypatch, worth_it=2) as asked:
-        assert drain(spark, job).changes == 1
+        assert drain(runner, job).changes == 1
     assert asked == ["text"]
 
 
@@ -169,7 +169,7 @@ def end_session_of(database, copy):
     )
 
 
-def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypatch):
+def test_without_the_way_back_nothing_is_consumed(runner, database, job, monkeypatch):
     """The copy's session is lost while the one that consumes is opened: the changes stay with the
     slot.
     """
@@ -186,15 +186,15 @@ def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypa
         with pytest.raises(
             SourceUnreachable, match=r"the slot copy .* was lost before anything was consumed"
         ):
-            drain(spark, job)
+            drain(runner, job)
     assert asked == []
     assert confirmed_lsn(database.connection, slot) == before
-    assert drain(spark, job).changes == 0  # they have landed
+    assert drain(runner, job).changes == 0  # they have landed
     assert confirmed_lsn(database.connection, slot) > before
 
 
 def test_what_was_found_equal_stands_though_the_copys_session_is_lost(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """No later run tells of a batch that nobody has compared."""
     database.execute("insert into t values (1, 'a')")
@@ -207,14 +207,14 @@ def test_what_was_found_equal_stands_though_the_copys_session_is_lost(
     with counted(monkeypatch) as asked, monkeypatch.context() as patched:
         patched.setattr(consume_module, "fault_point", lost)
         with pytest.raises(SourceUnreachable):
-            drain(spark, job)
+            drain(runner, job)
     assert asked == ["binary"]
     assert job.ledger.last_move().event == "compared"
     assert never_compared(database.connection, job, job.read_identity()) == []
 
 
 def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(
-    spark, database, lake, monkeypatch
+    runner, database, lake, monkeypatch
 ):
     """A process that slept there would get nothing, and keep a copy that stops all later runs."""
     database.execute("create table t(id int primary key, acls aclitem[])")
@@ -232,14 +232,14 @@ def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(
     with counted(monkeypatch), monkeypatch.context() as patched:
         patched.setattr(consume_module, "_get_in_binary", slept)
         with pytest.raises(LateWriter, match="another run has moved slot"):
-            drain(spark, job)
+            drain(runner, job)
     # The temporary copy goes with its session; a permanent one would stop all later runs.
     kept = "select count(*) from pg_replication_slots where slot_name like %s and not temporary"
     assert database.execute(kept, (f"{slot}%",)) == [(1,)]
 
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
-def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
+def test_a_slot_that_does_not_move_is_an_error(runner, database, lake, monkeypatch, acknowledge):
     """A run that had something to consume, and after which the slot stands where it stood, never
     ends well.
     """
@@ -251,27 +251,27 @@ def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatc
     monkeypatch.setattr("waldelta.slot.acknowledge._advance", lambda *_: None)
     monkeypatch.setattr("waldelta.slot.acknowledge._get_verified", lambda *_: None)
     with pytest.raises(SlotStuck, match="should have moved to"):
-        drain(spark, job)
+        drain(runner, job)
 
 
-def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, job):
+def test_a_run_that_wakes_up_behind_another_consumes_nothing(runner, database, job):
     """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every
     later run.
     """
     database.execute("insert into t values (1, 'a')")
-    landed = land_only(spark, job, 1).landed(1)
+    landed = land_only(runner, job, 1).landed(1)
     late = slot_move(job.read_identity(), "late", landed.end_lsn, 1)
-    drain(spark, job)
+    drain(runner, job)
     with (
         job.source.connect("test") as connection,
         pytest.raises(LateWriter, match="another run has moved slot"),
     ):
         consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)
-    drain(spark, job)
+    drain(runner, job)
 
 
 @pytest.mark.parametrize("differs", [False, True], ids=["agrees", "differs"])
-def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeypatch, differs):
+def test_a_batch_whose_comparison_was_lost_is_told(runner, database, job, monkeypatch, differs):
     """The backend is gone once it has given the changes away, and the copy with it: the next runs
     tell, until one consumes more.
 
@@ -297,13 +297,13 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
             else "ended a connection in use"
         )
         with pytest.raises(ConsumeMismatch if differs else SourceUnreachable, match=lost):
-            drain(spark, job)
+            drain(runner, job)
     told = []
     for number in (None, 2, 3):
         if number:
             database.execute("insert into t values (%s, 'b')", (number,))
         result = RunResult("consume", "r")
-        land_stage(spark, job, result, StageResult("running", 0.0))
+        land_stage(runner, job, result, StageResult("running", 0.0))
         told.append(result.warnings)
     if differs:
         assert told[0][0].startswith("batch 1 was consumed, but the run ended before it recorded")
@@ -311,7 +311,7 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
 
 
 @pytest.mark.soak("the steps of a whole runbook")
-def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
+def test_the_runbook_of_a_mismatch(runner, database, lake, monkeypatch):
     """docs/how-to/recover-a-slot.md: its steps in order. Runs and resync stop until the copy is
     dropped.
     """
@@ -324,30 +324,30 @@ def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
     pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute("insert into t values (2, 'b')")
     with monkeypatch.context() as patched:
         wrongly_counted(patched)
         with pytest.raises(RunFailed, match="_mismatch"):
-            pipeline.consume(spark, "first")
+            pipeline.consume(runner, "first")
     (peek,) = re.findall(r"```sql\n(.*?)```", steps[2], re.DOTALL)
     kinds = dict(database.execute(peek.replace("flights_pub", f"s_{database.name}_pub")))
     assert (kinds[73], kinds[67]) == (1, 1)
     with pytest.raises(RunFailed, match="of an earlier mismatch still exists"):
-        pipeline.resync(spark)
+        pipeline.resync(runner)
     (drop,) = re.findall(r"`(select [^`]*)`", steps[4])
     database.execute(drop)
     verbs = {
         "teardown": pipeline.teardown,
         "setup": pipeline.setup,
-        "resync": partial(pipeline.resync, spark),
+        "resync": partial(pipeline.resync, runner),
     }
     told = [verb for verb in re.findall(r"`(\w+)`", steps[5]) if verb in verbs]
     assert told == list(verbs)
     for verb in told:
         verbs[verb]()
     database.execute("insert into t values (3, 'c')")
-    pipeline.consume(spark, "after")
+    pipeline.consume(runner, "after")
     held = (
         DeltaTable(pipeline.target_path("public.t"))
         .to_pyarrow_table(columns=["id", "v"])
@@ -358,7 +358,7 @@ def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek"])
 def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
-    spark, database, lake, monkeypatch, acknowledge
+    runner, database, lake, monkeypatch, acknowledge
 ):
     """The slot still has it all, so a mismatch needs no copy; it stops runs and looks until
     somebody has seen to it.
@@ -368,22 +368,22 @@ def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
         database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge})
     )
     database.execute("insert into t values (1, 'a')")
-    land_only(spark, job, 1)
+    land_only(runner, job, 1)
     slot = job.pipeline.source.slot
     before = confirmed_lsn(database.connection, slot)
     wrongly_counted(monkeypatch)
-    for verb in (check_idle, partial(drain, spark)):
+    for verb in (check_idle, partial(drain, runner)):
         with pytest.raises(
             ConsumeMismatch, match=r"landed .* in batch 1; nothing of that was consumed"
         ):
             verb(job)
     assert confirmed_lsn(database.connection, slot) == before
     monkeypatch.undo()
-    drain(spark, job)
+    drain(runner, job)
     assert confirmed_lsn(database.connection, slot) > before
 
 
-def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake, monkeypatch):
+def test_a_slot_that_is_verified_by_a_peek_is_never_copied(runner, database, lake, monkeypatch):
     """It moves only over what was found to be the same, so there is nothing to go back to, whenever
     a run is killed.
     """
@@ -394,14 +394,14 @@ def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake
     slot = job.pipeline.source.slot
     monkeypatch.setattr("waldelta.slot.acknowledge._copy_slot", None)
     database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
-    (landed,) = drain(spark, job).batches
+    (landed,) = drain(runner, job).batches
     assert confirmed_lsn(database.connection, slot).value >= landed.end_lsn
     before = confirmed_lsn(database.connection, slot)
     database.execute("insert into t values (501, 'y')")
     wrongly_counted(monkeypatch)
     for _ in range(2):
         with pytest.raises(ConsumeMismatch, match="nothing of that was consumed"):
-            drain(spark, job)
+            drain(runner, job)
     assert confirmed_lsn(database.connection, slot) == before
     slots = database.execute(
         "select slot_name from pg_replication_slots where database = %s", (database.name,)
@@ -409,16 +409,16 @@ def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake
     assert slots == [(slot,)]
 
 
-def test_a_kept_copy_stops_every_later_run(spark, database, job):
+def test_a_kept_copy_stops_every_later_run(runner, database, job):
     """A mismatch isn't forgotten: the copy holds WAL until somebody has looked at it."""
     slot = job.pipeline.source.slot
     database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_mismatch"))
     with pytest.raises(ConsumeMismatch):
         check_idle(job)
     with pytest.raises(ConsumeMismatch):  # also with nothing to land
-        drain(spark, job)
+        drain(runner, job)
     database.execute("insert into t values (1, 'a')")
     with pytest.raises(ConsumeMismatch, match=f"pg_drop_replication_slot\\('{slot}_mismatch'\\)"):
-        drain(spark, job)
+        drain(runner, job)
     database.execute("select pg_drop_replication_slot(%s)", (f"{slot}_mismatch",))
-    drain(spark, job)
+    drain(runner, job)

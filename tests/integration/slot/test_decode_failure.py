@@ -98,15 +98,15 @@ def failed(run):
     indirect=True,
     ids="PostgreSQL {}".format,
 )
-def test_a_row_filter_that_raises(spark, any_database, lake):
+def test_a_row_filter_that_raises(runner, any_database, lake):
     """Other tables get what was committed before, also between the row and its commit; every run,
     look and page names it.
     """
     database, job = any_database, filtered(any_database, lake)
-    sync(spark, job)
+    sync(runner, job)
     xid = write_around(database)
 
-    error, result = failed(lambda: consume(spark, job))
+    error, result = failed(lambda: consume(runner, job))
     assert (error, result.error["class"], result.error["retryable"]) == (
         SlotUnreadable,
         "SlotUnreadable",
@@ -145,24 +145,24 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     database.execute("update f set n = 7 where id = 3")
     with pytest.raises(SlotUnreadable, match=rf"transaction {xid}, .*division by zero"):
         check_idle(job)
-    assert failed(lambda: consume(spark, replace(job, run_id="second")))[0] is SlotUnreadable
+    assert failed(lambda: consume(runner, replace(job, run_id="second")))[0] is SlotUnreadable
     assert confirmed(database) == stuck
 
     former = job.read_identity()
-    assert run_resync(spark, replace(job, run_id="resync")).status == "succeeded"
+    assert run_resync(runner, replace(job, run_id="resync")).status == "succeeded"
     assert job.read_identity() != former
     assert read_status(job)["gaps"] == []
     database.execute("insert into g values (8); insert into f values (4, 2), (5, 20)")
-    assert consume(spark, replace(job, run_id="third")).status == "succeeded"
+    assert consume(runner, replace(job, run_id="third")).status == "succeeded"
     for name, state in job.read_states().items():
-        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0, name
+        assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0, name
 
     # A slot that no run has read yet: a resync does, and finds the new row, which its own copy
     # can't read either.
     database.execute("insert into f values (6, 0); insert into g values (9)")
-    assert failed(lambda: run_resync(spark, replace(job, run_id="again")))[0] is SyncFailed
+    assert failed(lambda: run_resync(runner, replace(job, run_id="again")))[0] is SyncFailed
     database.execute("delete from f where id = 6")
-    assert run_resync(spark, replace(job, run_id="at last")).status == "succeeded"
+    assert run_resync(runner, replace(job, run_id="at last")).status == "succeeded"
     assert 9 in ids(job, "public.g")
 
 
@@ -178,7 +178,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
         ),
     ],
 )
-def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encoding, character):
+def test_a_byte_without_an_equivalent(runner, postgres, monkeypatch, lake, encoding, character):
     """Alone in its transaction the row is found with its table; a streamed transaction that is open
     yet stops nothing.
     """
@@ -192,7 +192,7 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
         job = load_job(pipeline_file(lake, f"s_{database.name}", tables, options), "first")
         with job.source.connect("setup") as connection:
             apply_setup(connection, job)
-        sync(spark, job)
+        sync(runner, job)
         with database.connect(client_encoding=encoding) as session:
             session.execute("set logical_decoding_work_mem = '64kB'")
             session.execute(b"insert into a values (1, E'" + character + b"')")
@@ -200,9 +200,9 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
                 "insert into a select g, repeat('x', 500) from generate_series(2, 2000) g"
             )
             database.execute("insert into b values (1, 'before')")
-            assert drain(spark, job).unreadable is None
+            assert drain(runner, job).unreadable is None
         database.execute("insert into b values (2, 'after')")
-        drained = drain(spark, job)
+        drained = drain(runner, job)
         sequence = character.decode().replace("\\", " 0").strip()
         assert f"table public.a): PostgreSQL says 'character with byte sequence {sequence}" in str(
             drained.unreadable
@@ -211,15 +211,15 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
         assert drained.changes == 0
 
         # A copy can't read such a row either; once it is corrected, a resync is the way past it.
-        error, _ = failed(lambda: run_resync(spark, replace(job, run_id="resync")))
+        error, _ = failed(lambda: run_resync(runner, replace(job, run_id="resync")))
         assert error is SyncFailed
         database.execute("update a set v = 'z' where id = 1")
-        assert run_resync(spark, replace(job, run_id="corrected")).status == "succeeded"
+        assert run_resync(runner, replace(job, run_id="corrected")).status == "succeeded"
         assert ids(job, "public.a") == {*range(1, 2001)}
         assert ids(job, "public.b") == {1, 2}
 
 
-def test_an_answer_that_a_dba_cancels_is_no_such_thing(spark, database, lake, monkeypatch):
+def test_an_answer_that_a_dba_cancels_is_no_such_thing(runner, database, lake, monkeypatch):
     """Whatever it was that decoded a change at that moment: the run ends with an error that the
     next one may not meet.
     """
@@ -233,20 +233,20 @@ def test_an_answer_that_a_dba_cancels_is_no_such_thing(spark, database, lake, mo
     database.execute("insert into t values (1, 'x')")
     landed, said = module.land, []
 
-    def once(spark, conninfo, source, bound, *rest):
+    def once(runner, conninfo, source, bound, *rest):
         if not said:
             said.append(bound)
             words = "could not open relation with OID 5"
             raise peek_error(source.slot, ServerError("XX000", words, context))
-        return landed(spark, conninfo, source, bound, *rest)
+        return landed(runner, conninfo, source, bound, *rest)
 
     monkeypatch.setattr(module, "land", once)
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert (drained.unreadable, drained.changes, len(said)) == (None, 1, 1)
 
 
 @pytest.mark.soak("a row of half a gigabyte")
-def test_a_row_that_is_too_large_to_print(spark, any_database, lake):
+def test_a_row_that_is_too_large_to_print(runner, any_database, lake):
     """Half a gigabyte of bytes is a gigabyte of text, more than PostgreSQL holds in one value."""
     database = any_database
     database.execute(
@@ -260,7 +260,7 @@ def test_a_row_that_is_too_large_to_print(spark, any_database, lake):
     database.execute("insert into t values (1, 'before')")
     database.execute("update blob set b = b || decode(repeat('ab', 150000000), 'hex')")
     database.execute("insert into t values (2, 'after')")
-    drained = drain(spark, job)
+    drained = drain(runner, job)
     assert "table public.blob): PostgreSQL says 'invalid memory alloc request size" in str(
         drained.unreadable
     )

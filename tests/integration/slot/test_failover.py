@@ -63,7 +63,7 @@ def newer(postgres):
     return postgres.version
 
 
-def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lake, lead_to):
+def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(runner, newer, lake, lead_to):
     """The slot it kept lags behind what has landed, and changes wait in it: all of them land, each
     once.
     """
@@ -86,7 +86,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
             assert read_slot(there_now, "flights").is_servers_own
             assert find_slots_without_pipeline(there_now, ()) == []
         insert(primary, 3, "read before")
-        assert drain(spark, pipeline.job()).changes == 2
+        assert drain(runner, pipeline.job()).changes == 2
         insert(primary, 4, "not read yet")
         catch_up(standby, primary)
         primary.stop("immediate")
@@ -101,7 +101,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
         after = pipeline.job().read_identity()
         assert (before.timeline, after.timeline) == (1, 2)
         assert after.app_id == before.app_id
-        assert drain(spark, pipeline.job()).changes == 4
+        assert drain(runner, pipeline.job()).changes == 4
         assert (landed(pipeline), len(slot_moves(pipeline, "promoted"))) == (6, 1)
         assert pipeline.check().is_empty
         # What the failed server writes from now on is lost, so nothing of it is read.
@@ -125,7 +125,7 @@ def branch_off(one, other) -> None:
     other.start()
 
 
-def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
+def go_back(runner, pipeline: Pipeline, now, failed, lead_to) -> None:
     """The failed primary becomes the standby of the one that took over, and takes over from
     that.
     """
@@ -138,7 +138,7 @@ def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
     ask(now, "select pg_create_physical_replication_slot('standby')")
     failed.start()
     insert(now, 5, "read before going back")
-    pipeline.consume(spark, "sixth")
+    pipeline.consume(runner, "sixth")
     keep_slot(failed, now, pipeline)
     insert(now, 6, "not read yet")
     catch_up(failed, now)
@@ -146,12 +146,12 @@ def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
     promote(failed)
     lead_to(failed)
     insert(failed, 7, "back")
-    pipeline.consume(spark, "seventh")
+    pipeline.consume(runner, "seventh")
     assert held(pipeline.file.target.root) == there(failed)
 
 
 @pytest.mark.soak("a second failover of two servers")
-def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to):
+def test_what_the_standby_had_not_received(runner, newer, lake, tmp_path, lead_to):
     """A lake that is ahead is refused; one whose copy alone is ahead takes that table anew; both
     are exact in the end.
 
@@ -167,25 +167,25 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         lead_to(primary)
         pipeline.setup()
         follow(standby, primary)
-        pipeline.sync(spark)
+        pipeline.sync(runner)
         insert(primary, 2, "read before")
-        pipeline.consume(spark, "first")
+        pipeline.consume(runner, "first")
         keep_slot(standby, primary, pipeline)
         catch_up(standby, primary)
         branch_off(standby, late)
         shutil.copytree(urlsplit(lake).path, tmp_path / "second")
         insert(primary, 3, "lost")
-        second.sync(spark, ["app.t"], "to have a copy of what will be lost")
-        pipeline.consume(spark, "second")
+        second.sync(runner, ["app.t"], "to have a copy of what will be lost")
+        pipeline.consume(runner, "second")
         ask(primary, "create table app.other ()")
-        pipeline.consume(spark, "a batch without rows")
+        pipeline.consume(runner, "a batch without rows")
 
         ask(primary, "alter system set synchronized_standby_slots = 'standby'")
         ask(primary, "select pg_reload_conf()")
         standby.stop()
         insert(primary, 4, "not received")
         with pytest.raises(RunFailed, match="standby has no standby connected"):
-            pipeline.consume(spark, "third")
+            pipeline.consume(runner, "third")
         primary.stop("immediate")
 
         lead_to(late)
@@ -193,7 +193,10 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         insert(late, 3, "instead")
         where = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'flights'"
         before = ask(late, where)
-        for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
+        for verb in (
+            lambda: check_idle(pipeline.job()),
+            lambda: pipeline.consume(runner, "fourth"),
+        ):
             with pytest.raises(
                 (SourceChanged, RunFailed),
                 match=r"is ahead of it; run resync.*/how-to/failover\.md",
@@ -201,7 +204,7 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
                 verb()
         assert (ask(late, where), slot_moves(pipeline, "promoted")) == (before, [])
 
-        second.consume(spark, "fifth")
+        second.consume(runner, "fifth")
         assert held(second.file.target.root) == there(late)
         (promoted,) = slot_moves(second, "promoted")
         again = [
@@ -211,7 +214,7 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         ]
         assert f"beyond the failover at {Lsn(promoted.lsn)}" in again[-1].reason
 
-        go_back(spark, second, late, primary, lead_to)
+        go_back(runner, second, late, primary, lead_to)
         assert [move.timeline for move in slot_moves(second, "promoted")] == [2, 3]
 
         # The runbook for the lake that was ahead; the other one has moved the slot meanwhile, as
@@ -219,9 +222,9 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         with pytest.raises(
             RunFailed, match=r"beyond .*, the furthest this pipeline ever moved it.*drop it"
         ):
-            accepted_resync(spark, pipeline)
+            accepted_resync(runner, pipeline)
         ask(primary, "select pg_drop_replication_slot('flights')")
-        accepted_resync(spark, pipeline)
+        accepted_resync(runner, pipeline)
         insert(primary, 8, "after the resync")
-        pipeline.consume(spark, "eighth")
+        pipeline.consume(runner, "eighth")
         assert held(lake) == there(primary)

@@ -87,9 +87,10 @@ def pipeline_of(lake, slot):
     return pipeline_file(lake, slot, source=source, target={"root": lake, "deletion_vectors": True})
 
 
-def merges(spark, job, table):
+def merges(runner, job, table):
     history = (
-        spark.sql(f"describe history delta.`{job.lake.target(table).uri}`")
+        runner.spark()
+        .sql(f"describe history delta.`{job.lake.target(table).uri}`")
         .where("operation = 'MERGE'")
         .collect()
     )
@@ -98,16 +99,16 @@ def merges(spark, job, table):
     ]
 
 
-def differing(spark, job):
+def differing(runner, job):
     found = {
-        name: compare_target(spark, job.source.conninfo, job.pipeline, state)
+        name: compare_target(runner, job.source.conninfo, job.pipeline, state)
         for name, state in job.read_states().items()
     }
     return {name: difference for name, difference in found.items() if difference.rows}
 
 
 @pytest.mark.spark
-def test_a_dropped_slot(spark, database, lake, monkeypatch):
+def test_a_dropped_slot(runner, database, lake, monkeypatch):
     """Rows that stayed as they were aren't written; killed thrice, once in a run that came before
     the retry, the next command goes on; the stream is exact behind it.
     """
@@ -116,9 +117,9 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     slot = job.pipeline.source.slot
     with job.source.connect("setup") as connection:
         apply_setup(connection, job)
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update kept set v = 'streamed' where id = 1")
-    consume(spark, job)
+    consume(runner, job)
     landed_end, former = (
         database.execute("select confirmed_flush_lsn::text from pg_replication_slots")[0][0],
         job.read_identity(),
@@ -126,7 +127,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     database.execute("select pg_drop_replication_slot(%s)", (slot,))
     database.execute(MEANWHILE)
     for run in (
-        lambda: consume(spark, replace(job, run_id="a")),
+        lambda: consume(runner, replace(job, run_id="a")),
         lambda: check_idle(job),
         lambda: check_idle(job),
     ):
@@ -145,13 +146,13 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     for step, run in (
         (
             "waldelta.stages.setup.setup.fault_point",
-            lambda: run_resync(spark, again, ["public.kept"]),
+            lambda: run_resync(runner, again, ["public.kept"]),
         ),
         (
             "waldelta.stages.sync.sync._check_not_removed",
-            lambda: run_resync(spark, again, ["public.kept"]),
+            lambda: run_resync(runner, again, ["public.kept"]),
         ),
-        ("waldelta.stages.sync.sync._check_not_removed", lambda: consume(spark, again)),
+        ("waldelta.stages.sync.sync._check_not_removed", lambda: consume(runner, again)),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(step, kill)
@@ -163,7 +164,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
         patched.setattr(
             "waldelta.snapshot.exported_snapshot.wait_for_old_transactions", write_and_stay_open
         )
-        result = run_resync(spark, again)
+        result = run_resync(runner, again)
     database.execute(
         WRITES.format(4002).replace("in (10, 100)", "= 70").replace("id = {0}", "id = 9")
     )
@@ -171,7 +172,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     writer.close()
 
     # The killed one wrote what differed by then, the other what has differed since.
-    last, first = merges(spark, job, "public.kept")[:2]
+    last, first = merges(runner, job, "public.kept")[:2]
     for found, expected in ((first, (2, 3, 3, 0)), (last, (0, 1, 0, 0))):
         assert (
             tuple(
@@ -199,7 +200,10 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     assert "public.bag was copied as a whole: it has no key" in result.warnings
     rows = {
         row["id"]: row["_wd_lsn"]
-        for row in spark.read.format("delta").load(job.lake.target("public.kept").uri).collect()
+        for row in runner.spark()
+        .read.format("delta")
+        .load(job.lake.target("public.kept").uri)
+        .collect()
     }
     assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
     life = job.read_identity()
@@ -213,10 +217,10 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     )
     assert closed.to_lsn == Lsn.parse(life.incarnation).value
     assert read_status(job)["gaps"] == []
-    consume(spark, replace(job, run_id="b"))
-    assert differing(spark, job) == {}
+    consume(runner, replace(job, run_id="b"))
+    assert differing(runner, job) == {}
     # A resync of a slot that is fine makes nothing anew.
-    assert (run_resync(spark, replace(job, run_id="c")).tables, job.read_identity()) == ({}, life)
+    assert (run_resync(runner, replace(job, run_id="c")).tables, job.read_identity()) == ({}, life)
 
 
 @pytest.fixture

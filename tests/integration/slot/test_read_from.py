@@ -79,7 +79,7 @@ def writing(primary) -> Iterator[None]:
         yield
 
 
-def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
+def test_the_stream_is_read_from_the_standby(runner, pair, lake, read_from):
     """Set up, copied and consumed under writers; nothing lost while it is stopped; refused by name
     once it is promoted.
     """
@@ -116,7 +116,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     with writing(primary):
         # Snapshots see what the standby will replay only later; u would show by its duplicates what
         # was applied again.
-        pipeline.sync(spark)
+        pipeline.sync(runner)
         # What it doesn't replay can't be read, and counts as lag; nothing is lost while it is
         # stopped.
         assert not check_idle(pipeline.job()).has_work
@@ -137,14 +137,14 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         standby.start()
         assert any(
             "the primary also has a slot 'flights'" in text
-            for text in pipeline.consume(spark).warnings
+            for text in pipeline.consume(runner).warnings
         )
     orphans(primary, standby)
     ask(primary, "select pg_drop_replication_slot('flights')")
     insert(primary, 3, "after")
     ask(primary, "truncate app.t; insert into app.t values (1, 'anew')")
     catch_up(standby, primary)
-    assert pipeline.consume(spark).landed.changes > 0
+    assert pipeline.consume(runner).landed.changes > 0
     assert held(lake) == there(primary)
 
     # Of another database, so no orphan of this one; still, whoever drops the other leaves the
@@ -220,7 +220,7 @@ def pause(standby) -> None:
 
 
 @pytest.mark.soak("a second standby and a resync")
-def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
+def test_a_slot_that_the_standby_lost_is_made_anew(runner, pair, lake):
     """Without hot_standby_feedback vacuum takes rows that the slot needs: said before, named after,
     mended by a resync.
     """
@@ -239,18 +239,18 @@ def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
     )
     ask(primary, GRANT)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     insert(primary, 2, "lost")
     lose_slot(primary, standby)
     with pytest.raises(SlotLost, match=r"hot_standby_feedback on and a primary_slot_name"):
         check_idle(pipeline.job())
     with pytest.raises(RunFailed, match="is lost"):
-        pipeline.consume(spark)
-    pipeline.resync(spark)
+        pipeline.consume(runner)
+    pipeline.resync(runner)
     assert held(lake) == there(primary)
     insert(primary, 3, "after")
     catch_up(standby, primary)
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert held(lake) == there(primary)
     assert pipeline.teardown() == ["slot flights", "publication p"]
     assert ask(standby, SLOTS) == [(0,)]

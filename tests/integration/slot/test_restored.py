@@ -38,7 +38,7 @@ def copy_files(one: Path, other: Path) -> None:
     subprocess.run(["cp", "-a", str(one), str(other)], check=True)
 
 
-def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
+def test_a_restored_server_is_refused(runner, postgres, lake, monkeypatch):
     """By the end of its WAL, or, once that has grown past the lake's end again, by what it holds
     there; or by its timeline.
 
@@ -53,7 +53,7 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
             database.execute("create table t(id int primary key, v text)")
             job = bare_slot(database, pipeline_file(lake, "restored"))
             database.execute("insert into t values (0, 'before')")
-            drain(spark, job)
+            drain(runner, job)
         server.stop()
         backup = folder / "backup"
         copy_files(server.data, backup)
@@ -64,12 +64,12 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
                     "insert into t select g, 'lost' from generate_series(%s::int, %s) g",
                     (number * 100, number * 100 + 9),
                 )
-            drain(spark, job)
+            drain(runner, job)
         server.stop()
         shutil.rmtree(server.data)
         copy_files(backup, server.data)
         server.start()
-        for verb in (check_idle, lambda job: drain(spark, job)):
+        for verb in (check_idle, lambda job: drain(runner, job)):
             with pytest.raises(SourceChanged, match="restored to an earlier state"):
                 verb(job)
         with connected(server) as database:
@@ -78,7 +78,7 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
             # Where each batch is acknowledged without a comparison, too: here the slot would forget
             # what nobody has read.
             unverified = pipeline_file(lake, "restored", options={"acknowledge": "advance"})
-            for verb in (check_idle, lambda job: drain(spark, job)):
+            for verb in (check_idle, lambda job: drain(runner, job)):
                 for asked in (job, replace(job, pipeline=unverified)):
                     with pytest.raises(ConsumeMismatch, match="nothing of that was consumed"):
                         verb(asked)
@@ -96,6 +96,6 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
         with pytest.raises(
             SourceChanged, match=r"timeline 1; the connection now leads to system .* timeline 2"
         ):
-            drain(spark, job)
+            drain(runner, job)
     finally:
         server.delete()

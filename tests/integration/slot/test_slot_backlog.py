@@ -76,14 +76,14 @@ def test_a_look_and_status_tell(database, job, caplog):
 
 
 @pytest.mark.spark
-def test_a_run_says_it_in_its_summary(spark, database, job):
+def test_a_run_says_it_in_its_summary(runner, database, job):
     """And records what it saw of the slot, for those who can't ask the source."""
     hold_back(database, 3)  # 32 to 48 MB, by where in a file the slot begins
     result = RunResult("consume", "r")
-    land_stage(spark, job, result, StageResult("running", 0.0))
+    land_stage(runner, job, result, StageResult("running", 0.0))
     (warning,) = result.warnings
     assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} keeps ")
-    report_stage(spark, job, result, StageResult("running", 0.0))
+    report_stage(runner, job, result, StageResult("running", 0.0))
     before, after = result.landed.slot_before, result.reported.slot_after
     assert (before.wal_status, after.wal_status) == ("reserved", "reserved")
     assert before.lag_bytes > after.lag_bytes == result.reported.lag_bytes

@@ -57,7 +57,7 @@ def only_gap(job):
 @pytest.mark.spark
 @pytest.mark.parametrize("bite", [1, 2], ids=["while Spark starts", "between two bites"])
 @pytest.mark.parametrize("acknowledge", ["get", "advance"])
-def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, acknowledge):
+def test_a_move_during_a_run_is_a_gap(runner, database, lake, monkeypatch, bite, acknowledge):
     """What is read behind the hole doesn't land, so that neither the sums nor the next run's
     positions hide it.
     """
@@ -83,13 +83,13 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
         pytest.raises(SlotGap, match=f"{slot}.*another program consumed changes"),
         gaps_recorded(job),
     ):
-        drain(spark, job)
+        drain(runner, job)
     monkeypatch.undo()
     stands = confirmed_lsn(database.connection, slot).value
     assert only_gap(job) == ("SlotGap", bites[-1], stands)
     assert job.change_log(identity).last_batch() == (bite - 1 or None)
     assert job.ledger.furthest_lsn(slot, identity.incarnation) == bites[-1]
-    for again in (check_idle, lambda job: drain(spark, job)):
+    for again in (check_idle, lambda job: drain(runner, job)):
         with pytest.raises(SlotGap):
             again(job)
 

@@ -71,7 +71,7 @@ def execute(server, command: str) -> None:
 
 
 @pytest.mark.soak("two switches between two servers")
-def test_the_page(spark, postgres, lake, lead_to):
+def test_the_page(runner, postgres, lake, lead_to):
     """There, and back again, while nobody notices but by the connection."""
     if postgres.version < 17:
         pytest.skip("PostgreSQL keeps slots on standbys from 17 on")
@@ -85,12 +85,12 @@ def test_the_page(spark, postgres, lake, lead_to):
         )  # comes along to the standby
         follow(new, old)
         ask(old, "select pg_reload_conf()")
-        pipeline.sync(spark)
+        pipeline.sync(runner)
         insert(old, 2, "read before")
-        pipeline.consume(spark, "first")
+        pipeline.consume(runner, "first")
         keep_slot(new, old, pipeline)
         insert(old, 3, "read, and the kept slot lags behind")
-        pipeline.consume(spark, "second")
+        pipeline.consume(runner, "second")
         insert(old, 4, "not read yet")
 
         stop, promote, consume, keep_wal, rejoin, keep = steps()
@@ -105,7 +105,7 @@ def test_the_page(spark, postgres, lake, lead_to):
         assert consume[1] == [
             "waldelta consume FILE",
         ]  # in this session instead of one of its own
-        assert pipeline.consume(spark, "third").landed.changes == 4
+        assert pipeline.consume(runner, "third").landed.changes == 4
         assert held(lake) == there(new)
         (promoted,) = [
             move for move in pipeline.job().ledger.slot_moves() if move.event == "promoted"
@@ -120,7 +120,7 @@ def test_the_page(spark, postgres, lake, lead_to):
         drop, synchronize = keep[1]
         ask(old, drop)
         insert(new, 6, "with a standby again")
-        pipeline.consume(spark, "fourth")
+        pipeline.consume(runner, "fourth")
         assert kept_again(old, new, pipeline, synchronize)
         assert held(lake) == there(new)
 

@@ -26,16 +26,16 @@ def pipeline_on(database, lake, *tables, **publication) -> Pipeline:
     return Pipeline(PipelineFile.model_validate(document))
 
 
-def assert_equal(spark, pipeline):
+def assert_equal(runner, pipeline):
     job = pipeline.job()
     states = job.read_states()
     assert states
     for state in states.values():
-        difference = compare_target(spark, job.source.conninfo, pipeline.file, state)
+        difference = compare_target(runner, job.source.conninfo, pipeline.file, state)
         assert difference.rows == 0, difference
 
 
-def test_a_table_added_to_the_publication_later(spark, database, lake):
+def test_a_table_added_to_the_publication_later(runner, database, lake):
     """Setup alters the publication by the difference, sync copies the new table alone, consume
     feeds both.
     """
@@ -45,7 +45,7 @@ def test_a_table_added_to_the_publication_later(spark, database, lake):
     database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
     first = pipeline_on(database, lake, {"name": "public.a"})
     first.setup()
-    first.sync(spark)
+    first.sync(runner)
     database.execute("insert into b values (2, 'before'); insert into a values (2, 'a2')")
     second = pipeline_on(
         database, lake, {"name": "public.a"}, {"name": "public.b", "where": "id < 100"}
@@ -53,17 +53,17 @@ def test_a_table_added_to_the_publication_later(spark, database, lake):
     plan = second.setup()
     assert "add table" in plan.as_sql().lower()
     database.execute("insert into b values (3, 'between'), (300, 'filtered')")
-    copied = second.sync(spark)
+    copied = second.sync(runner)
     assert list(copied.tables) == ["public.b"]
     database.execute(
         "update b set v = 'after' where id = 1; delete from b where id = 2; update a set v = 'x'"
     )
-    second.consume(spark)
-    assert_equal(spark, second)
+    second.consume(runner)
+    assert_equal(runner, second)
     assert second.setup().is_empty
 
 
-def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, database, lake):
+def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, database, lake):
     """What it was given meanwhile is in no change; until it returns its target stays, and hinders
     nobody.
     """
@@ -73,21 +73,21 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, da
     database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
     both = pipeline_on(database, lake, {"name": "public.a"}, {"name": "public.b"})
     both.setup()
-    both.sync(spark)
+    both.sync(runner)
     without = pipeline_on(database, lake, {"name": "public.a"})
     without.setup()
     assert without.job().read_states()["public.b"].status == "removed"
     database.execute("insert into b values (2, 'nobody listened'); insert into a values (2, 'a2')")
-    assert without.consume(spark).targets.not_applied == []
+    assert without.consume(runner).targets.not_applied == []
     both.setup()
     database.execute("insert into b values (3, 'heard')")
-    assert list(both.sync(spark).tables) == ["public.b"]
+    assert list(both.sync(runner).tables) == ["public.b"]
     database.execute("insert into b values (4, 'after')")
-    both.consume(spark)
-    assert_equal(spark, both)
+    both.consume(runner)
+    assert_equal(runner, both)
 
 
-def test_odd_names_from_the_copy_to_the_merge(spark, database, lake):
+def test_odd_names_from_the_copy_to_the_merge(runner, database, lake):
     """Quotes, dots, spaces, percent signs, backticks, unicode: nothing is taken for SQL or for a
     path.
     """
@@ -101,24 +101,24 @@ def test_odd_names_from_the_copy_to_the_merge(spark, database, lake):
     database.execute(f"{insert} (1, 'a', 'b', '{{1,2}}', 1.5)")
     pipeline = pipeline_on(database, lake, {"name": name})
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute(f"{insert} (2, 'c', null, null, 2.25), (3, 'd', 'e', '{{}}', null)")
     database.execute(f'update {name} set "a`b" = $$it\'s$$ where "the key" = 1')
     database.execute(f'update {name} set "the key" = 30 where "the key" = 3')
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
 
 
-def test_teardown_and_a_second_life(spark, database, lake):
+def test_teardown_and_a_second_life(runner, database, lake):
     """Teardown removes what the pipeline made; after a new setup old copies are stale and are taken
     again.
     """
     database.execute("create table a(id int primary key, v text); insert into a values (1, 'a')")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute("insert into a values (2, 'b')")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert pipeline.teardown()
     assert database.execute("select count(*) from pg_publication") == [(0,)]
     assert database.execute(
@@ -127,14 +127,14 @@ def test_teardown_and_a_second_life(spark, database, lake):
     database.execute("insert into a values (3, 'nobody listened'); delete from a where id = 1")
     pipeline.setup()
     assert pipeline.job().read_states() == {}
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute("insert into a values (4, 'second life')")
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
 
 
 @pytest.mark.soak("a second kind of identity")
-def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake):
+def test_identity_full_with_a_key_and_inserts_without_one(runner, database, lake):
     """FULL sends whole old rows: the primary key still is the key. Tables without any may publish
     inserts.
     """
@@ -144,33 +144,33 @@ def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake)
     database.execute("insert into f values ('a', 1), ('b', 2)")
     pipeline = pipeline_on(database, lake, {"name": "public.f"})
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute(
         "update f set v = 'c' where id = 1; update f set id = 9 where id = 2; insert into f values"
         " (null, 3)"
     )
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
 
 
 @pytest.mark.soak("a second kind of table")
-def test_a_table_without_a_key_that_publishes_inserts(spark, database, lake):
+def test_a_table_without_a_key_that_publishes_inserts(runner, database, lake):
     """Equal rows are all kept."""
     database.execute("create table k(v text, n int); insert into k values ('a', 1), ('a', 1)")
     pipeline = pipeline_on(database, lake, {"name": "public.k"}, publish=["insert", "truncate"])
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute("insert into k values ('a', 1), (null, null)")
     database.execute("insert into k values ('a', 1)")
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
     database.execute("truncate k; insert into k values ('z', 26)")
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
 
 
 @pytest.mark.soak("a second way to a new copy")
-def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake):
+def test_a_table_dropped_and_created_again_is_copied_anew(runner, database, lake):
     """Its changes come under another oid, which tells nothing of the rows of before."""
     database.execute(
         "create table a(id int primary key, v text); create table z(id int primary key)"
@@ -178,22 +178,22 @@ def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake)
     tables = ({"name": "public.a"}, {"name": "public.z"})
     pipeline = pipeline_on(database, lake, *tables)
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute(
         "drop table a; create table a(id int primary key, v text); insert into a values (1, 'new')"
     )
     pipeline.setup()
     database.execute("insert into a values (2, 'streamed')")
-    result = pipeline.consume(spark)
+    result = pipeline.consume(runner)
     assert ["dropped and created again" in warning for warning in result.warnings] == [True]
-    assert_equal(spark, pipeline)
+    assert_equal(runner, pipeline)
     database.execute("insert into a values (3, 'after')")
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
 
 
 @pytest.mark.soak("a second way to a new key")
-def test_another_replica_identity_is_another_key(spark, database, lake):
+def test_another_replica_identity_is_another_key(runner, database, lake):
     """Old rows carry the identity's columns only: what can't be matched is never skipped in
     silence.
     """
@@ -203,33 +203,33 @@ def test_another_replica_identity_is_another_key(spark, database, lake):
     database.execute("insert into a values (1, 10, 'a'), (2, 20, 'b')")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     database.execute(
         "alter table a replica identity using index a_u_idx; delete from a where id = 1"
     )
-    result = pipeline.consume(spark)
+    result = pipeline.consume(runner)
     assert ["its key (id) was dropped or replaced" in warning for warning in result.warnings] == [
         True
     ]
-    assert_equal(spark, pipeline)
+    assert_equal(runner, pipeline)
     database.execute("update a set id = 200 where id = 2")
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)
 
 
 @pytest.mark.soak("a maintenance after a whole life")
-def test_maintenance_runs(spark, database, lake):
+def test_maintenance_runs(runner, database, lake):
     """Compaction, the change log's retention and pruned reports, without a schema or a file in the
     way.
     """
     database.execute("create table a(id int primary key, v text)")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     for number in range(3):
         database.execute(f"insert into a values ({number}, 'x')")
-        pipeline.consume(spark)
-    assert pipeline.maintain(spark).status == "succeeded"
+        pipeline.consume(runner)
+    assert pipeline.maintain(runner).status == "succeeded"
     database.execute("delete from a where id = 1")
-    pipeline.consume(spark)
-    assert_equal(spark, pipeline)
+    pipeline.consume(runner)
+    assert_equal(runner, pipeline)

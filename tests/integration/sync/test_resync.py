@@ -28,33 +28,35 @@ def watermark(job):
     return Watermarks(job, job.read_identity()).of(job.read_states()["public.t"])
 
 
-def is_equal(spark, job):
+def is_equal(runner, job):
     return (
-        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        compare_target(
+            runner, job.source.conninfo, job.pipeline, job.read_states()["public.t"]
+        ).rows
         == 0
     )
 
 
-def test_batches_that_the_copy_holds_are_not_read_for_it(spark, database, job):
+def test_batches_that_the_copy_holds_are_not_read_for_it(runner, database, job):
     """All five landed before its snapshot was taken; nothing is left to read until more comes."""
-    sync(spark, job)
+    sync(runner, job)
     for number in range(1, 6):
         database.execute(f"insert into t values ({number}, 'a')")
-        drain(spark, job)
-    consume(spark, job)
+        drain(runner, job)
+    consume(runner, job)
     assert watermark(job) == 5
-    sync(spark, job, ["public.t"])
+    sync(runner, job, ["public.t"])
     assert watermark(job) == 5
     database.execute("update t set v = 'b' where id < 3")
-    drain(spark, job)
+    drain(runner, job)
     assert watermark(job) == 5
-    consume(spark, job)
+    consume(runner, job)
     assert watermark(job) >= 6  # WAL that somebody else wrote meanwhile may be a batch of its own
-    assert is_equal(spark, job)
+    assert is_equal(runner, job)
 
 
 def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """It began before the snapshot and commits after it, in a batch behind others that the copy
     holds.
@@ -66,28 +68,28 @@ def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
 
     for number in range(1, 3):
         database.execute(f"insert into t values ({number}, 'a')")
-        drain(spark, job)
+        drain(runner, job)
     monkeypatch.setattr("waldelta.snapshot.exported_snapshot.wait_for_old_transactions", wait)
-    sync(spark, job)
+    sync(runner, job)
     assert watermark(job) == 2
     database.execute("insert into t values (3, 'later, but committed first')")
-    drain(spark, job)
+    drain(runner, job)
     writer.commit()
     writer.close()
     assert watermark(job) == 2
-    consume(spark, job)
-    assert is_equal(spark, job)
+    consume(runner, job)
+    assert is_equal(runner, job)
 
 
 @pytest.mark.soak("a race with a target's writer")
 def test_a_target_that_changes_while_it_is_compared_is_compared_again(
-    spark, database, job, monkeypatch
+    runner, database, job, monkeypatch
 ):
     """A copy that was thought dead commits between: what differed from the target before says
     nothing of the one since.
     """
     database.execute("insert into t select g, 'a' from generate_series(1, 9) g")
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set v = 'b' where id < 3")
 
     def late(point):
@@ -98,16 +100,16 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
             )
 
     monkeypatch.setattr("waldelta.stages.sync._snapshot_diff.fault_point", late)
-    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
     # One that finds nothing is committed too: else such a copy would come in its place, and nobody
     # hear of it.
-    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     committed = DeltaTable(job.lake.target("public.t").uri).transaction_version(
         f"{job.read_identity().app_id}:sync:public.t"
     )
     assert (copied.diff.written, committed // 1000) == (0, copied.generation)
-    assert is_equal(spark, job)
+    assert is_equal(runner, job)
 
 
 # The server may lack the extension: a type that prints its text is to us what hstore is.
@@ -119,7 +121,7 @@ create type hstore (input = hstore_in, output = hstore_out, like = text)
 """
 
 
-def test_an_empty_hstore_is_another_value_than_null(spark, database, job):
+def test_an_empty_hstore_is_another_value_than_null(runner, database, job):
     """Both ways; neither is found equal to the other."""
     for statement in HSTORE.split(";\n"):
         database.execute(statement)
@@ -127,10 +129,10 @@ def test_an_empty_hstore_is_another_value_than_null(spark, database, job):
     database.execute(
         "insert into t values (1, 'a', null), (2, 'a', ''), (3, 'a', ''), (4, 'a', null)"
     )
-    sync(spark, job)
+    sync(runner, job)
     database.execute("update t set h = case id when 1 then ''::hstore end where id < 3")
-    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (2, 2)
     rows = read_target(job.lake.target("public.t").uri)
     assert {row["id"]: row["h"] for row in rows} == {1: {}, 2: None, 3: {}, 4: None}
-    assert is_equal(spark, job)
+    assert is_equal(runner, job)

@@ -71,16 +71,16 @@ def status(job):
 
 
 @pytest.mark.spark
-def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
+def test_a_large_table_is_left_to_a_sync(runner, database, job, monkeypatch):
     """Others go on, landing goes on, and after the copy the table gets what came meanwhile, from
     its snapshot on.
     """
-    sync(spark, job)
+    sync(runner, job)
     insert(database, 2)
     database.execute(RETYPE)
     for number in (3, 4):
         assert check_idle(job).has_work
-        result = consume(spark, job)
+        result = consume(runner, job)
         assert (result.targets.needs_sync, result.targets.not_applied) == (
             ["public.t"],
             ["public.t"],
@@ -100,7 +100,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
 
     def copied_meanwhile(*args):
         monkeypatch.undo()
-        copied.extend(run_sync(spark, job, ["public.t"]).tables)
+        copied.extend(run_sync(runner, job, ["public.t"]).tables)
         return real(*args)
 
     # Asked for, but late: it has chosen, or begins, when somebody else has made the copy.
@@ -108,14 +108,14 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     for late in ("late", "later"):
         assert (
             run_sync(
-                spark, replace(job, run_id=late), ["public.t", "public.u"], only_waiting=True
+                runner, replace(job, run_id=late), ["public.t", "public.u"], only_waiting=True
             ).tables
             == {}
         )
         assert (copied, status(job)) == (["public.t"], ("synced", 2))
     assert job.read_states()["public.t"].reason == REASON
     insert(database, 5)
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert (result.targets.needs_sync, result.targets.not_applied, result.warnings) == ([], [], [])
     for table in "tu":
         assert rows(job, table) == source(database, table)
@@ -137,21 +137,23 @@ def failing(monkeypatch):
     [pytest.param(True, marks=pytest.mark.soak("the same copy by the other job")), False],
     ids=["left to a sync", "by the run"],
 )
-def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monkeypatch, hand_over):
+def test_a_copy_that_fails_is_tried_again_by_each_run(
+    runner, database, job, monkeypatch, hand_over
+):
     """Every run is red and names the table and why, tries or asks once, and a good copy ends it."""
     job = replace(job, hand_over=hand_over)
-    sync(spark, job)
+    sync(runner, job)
     database.execute(RETYPE)
     failing(monkeypatch)
     version = DeltaTable(job.lake.target("public.t").uri).version()
     if hand_over:
-        consume(spark, job)
+        consume(runner, job)
         with pytest.raises(RunFailed, match="no space left"):
-            run_sync(spark, job, ["public.t"])
+            run_sync(runner, job, ["public.t"])
     for attempt in (2, 3):
         insert(database, attempt)
         with pytest.raises(RunFailed, match=r"public\.t[^\n]*no space left") as failed:
-            consume(spark, job)
+            consume(runner, job)
         result = failed.value.result
         assert result.targets.not_applied == ["public.t"]
         assert result.targets.needs_sync == (["public.t"] if hand_over else [])
@@ -162,10 +164,10 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
     assert DeltaTable(job.lake.target("public.t").uri).version() == version
     monkeypatch.undo()
     if hand_over:
-        run_sync(spark, job, ["public.t"])
-        assert consume(spark, job).warnings == []
+        run_sync(runner, job, ["public.t"])
+        assert consume(runner, job).warnings == []
     else:
-        assert consume(spark, job).warnings == [
+        assert consume(runner, job).warnings == [
             (
                 "public.t: its last copy failed (ApplyError: no space left): it was copied again, 3"
                 " rows"
@@ -176,13 +178,13 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
 
 
 @pytest.mark.spark
-def test_a_small_table_is_copied_by_the_run(spark, database, job):
+def test_a_small_table_is_copied_by_the_run(runner, database, job):
     """Though a sync would follow: it would cost more than the copy."""
     target = job.pipeline.target.model_copy(update={"copy_within_run_mb": 64})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
-    sync(spark, job)
+    sync(runner, job)
     database.execute(f"{RETYPE}; insert into u values (2, 'b')")
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert (result.targets.needs_sync, result.warnings) == (
         [],
         [f"{REASON}: it was copied again, 1 row"],
@@ -196,15 +198,15 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
 
 
 @pytest.mark.spark
-def test_a_table_that_left_the_publication_is_named(spark, database, job):
+def test_a_table_that_left_the_publication_is_named(runner, database, job):
     """Nobody can copy it; the others aren't kept from anything, and each run tells while the file
     lists it.
     """
-    sync(spark, job)
+    sync(runner, job)
     database.execute(RETYPE)
-    consume(spark, job)
+    consume(runner, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert (result.targets.needs_sync, result.targets.never_copied) == ([], [])
     (told,) = result.warnings
     assert told.startswith(
@@ -212,7 +214,7 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     )
     assert status(job) == ("removed", 1)
     insert(database, 2)
-    assert consume(spark, job).warnings == [told]
+    assert consume(runner, job).warnings == [told]
     assert rows(job, "u") == source(database, "u")
 
 
@@ -222,32 +224,34 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     [check_idle, pytest.param(consume, marks=pytest.mark.soak("the same drift seen by a run"))],
     ids=["a look", "a run"],
 )
-def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
+def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(
+    runner, database, job, seen_by
+):
     """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to
     nobody.
     """
-    sync(spark, job)
+    sync(runner, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
-    seen_by(*([spark] if seen_by is consume else []), job)
+    seen_by(*([runner] if seen_by is consume else []), job)
     insert(database, 2)
     database.execute(f"alter publication s_{database.name}_pub add table t")
     insert(database, 3)
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert result.targets.never_copied == ["public.t"]
     assert (
         "public.t (it left the publications and returned, and PostgreSQL did not send"
         in result.warnings[-1]
     )
-    assert list(run_sync(spark, job).tables) == ["public.t"]
+    assert list(run_sync(runner, job).tables) == ["public.t"]
     insert(database, 4)
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     for table in "tu":
         assert rows(job, table) == source(database, table)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("ended", ["failed", "killed"])
-def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
+def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended):
     """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same
     attempt would fail by again.
     """
@@ -260,29 +264,29 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
     with pytest.raises(
         RunFailed, match=rf"public\.t gets no changes because its last copy .*{ended}"
     ) as red:
-        consume(spark, job)
+        consume(runner, job)
     assert (red.value.result.targets.needs_sync, red.value.result.targets.never_copied) == (
         ["public.t"],
         ["public.u"],
     )
-    result = consume(spark, replace(job, hand_over=False))
+    result = consume(runner, replace(job, hand_over=False))
     assert result.targets.never_copied == ["public.u"]
     assert rows(job, "t") == source(database, "t")
 
 
 @pytest.mark.spark
-def test_tables_that_were_never_copied_are_named(spark, database, job):
+def test_tables_that_were_never_copied_are_named(runner, database, job):
     """A table added to the publication looks like the others on the source; its run says that its
     target lacks it.
     """
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         "create table late(id int primary key); create table later(id int primary key)"
     )
     database.execute(f"alter publication s_{database.name}_pub add table late, later")
     database.execute("insert into late values (1)")
     insert(database, 2)
-    result = consume(spark, job)
+    result = consume(runner, job)
     assert result.status == "succeeded"
     assert result.targets.never_copied == ["public.late", "public.later"]
     (told,) = result.warnings
@@ -296,12 +300,12 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
         "public.late": ("first copy", None), "public.later": ("first copy", None),
         "public.t": ("apply", "synced"), "public.u": ("apply", "synced"),
     }  # fmt: skip
-    assert sorted(run_sync(spark, job).tables) == ["public.late", "public.later"]
-    assert consume(spark, job).targets.never_copied == []
+    assert sorted(run_sync(runner, job).tables) == ["public.late", "public.later"]
+    assert consume(runner, job).targets.never_copied == []
 
 
 @pytest.mark.spark
-def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, monkeypatch):
+def test_a_table_that_left_while_it_was_copied_is_no_copy(runner, database, job, monkeypatch):
     """It is back when the copy ends, and nothing but the ledger tells that it was away."""
     real = sync_module.sync_table
 
@@ -315,9 +319,9 @@ def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, 
 
     monkeypatch.setattr(sync_module, "sync_table", left_and_returned)
     with pytest.raises(RunFailed, match=r"public\.t left the publications while it was copied"):
-        run_sync(spark, job)
+        run_sync(runner, job)
     monkeypatch.undo()
-    assert consume(spark, job).targets.never_copied == ["public.t"]
+    assert consume(runner, job).targets.never_copied == ["public.t"]
 
 
 @pytest.mark.parametrize("locked", [True, False])

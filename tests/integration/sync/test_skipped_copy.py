@@ -83,7 +83,7 @@ def write(database, *statements):
         database.execute(statement)
 
 
-def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
+def test_as_a_subscriber_without_copies(runner, database, postgres, lake):
     """From the slot's start, though columns are added before the sync, which reads no row of the
     source.
     """
@@ -98,16 +98,16 @@ def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
     with native_subscriber(
         postgres, database, ("p", "p_root"), lambda one: one.execute(created)
     ) as native:
-        both = Both(spark, database, scenario, pipeline, native)
+        both = Both(runner, database, scenario, pipeline, native)
         both.write(EARLY[:6])
-        assert pipeline.consume(spark).targets.never_copied == [
+        assert pipeline.consume(runner).targets.never_copied == [
             "public.f",
             "public.k",
             "public.r",
             "public.t",
         ]
         both.write(EARLY[6:])
-        result = pipeline.sync(spark)
+        result = pipeline.sync(runner)
         assert sum("was replicated without a copy" in text for text in result.warnings) == len(
             NAMES
         )
@@ -121,14 +121,14 @@ def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
 
 
 @pytest.mark.soak("every job after a skipped copy")
-def test_nothing_brings_the_missing_rows(spark, database, lake):
+def test_nothing_brings_the_missing_rows(runner, database, lake):
     """Neither drift, reconcile, replay nor a sync by name; what a lost slot took from it is said
     and stays on record.
     """
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake, ("t", "f"))
     pipeline.setup()
-    pipeline.sync(spark)
+    pipeline.sync(runner)
     write(
         database,
         "insert into t values (20, 'new')",
@@ -136,7 +136,7 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
         "insert into f values (20, 'new')",
     )
     began = now()
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     ended = now()
     targets = pipeline.status()["targets"]
     assert [targets[f"public.{name}"]["copy_skipped"] for name in NAMES] == [
@@ -154,16 +154,16 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
         "alter publication p set table t, f where (v <> 'no'), k",
         "alter table t alter column v type text using v || '!'",
     )
-    result = pipeline.consume(spark)
+    result = pipeline.consume(runner)
     assert any("copy: false leaves the target as it is" in text for text in result.warnings)
-    assert not pipeline.consume(spark).warnings
-    assert pipeline.reconcile(spark).status == "succeeded"
-    replayed = pipeline.replay(spark, began, ended)
+    assert not pipeline.consume(runner).warnings
+    assert pipeline.reconcile(runner).status == "succeeded"
+    replayed = pipeline.replay(runner, began, ended)
     assert any(
         "isn't replayed: its existing rows were not copied" in text for text in replayed.warnings
     )
     with pytest.raises(RunFailed, match=r"public\.t has copy: false and gets its changes"):
-        pipeline.sync(spark, tables=["public.t"])
+        pipeline.sync(runner, tables=["public.t"])
     assert rows(pipeline, "t") == rows(pipeline, "f") == [(20, "new")]
 
     # After a lost slot the others are repaired, and these go on.
@@ -173,7 +173,7 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
         "insert into t values (30, 'lost')",
         "insert into k values (30, 'lost')",
     )
-    result = pipeline.resync(spark)
+    result = pipeline.resync(runner)
     assert (30, "lost") in rows(pipeline, "k")
     assert rows(pipeline, "t") == [(20, "new")]
     assert any(
@@ -189,12 +189,12 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
         "insert into t values (40, 'after')",
         "update t set v = 'mine' where id in (20, 30)",
     )
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     assert rows(pipeline, "t") == [(20, "mine"), (40, "after")]
 
 
 @pytest.mark.soak("two decisions and their copies")
-def test_the_operator_decides(spark, database, lake):
+def test_the_operator_decides(runner, database, lake):
     """Where only a copy is exact a table waits alone: it begins with an empty target again, or is
     copied.
     """
@@ -206,11 +206,11 @@ def test_the_operator_decides(spark, database, lake):
         RunFailed,
         match=r"public\.r has copy: false, but its target .* has rows .* move the folder away",
     ):
-        pipeline.sync(spark)
+        pipeline.sync(runner)
     remove_target(pipeline, "r")
-    assert list(pipeline.sync(spark).tables) == ["public.r"]
+    assert list(pipeline.sync(runner).tables) == ["public.r"]
     write(database, "insert into t values (40, 'new')", "insert into r values (40, 'new')")
-    pipeline.consume(spark)
+    pipeline.consume(runner)
     write(
         database,
         "alter table t alter column v type int using id",
@@ -224,16 +224,16 @@ def test_the_operator_decides(spark, database, lake):
         r" copy: true"
     )
     with pytest.raises(RunFailed, match=waits):
-        pipeline.consume(spark)
+        pipeline.consume(runner)
     assert (50, "k") in rows(pipeline, "k")
     assert rows(pipeline, "t") == rows(pipeline, "r") == [(40, "new")]
 
     remove_target(pipeline, "r")
-    pipeline.sync(spark, tables=["public.r"])
+    pipeline.sync(runner, tables=["public.r"])
     write(database, "insert into r values (60, 60)")
     # The file has t copied, and k from now on not.
     other = without_copy(database, lake, ("k", "r"))
-    other.consume(spark)
+    other.consume(runner)
     assert rows(other, "r") == [(60, 60)]
     assert rows(other, "t") == sorted(database.execute("select id, v from t"), key=repr)
     assert rows(other, "k") == sorted(database.execute("select id, v from k"), key=repr)

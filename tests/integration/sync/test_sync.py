@@ -50,7 +50,7 @@ class Scene:
 
     def __init__(
         self,
-        spark,
+        runner,
         database,
         root,
         metadata_columns=True,
@@ -58,7 +58,7 @@ class Scene:
         publications=("p",),
         tables=None,
     ):
-        self.spark, self.database = spark, database
+        self.runner, self.database = runner, database
         slot = f"s_{database.name}"
         document = {
             "pipeline": "test",
@@ -84,11 +84,13 @@ class Scene:
         return self
 
     def sync(self, *tables, **options):
-        return sync(self.spark, self.job, list(tables) or None, **options)
+        return sync(self.runner, self.job, list(tables) or None, **options)
 
     def frame(self, schema, name):
-        return self.spark.read.format("delta").load(
-            target_uri(self.job.pipeline.target.root, schema, name)
+        return (
+            self.runner.spark()
+            .read.format("delta")
+            .load(target_uri(self.job.pipeline.target.root, schema, name))
         )
 
     def rows(self, name, schema="public"):
@@ -103,11 +105,11 @@ class Scene:
 
 
 @pytest.fixture
-def lake_of(spark, database, lake):
+def lake_of(runner, database, lake):
     def make(*statements, **options):
         for statement in statements:
             database.execute(statement)
-        return Scene(spark, database, lake, **options).set_up()
+        return Scene(runner, database, lake, **options).set_up()
 
     return make
 
@@ -199,7 +201,8 @@ def test_target_and_ledger_say_what_was_copied(database, lake_of):
     assert state.relation_ids == list(result.relation_ids)
     uri = target_uri(lake.job.pipeline.target.root, "public", "t")
     history = (
-        lake.spark.sql(f"describe history delta.`{uri}`")
+        lake.runner.spark()
+        .sql(f"describe history delta.`{uri}`")
         .where(f"version = {result.version}")
         .first()
     )
@@ -406,10 +409,10 @@ def test_a_table_that_fails_does_not_stop_the_others(database, lake_of, monkeypa
     )
     real = sync_module.sync_table
 
-    def unlucky(spark, job, table_id, *args):
+    def unlucky(runner, job, table_id, *args):
         if table_id.name == "moving":
             raise SnapshotLost("rewritten again")
-        return real(spark, job, table_id, *args)
+        return real(runner, job, table_id, *args)
 
     monkeypatch.setattr(sync_module, "sync_table", unlucky)
     with pytest.raises(SyncFailed) as caught:
@@ -490,24 +493,24 @@ def test_open_transaction_holds_up_the_copy(database, lake_of):
     assert lake.rows("t") == [(1,)]
 
 
-def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monkeypatch):
+def test_refused_before_anything_is_copied(runner, database, lake, tmp_path, monkeypatch):
     """No slot, no such table, no writable folder: each by name, nothing written."""
     database.execute("create table t (id int primary key)")
     database.execute("create publication p for table t")
     with pytest.raises(SlotMissing, match="setup"):
-        Scene(spark, database, lake).sync()
-    ready = Scene(spark, database, lake).set_up()
+        Scene(runner, database, lake).sync()
+    ready = Scene(runner, database, lake).set_up()
     with pytest.raises(
         ConfigError, match=r"the pipeline has no table public\.absent: did you mean public\.t"
     ):
         ready.sync("public.absent")
     with pytest.raises(ConfigError, match=r"the pipeline has no table public\.absent"):
-        sync(spark, ready.job, ["public.absent"], only_waiting=True)
+        sync(runner, ready.job, ["public.absent"], only_waiting=True)
     with pytest.raises(ConfigError, match="schema-qualified"):
         ready.sync("t")
     in_the_way = tmp_path / "file"
     in_the_way.touch()
-    blocked = Scene(spark, database, (in_the_way / "lake").as_uri())
+    blocked = Scene(runner, database, (in_the_way / "lake").as_uri())
     identity = ready.job.read_identity()
     monkeypatch.setattr(Job, "read_identity", lambda _: identity)
     monkeypatch.setattr(Job, "ledger", ready.job.ledger)
@@ -570,7 +573,7 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
 )
 @pytest.mark.soak("another way to write a copy")
 def test_a_snapshot_is_held_no_longer_than_rows_are_read(
-    spark, database, lake_of, monkeypatch, kind
+    runner, database, lake_of, monkeypatch, kind
 ):
     """Whatever comes behind that needs none; what begins on the source meanwhile isn't in the
     bill.
@@ -635,7 +638,7 @@ def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
         ),
     ],
 )
-def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp_path, traced):
+def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(runner, lake_of, tmp_path, traced):
     """Whoever was killed left its folder, or somebody removed that before."""
     lake = lake_of(
         "create table t (id int)",
@@ -647,6 +650,6 @@ def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp
         Path(local_path(staging_folder(lake.job.lake, "public.t", 1, 1, "run-0"))).mkdir(
             parents=True
         )
-    with insert_that_goes_on(spark, lake.job.lake.target("public.t").uri, tmp_path):
+    with insert_that_goes_on(runner.spark(), lake.job.lake.target("public.t").uri, tmp_path):
         lake.sync("public.t")
     assert lake.rows("t") == [(1,)]

@@ -36,7 +36,7 @@ def narrowed(database, job):
 
 
 def test_a_filter_widened_between_the_wait_and_a_snapshot(
-    spark, database, job, narrowed, monkeypatch
+    runner, database, job, narrowed, monkeypatch
 ):
     """A row written before that, by a transaction that no snapshot sees yet, is in no stream: it is
     waited for again.
@@ -54,14 +54,14 @@ def test_a_filter_widened_between_the_wait_and_a_snapshot(
         database.execute(narrowed)
 
     monkeypatch.setattr("waldelta.snapshot.exported_snapshot.wait_for_old_transactions", wait)
-    sync(spark, job)
+    sync(runner, job)
     writer.close()
-    consume(spark, job)
+    consume(runner, job)
     assert len(waited) == 2
     assert ids(job) == [1, 20]
 
 
-def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narrowed, monkeypatch):
+def test_a_transaction_that_stays_open_then_is_named(runner, database, job, narrowed, monkeypatch):
     """As it is before the first snapshot; the table's copy fails by name, and nothing is taken for
     a copy.
     """
@@ -76,12 +76,12 @@ def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narro
     monkeypatch.setattr("waldelta.snapshot.exported_snapshot.wait_for_old_transactions", wait)
     monkeypatch.setattr(sync_module, "ATTEMPTS", 2)
     with pytest.raises(SyncFailed) as caught:
-        sync(spark, job, old_transactions_timeout_s=0.2)
+        sync(runner, job, old_transactions_timeout_s=0.2)
     assert isinstance(caught.value.failures["public.t"], TransactionsStillOpen)
     writer.close()
 
 
-def test_a_table_that_leaves_and_returns_during_its_copy(spark, database, job, monkeypatch):
+def test_a_table_that_leaves_and_returns_during_its_copy(runner, database, job, monkeypatch):
     """What changed in between is in neither snapshot nor stream, so the copy starts again."""
     publication, copies = f"s_{database.name}_pub", []
 
@@ -93,14 +93,14 @@ def test_a_table_that_leaves_and_returns_during_its_copy(spark, database, job, m
             database.execute(f"alter publication {publication} add table t")
 
     before_rows(monkeypatch, first)
-    (copied,) = sync(spark, job)
+    (copied,) = sync(runner, job)
     assert (len(copies), copied.attempts, copied.generation) == (2, 2, 1)
     database.execute("insert into t values (3, 'sent')")
-    consume(spark, job)
+    consume(runner, job)
     assert ids(job) == [1, 2, 3]
 
 
-def test_other_tables_come_and_go_without_a_second_copy(spark, database, job, monkeypatch):
+def test_other_tables_come_and_go_without_a_second_copy(runner, database, job, monkeypatch):
     """A long copy isn't begun anew for what happens to others."""
     copies = []
 
@@ -110,5 +110,5 @@ def test_other_tables_come_and_go_without_a_second_copy(spark, database, job, mo
         database.execute(f"alter publication s_{database.name}_pub add table other")
 
     before_rows(monkeypatch, first)
-    (copied,) = sync(spark, job)
+    (copied,) = sync(runner, job)
     assert (len(copies), copied.attempts) == (1, 1)

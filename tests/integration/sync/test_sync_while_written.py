@@ -18,6 +18,7 @@ from tests.support.seeds import chosen_seed
 from waldelta.background import run_concurrently
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
+from waldelta.spark import OnSpark
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -71,12 +72,12 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}", list(TABLES)))
 
 
-def test_each_change_is_in_the_target_once(spark, database, job):
+def test_each_change_is_in_the_target_once(runner, database, job):
     """Neither lost between a copy and the stream nor applied on top of a copy that had it
     already.
     """
     seed = chosen_seed()
-    sync(spark, job, [OLD])
+    sync(runner, job, [OLD])
 
     def run(name: str):
         return load_job(job.pipeline, name)
@@ -88,16 +89,22 @@ def test_each_change_is_in_the_target_once(spark, database, job):
                     run_concurrently(writer(database, seed + number), f"writer {number}")
                 )
             copies = [
-                pool.submit(sync, spark.newSession(), run(f"sync {names}"), names, "a test")
+                pool.submit(
+                    sync,
+                    OnSpark(runner.spark().newSession()),
+                    run(f"sync {names}"),
+                    names,
+                    "a test",
+                )
                 for names in ([NEW, KEYLESS], [OLD])
             ]
             runs = 0
             while not all(copy.done() for copy in copies) or runs < 2:
                 runs += 1
-                assert consume(spark, run(f"run {runs}")).landed.changes
+                assert consume(runner, run(f"run {runs}")).landed.changes
         assert [len(copy.result()) for copy in copies] == [2, 1]
-    consume(spark, run("last"))
+    consume(runner, run("last"))
     for state in job.read_states().values():
-        difference = compare_target(spark, job.source.conninfo, job.pipeline, state)
+        difference = compare_target(runner, job.source.conninfo, job.pipeline, state)
         assert difference.rows == 0, (f"WALDELTA_SEED={seed}", runs, difference)
         assert state.rows

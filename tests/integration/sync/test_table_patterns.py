@@ -25,7 +25,7 @@ from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.postgres import connect
-from waldelta.postgres.unpublished_tables import matched_tables, new_tables
+from waldelta.postgres.table_patterns import matched_tables, new_tables
 from waldelta.stages.land import check_idle
 from waldelta.stages.setup import _adoption
 from waldelta.stages.setup.facts.publications import read_publications
@@ -413,7 +413,7 @@ def writing(database):
 
 
 @pytest.mark.spark
-def test_a_new_table_is_complete_two_runs_later(spark, database, lake, caplog):
+def test_a_new_table_is_complete_two_runs_later(runner, database, lake, caplog):
     """While the application writes; nothing is lost or doubled. A run with ``report`` only says
     so, until setup publishes the table.
     """
@@ -421,41 +421,41 @@ def test_a_new_table_is_complete_two_runs_later(spark, database, lake, caplog):
     database.execute("insert into sales.a values (1, 'a')")
     pipeline = pipeline_on(database, lake, {"name": "sales.*"}, new_tables="adopt")
     pipeline.setup()
-    pipeline.sync(spark)
-    pipeline.consume(spark)
+    pipeline.sync(runner)
+    pipeline.consume(runner)
 
     database.execute("create table sales.b (id int primary key, v text)")
     database.execute("insert into sales.b select i, 'before' from generate_series(1, 100) i")
     with writing(database):
-        first = consume(spark, replace(pipeline.job(), hand_over=True))
+        first = consume(runner, replace(pipeline.job(), hand_over=True))
         assert first.targets.needs_sync == ["sales.b"]
         assert (first.targets.never_copied, first.targets.not_applied) == ([], [])
         assert any("added to the publication: sales.b" in text for text in first.warnings)
-        due = run_sync(spark, pipeline.job(), first.targets.needs_sync, only_waiting=True)
+        due = run_sync(runner, pipeline.job(), first.targets.needs_sync, only_waiting=True)
         assert list(due.tables) == ["sales.b"]
-    second = pipeline.consume(spark)
+    second = pipeline.consume(runner)
     assert second.targets.needs_sync == []
     assert not check_idle(pipeline.job()).has_work
-    assert_equal(spark, pipeline)
+    assert_equal(runner, pipeline)
     assert not [text for text in second.warnings if "sales.a" in text]
 
     reporting = renewed(pipeline, "report")
     database.execute("create table sales.c (id int primary key); insert into sales.c values (1)")
     database.execute("insert into sales.a values (3, 'c')")
-    third = reporting.consume(spark)
+    third = reporting.consume(runner)
     assert third.targets.new_tables == ["sales.c"]
     (text,) = [text for text in third.warnings if "sales.c" in text]
     assert "tables match a pattern of the pipeline file, but aren't published: sales.c" in text
     assert reporting.status()["new_tables"] == ["sales.c"]
     reporting.setup()
-    assert list(reporting.sync(spark).tables) == ["sales.c"]
+    assert list(reporting.sync(runner).tables) == ["sales.c"]
     assert reporting.status()["new_tables"] == []
     database.execute("insert into sales.c values (2)")
-    reporting.consume(spark)
-    assert_equal(spark, reporting)
+    reporting.consume(runner)
+    assert_equal(runner, reporting)
 
     # Where no sync follows the run, the run itself copies what it adopted.
     database.execute("create table sales.d (id int primary key); insert into sales.d values (1)")
-    fourth = pipeline.consume(spark)
+    fourth = pipeline.consume(runner)
     assert (fourth.tables["sales.d"].rows, fourth.targets.never_copied) == (1, [])
-    assert_equal(spark, pipeline)
+    assert_equal(runner, pipeline)

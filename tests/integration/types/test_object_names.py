@@ -129,25 +129,25 @@ def test_the_columns_that_print_another_text(any_database, role, monkeypatch, mo
         assert changed(conn, before) == (set(), set())
 
 
-def test_only_a_name_that_a_row_has_asks_for_a_copy(spark, database, lake):
+def test_only_a_name_that_a_row_has_asks_for_a_copy(runner, database, lake):
     """In the target, or in a change that has landed and isn't applied."""
     database.execute("create schema s; create table s.one(); create table s.two()")
     database.execute("create table s.none(); create table t(id int primary key, v regclass[])")
     database.execute("insert into t values (1, '{s.one}')")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("drop table s.none; create table s.later()")
     assert not check_idle(job).has_work
     database.execute("insert into t values (2, '{s.later}')")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     for names, waits in (("two", True), ("later", False)):
         if waits:
             database.execute(f"insert into t values (3, '{{s.{names}}}')")
         database.execute(f'alter table s.{names} rename to "{names} of old"')
-        (warning,) = consume(spark, job).warnings
+        (warning,) = consume(runner, job).warnings
         assert "the catalogs changed the values of column v (" in warning
         state = job.read_states()["public.t"]
-        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
     assert not check_idle(job).has_work
 
 

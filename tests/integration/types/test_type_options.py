@@ -75,10 +75,11 @@ def write(database, first):
         database.execute("insert into t values (%s, %s, %s, %s, %s, %s)", (first + k, *values))
 
 
-def held(spark, job, first):
+def held(runner, job, first):
     """Values and verbatim texts by column, from the row with key ``first`` on."""
     frame = (
-        spark.read.format("delta")
+        runner.spark()
+        .read.format("delta")
         .load(job.lake.target("public.t").uri)
         .where(f"id >= {first}")
         .orderBy("id")
@@ -128,7 +129,7 @@ CHOICES = {
         for name in CHOICES
     ],
 )
-def test_both_paths_hold_the_same(spark, database, lake, choice):
+def test_both_paths_hold_the_same(runner, database, lake, choice):
     """What the type can't hold exactly stands verbatim, is counted, and is equal in the copy and in
     the stream.
     """
@@ -136,16 +137,16 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     database.execute(DDL)
     job = bare_slot(database, with_types(database, lake, numeric, json))
     write(database, 0)
-    counted = run_sync(spark, job).tables["public.t"].verbatim
+    counted = run_sync(runner, job).tables["public.t"].verbatim
     write(database, 1000)
     database.execute("alter table t alter n set storage external, alter j set storage external")
     long = "(select string_agg(md5(i::text), '') from generate_series(1, 300) i)"
     database.execute(
         f"insert into t(id, n, j) select 5000, repeat('7', 20000)::numeric, to_json({long})"
     )
-    result = consume(spark, job)
-    copied, copied_raws, types = held(spark, job, 0)
-    streamed, streamed_raws, _ = held(spark, job, 1000)
+    result = consume(runner, job)
+    copied, copied_raws, types = held(runner, job, 0)
+    streamed, streamed_raws, _ = held(runner, job, 1000)
     assert (copied, copied_raws) == (streamed, streamed_raws)
     assert [types[name] for name in "nwajb"] == [numeric, numeric, f"array<{numeric}>", json, json]
     for name, missing in unheld.items():
@@ -154,13 +155,16 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     assert result.tables["public.t"].verbatim == counted + 1
     # Values so long that they are stored apart come as unchanged.
     database.execute("update t set w = 1 where id = 5000")
-    consume(spark, job)
+    consume(runner, job)
     assert (
-        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        compare_target(
+            runner, job.source.conninfo, job.pipeline, job.read_states()["public.t"]
+        ).rows
         == 0
     )
     (last,) = (
-        spark.read.format("delta")
+        runner.spark()
+        .read.format("delta")
         .load(job.lake.target("public.t").uri)
         .where("id = 5000")
         .collect()
@@ -172,20 +176,20 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
 
 
 @pytest.mark.soak("a second change of types")
-def test_another_choice_copies_again(spark, database, lake):
+def test_another_choice_copies_again(runner, database, lake):
     """Values of two types are never mixed: the next changes bring a new copy, and then go on."""
     database.execute(DDL)
     job = bare_slot(database, with_types(database, lake, "string", "string"))
     write(database, 0)
-    sync(spark, job)
+    sync(runner, job)
     write(database, 1000)
     for numeric, json in (("double", "string"), ("double", "variant"), ("decimal(38,2)", "string")):
         job = load_job(with_types(database, lake, numeric, json), "test")
         database.execute("update t set n = n + 1 where id < 1000")
-        result = consume(spark, job)
+        result = consume(runner, job)
         assert ["by the pipeline file's types" in warning for warning in result.warnings] == [True]
         database.execute("update t set n = n - 1 where id < 1000")
-        assert consume(spark, job).warnings == []
+        assert consume(runner, job).warnings == []
         state = job.read_states()["public.t"]
         assert [c.spark_type for c in state.columns] == [
             "int",
@@ -195,73 +199,75 @@ def test_another_choice_copies_again(spark, database, lake):
             json,
             json,
         ]
-        assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+        assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.parametrize(
     "policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak("the other policy"))]
 )
-def test_another_choice_stops_where_nothing_may_follow(spark, database, lake, policy):
+def test_another_choice_stops_where_nothing_may_follow(runner, database, lake, policy):
     """The table's changes wait; a sync by hand brings it on."""
     database.execute(DDL)
     job = bare_slot(database, with_types(database, lake, "string", "string", schema_changes=policy))
-    sync(spark, job)
+    sync(runner, job)
     job = load_job(with_types(database, lake, "double", "string", schema_changes=policy), "test")
     write(database, 0)
     with pytest.raises(
         RunFailed, match="'n' is string in its target, and double by the pipeline file's types"
     ):
-        consume(spark, job)
-    sync(spark, job, ["public.t"])
-    consume(spark, job)
+        consume(runner, job)
+    sync(runner, job, ["public.t"])
+    consume(runner, job)
     assert (
-        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        compare_target(
+            runner, job.source.conninfo, job.pipeline, job.read_states()["public.t"]
+        ).rows
         == 0
     )
 
 
-def test_an_added_document_is_a_variant_too(spark, database, lake):
+def test_an_added_document_is_a_variant_too(runner, database, lake):
     """With and without a default for the rows that exist."""
     database.execute(
         "create table t(id int primary key); insert into t select generate_series(1, 3)"
     )
     job = bare_slot(database, with_types(database, lake, "double", "variant"))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("""alter table t add j jsonb; insert into t values (4, '{"a": 1}')""")
-    consume(spark, job)
+    consume(runner, job)
     database.execute(
         """alter table t add k jsonb not null default '{"b": [2]}', add n numeric default 1.5"""
     )
     database.execute("insert into t values (5, '[1]')")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     state = job.read_states()["public.t"]
     assert [c.spark_type for c in state.columns] == ["int", "variant", "variant", "double"]
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.soak("the other side of a rule that unit tests cover")
-def test_without_a_key_documents_stay_text(spark, database, lake):
+def test_without_a_key_documents_stay_text(runner, database, lake):
     """Rows are found by all of their columns, and a variant has no equality; numbers have."""
     database.execute("create table t(n numeric, j jsonb); alter table t replica identity full")
     job = bare_slot(database, with_types(database, lake, "double", "variant"))
-    sync(spark, job)
+    sync(runner, job)
     database.execute(
         """insert into t select g / 4.0, '{"a": 1}' from generate_series(1, 4) g;
         insert into t select * from t"""
     )
     database.execute("insert into t values ('NaN'), (1 / 3.0), (1 / 3.0)")
-    consume(spark, job)
+    consume(runner, job)
     database.execute("delete from t where n = 0.5; update t set n = n + 1 where n < 1 or n = 'NaN'")
-    consume(spark, job)
+    consume(runner, job)
     state = job.read_states()["public.t"]
     assert [c.spark_type for c in state.columns] == ["double", "string"]
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 @pytest.mark.parametrize(
     "binary", [False, pytest.param(True, marks=pytest.mark.soak("the same values in binary"))]
 )
-def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
+def test_keys_that_their_type_cant_hold(runner, database, lake, binary):
     """Said by name when copied and when streamed; corrected on the source, a copy gets past them;
     named under ``text`` they are strings, and everything goes on.
     """
@@ -269,22 +275,24 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     database.execute("insert into t values (1, '2000-01-01 00:00:00+00', 'a')")
     options = {"binary": binary}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options=options))
-    sync(spark, job)
+    sync(runner, job)
     database.execute("insert into t values (1, 'infinity', 'b')")
     told = (
         "public.t: key column 'upto' has a value that timestamp can't hold.*name the column under"
         " types.text"
     )
     with pytest.raises(RunFailed, match=told):
-        consume(spark, job)
+        consume(runner, job)
     with pytest.raises(SyncFailed, match=told):
-        sync(spark, job, ["public.t"])
+        sync(runner, job, ["public.t"])
     database.execute("update t set upto = '2001-01-01 00:00:00+00' where upto = 'infinity'")
-    sync(spark, job, ["public.t"])
+    sync(runner, job, ["public.t"])
     database.execute("update t set v = 'x' where v = 'b'")
-    assert consume(spark, replace(job, run_id="corrected")).warnings == []
+    assert consume(runner, replace(job, run_id="corrected")).warnings == []
     assert (
-        compare_target(spark, job.source.conninfo, job.pipeline, job.read_states()["public.t"]).rows
+        compare_target(
+            runner, job.source.conninfo, job.pipeline, job.read_states()["public.t"]
+        ).rows
         == 0
     )
     database.execute("update t set upto = 'infinity' where v = 'x'")
@@ -292,15 +300,15 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     job = load_job(
         pipeline_file(lake, f"s_{database.name}", options=options, target=chosen), "test"
     )
-    sync(spark, job, ["public.t"])
+    sync(runner, job, ["public.t"])
     database.execute(
         "update t set v = 'c' where upto = 'infinity'; insert into t values (2, 'infinity', 'd')"
     )
     database.execute("update t set upto = now() where id = 2; delete from t where v = 'a'")
-    assert consume(spark, job).warnings == []
+    assert consume(runner, job).warnings == []
     state = job.read_states()["public.t"]
     assert [column.spark_type for column in state.columns] == ["int", "string", "string"]
-    assert compare_target(spark, job.source.conninfo, job.pipeline, state).rows == 0
+    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
 # PostgreSQL's and Spark's names of a type, and two values in Spark SQL; minus and zero are columns,
@@ -329,14 +337,14 @@ def typed(cases):
         yield stored_type(name, spark), *(f"cast({value} as {spark})" for value in values)
 
 
-def test_spark_compares_values_as_their_types_say(spark):
+def test_spark_compares_values_as_their_types_say(runner):
     """By identity, and by PostgreSQL's equality."""
     apart = [f"{t.exact_sql(a)} <=> {t.exact_sql(b)}" for t, a, b in typed(APART)]
     same = [f"{t.exact_sql(a)} <=> {t.exact_sql(a)}" for t, a, _ in typed(APART)]
     same += [f"{t.equal_sql(a)} <=> {t.equal_sql(b)}" for t, a, b in typed(ALIKE)]
     numeric = target_type(PgType(NUMERIC_OID, -1, "numeric"))
     same.append(" <=> ".join(numeric.equal_sql(text) for text in ("'1.0'", "'1'")))
-    columns = spark.createDataFrame([("-0", "0")], "minus string, zero string")
+    columns = runner.spark().createDataFrame([("-0", "0")], "minus string, zero string")
     found = columns.selectExpr(f"array({', '.join(apart)})", f"array({', '.join(same)})")
     ((not_apart, are_same),) = found.collect()
     assert [form for form, equal in zip(apart, not_apart, strict=True) if equal] == []

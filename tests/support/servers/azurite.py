@@ -59,7 +59,7 @@ class Container:
             "AZURE_STORAGE_USE_EMULATOR": "true",
         }
 
-    def configure(self, spark: Any) -> None:
+    def configure(self, runner: Any) -> None:
         """Have a session reach the container by the Blob endpoint, before its first use."""
         own = {
             "abfs.endpoint": f"127.0.0.1:{PORT}",
@@ -72,7 +72,7 @@ class Container:
             "networking.library": "JDK_HTTP_URL_CONNECTION",
         }
         for name, value in own.items():
-            spark.conf.set(f"fs.azure.{name}", value)
+            runner.spark().conf.set(f"fs.azure.{name}", value)
 
     def keys(self, prefix: str) -> list[str]:
         """Return the names of the blobs below a folder, in order, without the empty ones by which

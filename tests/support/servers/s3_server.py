@@ -64,13 +64,13 @@ class Bucket:
         }
         return {f"fs.s3a.bucket.{self.name}.{name}": value for name, value in own.items()}
 
-    def configure(self, spark: Any) -> None:
+    def configure(self, runner: Any) -> None:
         """Have a session reach the bucket as this identity by this address, before its first use.
 
         Hadoop keeps what it has opened.
         """
         for name, value in self.hadoop_settings.items():
-            spark.conf.set(name, value)
+            runner.spark().conf.set(name, value)
 
     @property
     def client(self) -> Any:

@@ -168,14 +168,14 @@ def insert(server, number: int, v: str) -> None:
     ask(server, f"insert into app.t values ({number}, '{v}'); insert into app.u values ('{v}')")
 
 
-def accepted_resync(spark, pipeline) -> None:
+def accepted_resync(runner, pipeline) -> None:
     """A resync by whoever reads the refusal of the first one, and knows that this server is the
     one.
     """
     try:
-        pipeline.resync(spark)
+        pipeline.resync(runner)
     except RunFailed as err:
         found = re.search(r"--accept-server (\d+/\d+)", str(err))
         if found is None:
             raise
-        pipeline.resync(spark, accept_server=found[1])
+        pipeline.resync(runner, accept_server=found[1])

@@ -28,7 +28,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.source_load import SourceBill
-from waldelta.spark.session import DeferredSession
+from waldelta.spark import InProcess
 
 NAMES = ("land", "apply", "check", "report")
 
@@ -37,7 +37,7 @@ def no_session():
     raise AssertionError("no stage needs Spark")
 
 
-SPARK = DeferredSession(no_session)
+RUNNER = InProcess(no_session)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def run(job, failing=(), only=None):
     result = RunResult.from_json(known.result) if known else RunResult("consume", "run")
     stages = {name: stage_of(name) for name in NAMES}
     with pytest.raises(RunFailed) if failing else nullcontext() as caught:
-        run_stages(SPARK, job, result, stages, only)
+        run_stages(RUNNER, job, result, stages, only)
     if failing:
         assert (
             str(caught.value.__cause__)
@@ -108,7 +108,7 @@ def test_what_several_stages_fail_by_is_told_once(job, caplog):
         "check": fail_otherwise,
     }
     with pytest.raises(RunFailed):
-        run_stages(SPARK, job, RunResult("maintain", "run"), stages, None)
+        run_stages(RUNNER, job, RunResult("maintain", "run"), stages, None)
     assert [told.getMessage() for told in caplog.records if told.levelname == "ERROR"] == [
         "stage targets failed",
         "stage change_log failed as targets did",
@@ -158,7 +158,7 @@ def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_t
     run(job, only=["land"])
     with pytest.raises(RunFailed):
         run_stages(
-            SPARK,
+            RUNNER,
             job,
             continued(job, "consume", fresh=False),
             dict.fromkeys(NAMES, sleep),
@@ -188,7 +188,7 @@ def test_an_attempt_begins_before_it_asks_what_an_earlier_one_left(job, monkeypa
         "waldelta.jobs.consume.CONSUME_STAGES", dict.fromkeys(NAMES, lambda *_: None)
     )
     with pytest.raises(LateWriter, match=r"a later attempt .*succeeded.* log"):
-        consume(SPARK, replace(job, again=again), ["apply"])
+        consume(RUNNER, replace(job, again=again), ["apply"])
     assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
 
 
@@ -206,7 +206,7 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     monkeypatch.setattr("waldelta.stages.sync.copy_table.count_raw_rows", lambda *_: 0)
     for expected in (["public.a"], ["public.a", "public.b"]):
         with pytest.raises(RunFailed) as caught:
-            run_sync(SPARK, job, only=["sync", "check"])
+            run_sync(RUNNER, job, only=["sync", "check"])
         result = caught.value.result
         assert sorted(result.tables) == result.checked.passed == expected
         assert (result.targets.not_applied, result.stages["check"].status) == (
@@ -220,7 +220,7 @@ def test_a_stage_that_isnt_there_is_refused(job):
     with pytest.raises(
         StateError, match="consume has no stage 'aply': its stages are land, apply, check, report"
     ):
-        consume(SPARK, job, ["aply"])
+        consume(RUNNER, job, ["aply"])
 
 
 CHANGED = TableResult(deleted=1, skipped=1)

@@ -35,11 +35,12 @@ from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift import Evolution
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.spark import Runner
 from waldelta.spark_sql import string
 from waldelta.types import TargetType, stored_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column
 
     from waldelta.changes.decode.decode import DecodePlan
 
@@ -122,9 +123,7 @@ def check_columns(
             raise NeedsSync(f"{table}: column {name!r}, which its filter uses, changed its type")
 
 
-def route_in_driver(
-    spark: SparkSession, events: pa.Table, plan: DecodePlan, folder: str
-) -> pa.Table:
+def route_in_driver(runner: Runner, events: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
     """Route few events, which the driver has in memory.
 
     Spark reads only their filter's columns, from a file in ``folder``.
@@ -132,17 +131,17 @@ def route_in_driver(
     if plan.routing is None:
         return events
     write_parquet(folder, events.select(plan.filtered_schema.names))
-    judged = spark.read.parquet(folder).select("ord", _operation(plan.routing))
+    judged = runner.spark().read.parquet(folder).select("ord", _operation(plan.routing))
     return routed(events.select(plan.event_schema.names), judged.toArrow())
 
 
-def judge_files(spark: SparkSession, paths: Sequence[str], routing: Routing, folder: str) -> None:
+def judge_files(runner: Runner, paths: Sequence[str], routing: Routing, folder: str) -> None:
     """Judge the events whose filter's columns are in Parquet files, each with its BUCKET.
 
     Writes each event's ``ord`` and its operation for the target as Parquet into
     ``<folder>/bucket=N``.
     """
-    judged = spark.read.parquet(*paths).select(BUCKET, "ord", _operation(routing))
+    judged = runner.spark().read.parquet(*paths).select(BUCKET, "ord", _operation(routing))
     judged.write.mode("overwrite").partitionBy(BUCKET).parquet(folder)
 
 

@@ -35,13 +35,14 @@ from waldelta.pipeline.targets.target_definition import (
     check_new_columns,
     foreign_columns,
 )
+from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote
 from waldelta.target_modes import TargetMode
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ _FILL = "_wd_fill_{}"
 
 
 def reshape(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     state: TableState,
     evolution: Evolution,
@@ -82,9 +83,9 @@ def reshape(
         _check_target(job, state, evolution)
         commit = Tag.of(f"{tag.app_id}:reshape", tag.batch, entries)
         if evolution.only_adds:
-            _add_columns(spark, target, evolution, types, commit)
+            _add_columns(runner, target, evolution, types, commit)
         else:
-            _rewrite(spark, job, state, evolution, types, commit)
+            _rewrite(runner, job, state, evolution, types, commit)
     fault_point("reshape.committed")
     log.info("table=%s columns changed: %s", state.table_name, evolution.describe())
     evolved = replace(
@@ -102,7 +103,7 @@ def _check_target(job: Job, state: TableState, evolution: Evolution) -> None:
 
 
 def _rewrite(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     state: TableState,
     evolution: Evolution,
@@ -113,12 +114,12 @@ def _rewrite(
     name, target = state.table_name, job.lake.target(state.table_name)
     kept = job.pipeline.target.metadata_columns
     fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
-    prepare_target(spark, target, _target_columns(evolution, types))
+    prepare_target(runner, target, _target_columns(evolution, types))
     try:
         mode = state.kept_as if kept else None
         foreign = foreign_columns(job, state)
-        frame = _reshaped(target.frame(spark), evolution, types, fills, mode, foreign)
-        replace_target(spark, target, frame, tag)
+        frame = _reshaped(target.frame(runner.spark()), evolution, types, fills, mode, foreign)
+        replace_target(runner, target, frame, tag)
     finally:
         remove_folder(fills)
 
@@ -148,14 +149,14 @@ def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -
 
 
 def _add_columns(
-    spark: SparkSession,
+    runner: Runner,
     target: DeltaTarget,
     evolution: Evolution,
     types: dict[str, TargetType],
     tag: Tag,
 ) -> None:
     added = [column for column in evolution.columns if column.source is None]
-    prepare_target(spark, target, _target_columns(evolution, types))
+    prepare_target(runner, target, _target_columns(evolution, types))
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
     listed = []
     for column in added:
@@ -163,8 +164,8 @@ def _add_columns(
             f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}"
         )
         last = column.state.name
-    with session_settings(spark, {USER_METADATA: tag.metadata}):
-        spark.sql(f"alter table {target.relation} add columns ({', '.join(listed)})")
+    with session_settings(runner.spark(), {USER_METADATA: tag.metadata}):
+        runner.spark().sql(f"alter table {target.relation} add columns ({', '.join(listed)})")
 
 
 def _reshaped(

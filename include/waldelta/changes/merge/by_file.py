@@ -49,7 +49,8 @@ from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.fence import Fence
 from waldelta.lake.storage import parquet_format
 from waldelta.pipeline import Job
-from waldelta.spark.tasks import RunTask, shares
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class _Target:
 
 
 def merge_files(
-    run: RunTask,
+    runner: Runner,
     job: Job,
     plan: TargetPlan,
     folder: str,
@@ -103,8 +104,8 @@ def merge_files(
 ) -> CommitTag | None:
     """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
 
-    ``run`` executes tasks (tasks.run_tasks). ``fence`` is verified, and None returned, as in
-    merge_in_driver(); None also for updates and deletes of duplicate rows, and truncated leaves.
+    ``fence`` is verified, and None returned, as in merge_in_driver(); None also for updates and
+    deletes of duplicate rows, and truncated leaves.
     """
     if changes_copies(plan, tag) or plan.truncated_leaves:
         return None
@@ -112,7 +113,7 @@ def merge_files(
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
-        merge = _begun(run, job, plan, folder, tag, table)
+        merge = _begun(runner, job, plan, folder, tag, table)
         return None if merge is None else _merged(merge, table, tag, fence)
     except WaldeltaError:
         raise
@@ -148,7 +149,7 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 
 
 def _begun(
-    run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: TargetVersion
+    runner: Runner, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: TargetVersion
 ) -> _Merge | None:
     """Return the merge, or None when Spark must merge this target or these net changes."""
     if (written := written_columns(job, plan, table)) is None:
@@ -165,7 +166,7 @@ def _begun(
     # A path with a folder is of a partitioned table, or of a clone.
     if not is_whole or any("/" in path or "%" in path for path in files["path"].to_pylist()):
         return None
-    return _Merge(run, target, net, files, truncated=plan.is_truncated)
+    return _Merge(runner, target, net, files, truncated=plan.is_truncated)
 
 
 def _files(files: pa.Table) -> list[_File]:
@@ -181,10 +182,10 @@ class _Merge:
     """A merge in progress: the files it removes and adds, and its numbers of changed rows."""
 
     def __init__(
-        self, run: RunTask, target: _Target, net: NetFiles, files: pa.Table, *, truncated: bool
+        self, runner: Runner, target: _Target, net: NetFiles, files: pa.Table, *, truncated: bool
     ) -> None:
-        self._run, self._target, self._net, self._files, self._truncated = (
-            run,
+        self._runner, self._target, self._net, self._files, self._truncated = (
+            runner,
             target,
             net,
             files,
@@ -207,7 +208,7 @@ class _Merge:
         # A task reads at least half as many rows as there are net changes, because it reads all of
         # their keys, too.
         parts = shares(self._touched(), count // 2)
-        told = self._run(
+        told = self._runner.run(
             len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
         )
         for row in told:
@@ -223,7 +224,7 @@ class _Merge:
         target, net = self._target, self._net
         parts = np.split(are_new(self._keys, self._matched), np.cumsum(net.rows)[:-1])
         chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
-        for row in self._run(
+        for row in self._runner.run(
             len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])
         ):
             self._add(row)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
@@ -38,9 +38,7 @@ from waldelta.lake.staging_leftovers import take_over
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 # How many commits are searched. Only maintenance and external commits come in between.
 _NEWEST = 50
@@ -52,31 +50,31 @@ def read_untouched(job: Job, state: TableState) -> TargetCut:
     return TargetCut(state.table_name, state.generation, version)
 
 
-def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> TargetCut:
+def commit_untouched(runner: Runner, job: Job, state: TableState) -> TargetCut:
     """Commit a generation that changes no row; the commit fences runs that still write an earlier
     one.
     """
     target = job.lake.target(state.table_name)
-    set_generation(spark, target, state.generation)
+    set_generation(runner.spark(), target, state.generation)
     cut = read_untouched(job, state)
     target.sync_commit(cut.version)
     return cut
 
 
 def commit_equal(
-    spark: SparkSession, job: Job, state: TableState, tag: CommitTag, column: str
+    runner: Runner, job: Job, state: TableState, tag: CommitTag, column: str
 ) -> TargetCut:
     """Commit, under the copy's transaction id, that a copy found the target correct.
 
     A copy that began earlier then comes too late.
     """
     relation = job.lake.target(state.table_name).relation
-    commit_statement(spark, tag, void_statement(relation, column))
-    return commit_untouched(spark, job, state)
+    commit_statement(runner, tag, void_statement(relation, column))
+    return commit_untouched(runner, job, state)
 
 
 def take_over_target(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     state: TableState,
     quarantine: Quarantine,
@@ -93,14 +91,14 @@ def take_over_target(
     """
 
     def shut_out() -> None:
-        set_generation(spark, job.lake.target(state.table_name), state.generation)
+        set_generation(runner.spark(), job.lake.target(state.table_name), state.generation)
         fault_point("takeover.fenced")
         quarantine.forget(state.table_name, state.generation, fence.verify(), fence)
 
     take_over(job.lake, state.table_name, shut_out)
 
 
-def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
+def take_over_for_copy(runner: Runner, job: Job, name: str, generation: int) -> None:
     """Take over a target that is about to be copied, whatever was staged for it.
 
     A statement that still runs would duplicate the copy's rows.
@@ -110,7 +108,7 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     def shut_out() -> None:
         if (table := target.find()) is not None:
             target.log.check_entry(table.version + 1)
-            set_generation(spark, target, generation)
+            set_generation(runner.spark(), target, generation)
 
     with writing_target(target):
         if not take_over(job.lake, name, shut_out):

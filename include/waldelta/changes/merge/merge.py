@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 import tenacity
 
@@ -29,10 +27,7 @@ from waldelta.changes.stage.stage import check_whole
 from waldelta.lake.fence import Fence
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
-from waldelta.spark import run_tasks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +36,7 @@ _ATTEMPTS = 3
 
 
 def merge_staged(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     changes: Staged,
     plan: TargetPlan,
@@ -56,7 +51,7 @@ def merge_staged(
     if plan.decode.unfolding is None:
         done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
         if done is None and changes.files is not None:
-            done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, fence)
+            done = merge_files(runner, job, plan, changes.files, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
@@ -72,14 +67,14 @@ def merge_staged(
     )
     if plan.decode.unfolding is not None:
         target = job.lake.target(plan.state.table_name)
-        return again(merge_states, spark, target, plan, changes, tag)
+        return again(merge_states, runner, target, plan, changes, tag)
     if changes.net is None and changes.files is not None:
-        check_whole(spark, changes)
-    return again(_merge, spark, job, changes.source, plan, tag, fence)
+        check_whole(runner, changes)
+    return again(_merge, runner, job, changes.source, plan, tag, fence)
 
 
 def _merge(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     source: str,
     plan: TargetPlan,
@@ -99,7 +94,7 @@ def _merge(
     found: dict[str, int] = {}
     if changes_copies(plan, tag) or (cut and not has_key):
         statement = count_statement(target, source, KeylessTarget.of(job, plan))
-        found = _count_found(spark, statement)
+        found = _count_found(runner, statement)
         tag = replace(tag, counts=tag.counts | found)
         fence.verify()  # Counting may have taken long.
     if any(found.values()) or (cut and not has_key):
@@ -112,12 +107,12 @@ def _merge(
         statement = merge_statement(
             target, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
         )
-    return commit_statement(spark, tag, statement)
+    return commit_statement(runner, tag, statement)
 
 
-def _count_found(spark: SparkSession, statement: str) -> dict[str, int]:
+def _count_found(runner: Runner, statement: str) -> dict[str, int]:
     """Return how many staged updates and deletes found their row, from count_statement()."""
-    by_action = {row["action"]: row["rows"] for row in spark.sql(statement).collect()}
+    by_action = {row["action"]: row["rows"] for row in runner.spark().sql(statement).collect()}
     return {
         FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0),
         FOUND_DELETES: by_action.get(ACTION_DELETE, 0),

@@ -5,7 +5,6 @@ commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.statements import (
@@ -16,10 +15,8 @@ from waldelta.changes.merge.statements import (
 )
 from waldelta.lake import DeltaTarget
 from waldelta.snapshot import TableCopy
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def staged_names(copy: TableCopy) -> list[str]:
@@ -35,7 +32,7 @@ def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
 
 
 def merge_rows(
-    spark: SparkSession,
+    runner: Runner,
     target: DeltaTarget,
     copy: TableCopy,
     key: Sequence[str],
@@ -56,4 +53,4 @@ def merge_rows(
         staged_shape(copy, key),
         metadata_columns=copy.lsn is not None,
     )
-    return commit_statement(spark, tag, statement)
+    return commit_statement(runner, tag, statement)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
@@ -26,13 +25,10 @@ from waldelta.lake.delta_statements import (
     USER_METADATA,
 )
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
+from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import insert_clause, quote, string
 from waldelta.types import TargetType
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 # In a commit's counts, for a table without a key: the staged updates and deletes that found a row
 # in the target.
@@ -166,7 +162,7 @@ def void_statement(target: str, column: str) -> str:
     return f"update {target} set {quote(column)} = {quote(column)} where false"
 
 
-def commit_statement(spark: SparkSession, tag: CommitTag, statement: str) -> CommitTag:
+def commit_statement(runner: Runner, tag: CommitTag, statement: str) -> CommitTag:
     """Run one statement that commits under ``tag``, and return ``tag``.
 
     A second statement for the same table needs another tag, since Delta silently skips a repeated
@@ -182,8 +178,8 @@ def commit_statement(spark: SparkSession, tag: CommitTag, statement: str) -> Com
         _IGNORE_MISSING: "false",
         _ROWS_PER_FILE: str(ROWS_PER_FILE),
     }
-    with session_settings(spark, settings):
-        spark.sql(statement).collect()
+    with session_settings(runner.spark(), settings):
+        runner.spark().sql(statement).collect()
     return tag
 
 

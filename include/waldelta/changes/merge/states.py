@@ -31,13 +31,12 @@ from waldelta.changes.merge.statements import (
 )
 from waldelta.lake import DeltaTarget, write_parquet
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, quote
 from waldelta.target_modes import Fold, TargetMode
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from waldelta.changes.decode import TargetPlan
     from waldelta.changes.stage import Staged
 
@@ -85,7 +84,7 @@ def kept_of(plan: TargetPlan) -> Kept:
 
 
 def complete_states(
-    spark: SparkSession, target: DeltaTarget, plan: TargetPlan, staged: Staged, folder: str
+    runner: Runner, target: DeltaTarget, plan: TargetPlan, staged: Staged, folder: str
 ) -> Staged:
     """Complete states from the target's own rows with the values that no event sent.
 
@@ -97,31 +96,31 @@ def complete_states(
     looks_up = (
         bool(counts[ACTION_UPDATE])
         if not is_log
-        else bool(kept.key) and _lacks(spark, staged, kept)
+        else bool(kept.key) and _lacks(runner, staged, kept)
     )
     source = as_stored(staged.source, plan.decode.types)
     if not looks_up:
         return replace(staged, source=source, counts=metric_counts(counts), net=None)
-    current = kept.mode.current_rows(target.frame(spark), kept.key_names)
+    current = kept.mode.current_rows(target.frame(runner.spark()), kept.key_names)
     current.createOrReplaceTempView(_BASE)
-    spark.sql(completed_query(kept, source, _BASE)).write.mode("overwrite").parquet(folder)
-    updates = count_actions(spark, folder).get(ACTION_UPDATE, 0)
+    runner.spark().sql(completed_query(kept, source, _BASE)).write.mode("overwrite").parquet(folder)
+    updates = count_actions(runner, folder).get(ACTION_UPDATE, 0)
     if not is_log:
         counts[ACTION_SKIP] += counts[ACTION_UPDATE] - updates
         counts[ACTION_UPDATE] = updates
     return replace(staged, source=parquet(folder), counts=metric_counts(counts), net=None)
 
 
-def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
+def count_actions(runner: Runner, folder: str) -> dict[str, int]:
     """Return how many staged rows have each action."""
-    rows = spark.read.parquet(folder).groupBy("action").count().collect()
+    rows = runner.spark().read.parquet(folder).groupBy("action").count().collect()
     return {row["action"]: row["count"] for row in rows}
 
 
-def _lacks(spark: SparkSession, staged: Staged, kept: Kept) -> bool:
+def _lacks(runner: Runner, staged: Staged, kept: Kept) -> bool:
     flags = " or ".join(f"u{i}" for i in kept.toastable)
     return bool(flags) and bool(
-        spark.sql(f"select 1 from {staged.source} where {flags} limit 1").collect()
+        runner.spark().sql(f"select 1 from {staged.source} where {flags} limit 1").collect()
     )
 
 
@@ -209,20 +208,20 @@ def differences_query(kept: Kept, source: str, lsn: str, at: str) -> str:
 
 
 def merge_states(
-    spark: SparkSession, target: DeltaTarget, plan: TargetPlan, staged: Staged, tag: CommitTag
+    runner: Runner, target: DeltaTarget, plan: TargetPlan, staged: Staged, tag: CommitTag
 ) -> CommitTag:
     """Commit the staged rows; returns the tag they were committed under."""
     kept, source = kept_of(plan), staged.source
     truncates = plan.decode.unfolding.truncates if plan.decode.unfolding else ()
     if kept.mode.fold.has_changes:
-        name, frame = plan.state.table_name, target.frame(spark)
+        name, frame = plan.state.table_name, target.frame(runner.spark())
         kept = replace(kept, stored_key=kept.mode.stored_key(name, frame, kept.key_names))
         if truncates:
             folder = f"{staged.folder}-truncates"
             write_parquet(folder, _truncate_rows(truncates))
             source = f"({_with_truncates(kept, source, folder)})"
     statement = kept.mode.statement(target.relation, kept, source, truncates)
-    return commit_statement(spark, tag, statement)
+    return commit_statement(runner, tag, statement)
 
 
 def _truncate_rows(truncates: Sequence[Truncation]) -> pa.Table:

@@ -38,13 +38,14 @@ from waldelta.pipeline.targets.target_definition import refusal
 from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl, sql_type
 from waldelta.spark_sql import quote
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 
@@ -113,9 +114,7 @@ def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) ->
     )
 
 
-def prepare_target(
-    spark: SparkSession, target: DeltaTarget, columns: Sequence[TargetColumn]
-) -> None:
+def prepare_target(runner: Runner, target: DeltaTarget, columns: Sequence[TargetColumn]) -> None:
     """Create the empty target when there is none; raises TargetNotWritable.
 
     Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
@@ -130,16 +129,16 @@ def prepare_target(
 
     mapped = needs_mapping(column.name for column in columns)
     with raised_as(not_writable):
-        existing = _read_schema(spark, target)
+        existing = _read_schema(runner, target)
         if existing is None:
             remove_empty_log(target.uri)
-            create_table(spark, target, target_ddl(columns), mapped=mapped)
+            create_table(runner.spark(), target, target_ddl(columns), mapped=mapped)
         elif mapped and not needs_mapping(existing.names):
-            map_columns(spark, target)
+            map_columns(runner.spark(), target)
 
 
 def replace_target(
-    spark: SparkSession,
+    runner: Runner,
     target: DeltaTarget,
     frame: DataFrame,
     tag: Tag,
@@ -149,11 +148,11 @@ def replace_target(
     Raises the named error of a task, or LateWriter when another writer committed at the same time.
     """
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
-    if (option := schema_option(_read_schema(spark, target), frame.schema)) is not None:
+    if (option := schema_option(_read_schema(runner, target), frame.schema)) is not None:
         frame, options[option] = plainly_typed(frame), "true"
     with writing_target(target):
         target.write(frame, "overwrite", tag, options)
-    if (commit := find_commit(spark, target, tag.metadata)) is None:
+    if (commit := find_commit(runner.spark(), target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.
         raise LateWriter(
             f"{target.uri}: the commit isn't in the table's history: run the sync again"
@@ -198,9 +197,9 @@ def target_write_error(target: DeltaTarget, err: Exception) -> WaldeltaError:
     return not_writable_by_spark(uri, err, without_values(err))
 
 
-def _read_schema(spark: SparkSession, target: DeltaTarget) -> StructType | None:
+def _read_schema(runner: Runner, target: DeltaTarget) -> StructType | None:
     try:
-        return target.frame(spark).schema
+        return target.frame(runner.spark()).schema
     except AnalysisException as err:
         if is_absent(err):
             return None

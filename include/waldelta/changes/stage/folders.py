@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from waldelta.lake.storage import remove_folder
 from waldelta.server_errors import texts
-from waldelta.spark.session_settings import is_connect
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
+def staged_in(runner: Runner, *folders: str) -> Iterator[None]:
     """Remove the folders at the end, unless a statement that reads them may still run.
 
     The next run then finds the folders, and knows of that statement. A Spark Connect server
@@ -27,7 +23,7 @@ def staged_in(spark: SparkSession, *folders: str) -> Iterator[None]:
     try:
         yield
     except BaseException as err:
-        if is_connect(spark) and _may_go_on(err):
+        if runner.is_connect and _may_go_on(err):
             log.warning(
                 "keeping staged files that a statement may still read; the next run removes them:"
                 " %s",

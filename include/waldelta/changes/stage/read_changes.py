@@ -14,31 +14,32 @@ from waldelta.changes.decode.decode import CHANGE_COLUMNS
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.pgoutput import Segments
+from waldelta.spark import Runner
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 
 def read_row_changes(
-    spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]
+    runner: Runner, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]
 ) -> DataFrame:
     """Return row messages of these relations that a target's copy may lack, in decode()'s
     columns.
     """
     return (
-        read_changes(spark, change_log, plan.segments)
+        read_changes(runner, change_log, plan.segments)
         .where(F.col("relation_id").isin(*relation_ids) & F.col("kind").isin(*ROW_KINDS))
         .where(F.col("xid8") >= plan.snapshot.xmin)
         .select(*CHANGE_COLUMNS)
     )
 
 
-def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
+def read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
     """Return messages of the range and of the earlier parts that it commits.
 
     Their positions show which of them count.
     """
-    return change_log.place.frame(spark).where(_covering(segments))
+    return change_log.place.frame(runner.spark()).where(_covering(segments))
 
 
 def _covering(segments: Segments) -> Column:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +28,9 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import parquet_format, remove_folder
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
-from waldelta.spark import run_tasks
-from waldelta.spark.tasks import shares
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
 from waldelta.spark.write_errors import change_log_write_error
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ class Split(RowMessages):
 
 @contextmanager
 def splitting(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     change_log: ChangeLog,
     waiting: Callable[[Stream], Collection[int]],
@@ -96,7 +93,7 @@ def splitting(
             return None
         folders.append(staging_folder(job.lake, "messages", 0, stream.segments.upto, job.run_id))
         try:
-            return split(spark, change_log, stream, folders[0])
+            return split(runner, change_log, stream, folders[0])
         except Exception as err:
             raise named_error(err) or change_log_write_error(folders[0], err) or err from err
 
@@ -128,7 +125,7 @@ def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[
     return weighed >= SPLIT_FROM_TABLES * max(total, 1)
 
 
-def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: str) -> Split:
+def split(runner: Runner, change_log: ChangeLog, stream: Stream, folder: str) -> Split:
     """Write the row messages of a range into files of a folder, each sorted by relation.
 
     Messages of one relation stay in the order of the log.
@@ -152,7 +149,7 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
                 writer.write_table(group, row_group_size=GROUP_ROWS)
         return pa.table([[path]], schema=_WRITTEN)
 
-    told = run_tasks(spark, len(dealt), _WRITTEN, write)
+    told = runner.run(len(dealt), _WRITTEN, write)
     log.info(
         "rewrote the messages of many tables, sorted by table, in %.1f s", time.monotonic() - began
     )

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,12 +40,9 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.quantities import counted
-from waldelta.spark import run_tasks
-from waldelta.spark.tasks import shares
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
 from waldelta.spark_sql import parquet
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # One task collapses about this many rows, or BYTES_PER_COLLAPSE of them; a larger range gets more
 # tasks.
@@ -84,23 +81,23 @@ class Staged:
         return self.folder if self.source == parquet(self.folder) else None
 
 
-def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
+def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
-        net = _collapse_in_driver(spark, plan.rows, plan.decode, folder)
+        net = _collapse_in_driver(runner, plan.rows, plan.decode, folder)
         write_parquet(folder, net)
         return _staged(folder, _counts(net, plan.decode).to_pylist(), net)
-    staged = _staged(folder, _stage_in_tasks(spark, plan.split or change_log, plan, folder))
+    staged = _staged(folder, _stage_in_tasks(runner, plan.split or change_log, plan, folder))
     _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
     return staged
 
 
-def check_whole(spark: SparkSession, staged: Staged) -> None:
+def check_whole(runner: Runner, staged: Staged) -> None:
     """Raise StagedLost unless Spark finds all rows that the tasks reported.
 
     Spark's listing of the folder may be older than ours.
     """
-    _require(staged, spark.read.parquet(staged.folder).count())
+    _require(staged, runner.spark().read.parquet(staged.folder).count())
 
 
 def _require(staged: Staged, rows: int) -> None:
@@ -131,13 +128,11 @@ def buckets_for(plan: TargetPlan) -> int:
     return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
 
 
-def _collapse_in_driver(
-    spark: SparkSession, rows: pa.Table, plan: DecodePlan, folder: str
-) -> pa.Table:
+def _collapse_in_driver(runner: Runner, rows: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
     events = list(decode_all(rows.to_batches(), plan))
     if plan.routing is not None and events:
         decoded = pa.Table.from_batches(events)
-        events = route_in_driver(spark, decoded, plan, f"{folder}-routed").to_batches()
+        events = route_in_driver(runner, decoded, plan, f"{folder}-routed").to_batches()
     return _collapse(events, plan)
 
 
@@ -148,7 +143,7 @@ def _collapse(events: Sequence[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
 
 
 def _stage_in_tasks(
-    spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str
+    runner: Runner, messages: RowMessages, plan: TargetPlan, folder: str
 ) -> list[Any]:
     """Write the net changes as Parquet into ``folder``, and return their counts (COUNTS).
 
@@ -163,10 +158,9 @@ def _stage_in_tasks(
 
     buckets = buckets_for(plan)
     if buckets == 1 and plan.decode.routing is None:
-        return run_tasks(spark, 1, COUNTS, lambda number: staging.collapse(number, decoded(pieces)))
+        return runner.run(1, COUNTS, lambda number: staging.collapse(number, decoded(pieces)))
     dealt = shares(pieces)
-    told = run_tasks(
-        spark,
+    told = runner.run(
         len(dealt),
         DIVIDED,
         lambda number: staging.divide(number, decoded(dealt[number]), buckets),
@@ -176,9 +170,8 @@ def _stage_in_tasks(
     rows = rows.reshape(len(names), buckets)
     if plan.decode.routing is not None and rows.any():
         decoded_files = [f"{folder}-decoded/{name}.parquet" for name in names]
-        judge_files(spark, decoded_files, plan.decode.routing, f"{folder}-routed")
-    return run_tasks(
-        spark,
+        judge_files(runner, decoded_files, plan.decode.routing, f"{folder}-routed")
+    return runner.run(
         buckets,
         COUNTS,
         lambda number: staging.collapse(number, staging.read(number, names, rows[:, number])),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
@@ -31,11 +31,9 @@ from waldelta.pipeline.targets.lifecycle import states as due_states
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
+from waldelta.spark import Runner
 from waldelta.stages.apply.outcome import Applied, isolated
 from waldelta.stages.repair.mend import end_killed_repairs
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class SelectedTargets:
 
 
 def select_targets(
-    spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied
+    runner: Runner, job: Job, landed_as_of: int | None, applied: Applied
 ) -> SelectedTargets:
     """Returns all targets that landed changes apply to; puts warnings and failures into
     ``applied``.
@@ -66,7 +64,7 @@ def select_targets(
         applied.published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
-        standings, mended = end_killed_repairs(spark, job, applied.published)
+        standings, mended = end_killed_repairs(runner, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, RequiredAction.APPLY), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from waldelta.changes.decode import TargetPlan, plan_target
 from waldelta.changes.decode.message_search import find_unreadable
@@ -46,7 +45,7 @@ from waldelta.pipeline.targets.watermarks import (
 )
 from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.type_catalog import KnownTypes
-from waldelta.spark.session import start_session
+from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
 from waldelta.stages.apply._unreported import unreported, unreported_commits
@@ -58,9 +57,6 @@ from waldelta.stages.check.gate.verdicts import record_passed
 from waldelta.stages.sync.skipped_copy import is_empty
 from waldelta.target_modes.column_names import clashes
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 log = logging.getLogger(__name__)
 
 
@@ -71,7 +67,7 @@ class _Run:
     ``watermarks`` is each target's last applied batch, ``sizes`` the messages of each landed batch.
     """
 
-    spark: SparkSession
+    runner: Runner
     job: Job
     held: Watermarks
     watermarks: dict[str, int]
@@ -86,7 +82,7 @@ class _Run:
     caller: Fence
 
 
-def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
+def apply(runner: Runner, job: Job, landed_as_of: int | None = None) -> Applied:
     """Bring every synced target up to the last landed batch, and publish a cut whenever all are
     there.
 
@@ -101,9 +97,9 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     # Read before the catalogs, which must be newer than this batch.
     identity = job.read_identity()
     last = job.change_log(identity).last_batch()
-    selected = select_targets(spark, job, landed_as_of, applied)
+    selected = select_targets(runner, job, landed_as_of, applied)
     if last is not None:
-        _apply_upto(spark, job, selected, last, applied, Pace())
+        _apply_upto(runner, job, selected, last, applied, Pace())
     applied.reported_late += unreported_commits(job, identity, selected.unpublished)
     try:
         applied.removed = record_removed(job, selected.unpublished)
@@ -118,7 +114,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
 
 
 def apply_concurrently(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     upto: int,
     applied: Applied,
@@ -133,7 +129,7 @@ def apply_concurrently(
     this one's results; ``caller`` raises when the caller no longer waits.
     """
     caller.verify()
-    return _apply_upto(spark, job, select_unchanged(job), upto, applied, Pace(1, caller))
+    return _apply_upto(runner, job, select_unchanged(job), upto, applied, Pace(1, caller))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +160,7 @@ def _is_behind_copies(
 
 
 def _apply_upto(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     selected: SelectedTargets,
     last: int,
@@ -176,7 +172,7 @@ def _apply_upto(
     """
     states, held = selected.states, Watermarks(job, job.read_identity())
     change_log = held.change_log
-    with _begun(spark, job, selected, last, applied, held, pace) as run:
+    with _begun(runner, job, selected, last, applied, held, pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):
             _find_external_commits(run, state, run.held.versions[state.table_name], applied)
@@ -210,7 +206,7 @@ def _apply_upto(
 
 @contextmanager
 def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     selected: SelectedTargets,
     last: int,
@@ -224,7 +220,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.read_landed_sizes(held.identity, min(fed_from, default=last), last)
     if sum(sizes.values()) > MOST_DRIVER_ROWS:
-        start_session(spark)
+        runner.start()
     quarantine = Quarantine(job.lake)
     planning, locks = SharedConnection(job.source, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
@@ -234,10 +230,10 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
         late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
-    with splitting(spark, job, change_log, waiting) as split, planning, locks:
+    with splitting(runner, job, change_log, waiting) as split, planning, locks:
         try:
             yield _Run(
-                spark,
+                runner,
                 job,
                 held,
                 watermarks,
@@ -358,7 +354,7 @@ def _apply_plan(run: _Run, plan: TargetPlan, fence: TargetFence) -> TargetCut:
     )
     staged = staging_folder(job.lake, state.table_name, state.generation, tag.batch, job.run_id)
     try:
-        with staged_in(run.spark, staged):
+        with staged_in(run.runner, staged):
             tag = _bring(run, plan, tag, staged, fence)
     except WaldeltaError:
         raise
@@ -375,18 +371,18 @@ def _bring(
     """Stage the net changes in a folder and commit them; returns the tag of the commit."""
     job, state = run.job, plan.state
     fence.verify()  # The folder may be the staging folder of the run that owns the target now.
-    take_over_target(run.spark, job, state, run.quarantine, fence)
+    take_over_target(run.runner, job, state, run.quarantine, fence)
     if plan.evolution is not None:
         _check_names(job, state, plan.evolution)
-        reshape(run.spark, job, state, plan.evolution, plan.decode.types, tag)
+        reshape(run.runner, job, state, plan.evolution, plan.decode.types, tag)
         evolved = [column.state for column in plan.evolution.columns]
         plan = replace(
             plan,
             state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)),
         )
     check_columns(job, plan.state)
-    changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
-    judged = judge_of(run.spark, job, plan, run.gates)
+    changes = stage(run.runner, run.stretches.change_log, plan, f"{staged}/net")
+    judged = judge_of(run.runner, job, plan, run.gates)
     if state.kept_as.completes_rows:
         changes = complete_rows(
             job, run.stretches.change_log, plan, changes, run.quarantine, judged, fence=fence
@@ -395,14 +391,14 @@ def _bring(
         changes = judged(changes).staged
     if plan.decode.unfolding is not None:
         changes = complete_states(
-            run.spark, job.lake.target(state.table_name), plan, changes, f"{staged}/filled"
+            run.runner, job.lake.target(state.table_name), plan, changes, f"{staged}/filled"
         )
     fault_point("apply.staged")
     fence.verify()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
         record_passed(job, state.table_name)
     fault_point("apply.merging")
-    tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), fence)
+    tag = merge_staged(run.runner, job, changes, plan, replace(tag, counts=changes.counts), fence)
     fault_point("apply.merged")
     return tag
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -22,12 +21,11 @@ from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.fence import Fence
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job
-from waldelta.spark.session import concurrent_session, has_siblings, interrupt
+from waldelta.spark import Runner
+from waldelta.spark.runner import concurrent_runner
 from waldelta.stages.apply._apply_batches import measures, whole_upto
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from waldelta.stages.apply.outcome import Applied
 
 log = logging.getLogger(__name__)
@@ -161,9 +159,7 @@ class Overlap:
         return max(0.0, self._deadline - time.monotonic()) + self._grace_s
 
 
-def applying(
-    spark: SparkSession, job: Job, applied: Applied, report: Callable[[], object]
-) -> Overlap:
+def applying(runner: Runner, job: Job, applied: Applied, report: Callable[[], object]) -> Overlap:
     """Returns an overlap that applies the job's backlog; ``report`` is called after each apply
     batch.
 
@@ -179,16 +175,16 @@ def applying(
         # what follows.
         with (
             private_files(),
-            concurrent_session(spark) as session,
-            overlap.limited(partial(interrupt, session)),
+            concurrent_runner(runner) as sibling,
+            overlap.limited(sibling.interrupt),
         ):
             try:
-                return apply_concurrently(session, job, upto, applied, caller)
+                return apply_concurrently(sibling, job, upto, applied, caller)
             finally:
                 report()
 
     overlap = Overlap(
-        WholeApplyBatches(job) if has_siblings(spark) else lambda _: None,
+        WholeApplyBatches(job) if runner.has_siblings else lambda _: None,
         apply_upto,
         60.0 * job.pipeline.batch.apply_timeout_minutes,
     )

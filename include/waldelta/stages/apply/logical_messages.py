@@ -31,11 +31,12 @@ from waldelta.pipeline.advisory_locks import messages_lock
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied
 from waldelta.pipeline.task_errors import is_conflict, named_error
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 SCHEMA = pa.schema(
@@ -54,7 +55,7 @@ SCHEMA = pa.schema(
 )
 
 
-def write_messages(spark: SparkSession, job: Job) -> int:
+def write_messages(runner: Runner, job: Job) -> int:
     """Append the messages of all batches landed since the last call in one commit; returns the last
     batch.
 
@@ -75,11 +76,11 @@ def write_messages(spark: SparkSession, job: Job) -> int:
         if done >= last:
             return done
         job.read_landed_sizes(identity, done, last)  # raises SlotGap
-        return _append(spark, job, identity, done, last, lock)
+        return _append(runner, job, identity, done, last, lock)
 
 
 def _append(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     identity: SlotIdentity,
     done: int,
@@ -90,7 +91,7 @@ def _append(
     change_log = job.change_log(identity)
     segments = change_log.stream(done, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
-    rows = plainly_typed(_messages(spark, change_log, segments))
+    rows = plainly_typed(_messages(runner, change_log, segments))
     lock.verify()
     # The identity is read again: with a new slot, batches have other numbers.
     if messages_applied(job, job.read_identity()) != done:
@@ -113,12 +114,14 @@ def _append(
     return last
 
 
-def _messages(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
+def _messages(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
     def read(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:
             yield from read_messages(part, segments)
 
-    chosen = read_changes(spark, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
+    chosen = (
+        read_changes(runner, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
+    )
     return chosen.mapInArrow(once(read), ddl(SCHEMA))
 
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from waldelta.lake import READ_FAILURES
-from waldelta.spark.session_pool import MOST_AT_ONCE
+from waldelta.spark import Runner
+from waldelta.spark.runner_pool import MOST_AT_ONCE
 from waldelta.stages.check.measure import DuplicateKeys, Measured, Reference
 from waldelta.stages.check.measure.profile import profile_by_values
 from waldelta.stages.check.suite import SuitePlan, kind_of
@@ -19,8 +20,6 @@ from waldelta.stages.check.suite.target_kinds import CountedKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ def in_background() -> Iterator[ThreadPoolExecutor]:
 
 def measure_early(
     background: ThreadPoolExecutor,
-    spark: SparkSession,
+    runner: Runner,
     target: CheckedTarget,
     references: Sequence[Reference],
     met: int | None = None,
@@ -57,7 +56,7 @@ def measure_early(
         for kind in map(kind_of, types)
         if isinstance(kind, CountedKind)
         for lookup_key, count in kind.start_counts(
-            background=background, spark=spark, target=target, references=references, met=met
+            background=background, runner=runner, target=target, references=references, met=met
         ).items()
     }
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import OwnSuites, TargetColumns
@@ -15,7 +14,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.task_errors import unexpected_error
-from waldelta.spark import SessionPool
+from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check.gate.decided_rows import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
@@ -24,9 +23,6 @@ from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import CheckedTarget
 from waldelta.stages.check.suite.verdict import unchecked
 from waldelta.target_modes import Feature
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +72,8 @@ class CheckRun:
     pipeline: PipelineFile
     run_id: str
     began: datetime
-    spark: SparkSession
-    pool: SessionPool
+    runner: Runner
+    pool: RunnerPool
     background: ThreadPoolExecutor
     own: OwnSuites
     outcome: RunOutcome

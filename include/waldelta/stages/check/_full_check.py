@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.metadata_columns import LSN
+from waldelta.spark import Runner
 from waldelta.stages.check._background import Measurements
 from waldelta.stages.check._check_run import CheckRun, about, failed, refused
 from waldelta.stages.check._incremental import are_met, suite_of
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         ExpectationSuiteValidationResult,
     )
     from great_expectations.core.run_identifier import RunIdentifier
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,9 @@ def check_fully(
         ready.append(_Prepared(target, known, measurements, SuiteCheck(context, suite)))
 
     def evaluate(
-        session: SparkSession, item: _Prepared
+        runner: Runner, item: _Prepared
     ) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
-        return _evaluate(run, identifier, session, item)
+        return _evaluate(run, identifier, runner, item)
 
     for verdict, result in run.pool.map(evaluate, ready):
         page = None
@@ -94,13 +95,13 @@ def _together(one: ConfigError | None, other: ConfigError | None) -> ConfigError
 
 
 def _evaluate(
-    run: CheckRun, identifier: RunIdentifier, session: SparkSession, item: _Prepared
+    run: CheckRun, identifier: RunIdentifier, runner: Runner, item: _Prepared
 ) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
     """Returns the verdict on a target, and its result for the page unless it can't be judged."""
     started = time.monotonic()
     target, plan = item.target, item.plan
     try:
-        frame = target.frame(session)
+        frame = target.frame(runner)
         result = item.suite.run(frame, *item.measurements)
         if plan.table in run.decided:
             plan = _judge_undecided(run, item, frame, result)

@@ -24,6 +24,7 @@ from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.storage import by_row_group, row_count
 from waldelta.metadata_columns import LSN
+from waldelta.spark import Runner
 from waldelta.stages.check._background import measure_early
 from waldelta.stages.check._check_run import CheckRun, refused
 from waldelta.stages.check._incremental import (
@@ -58,7 +59,7 @@ from waldelta.target_modes import Feature
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from waldelta.stages.check.measure import DuplicateKeys
 
@@ -80,19 +81,19 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
     check found the suite met.
     """
 
-    def judge(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+    def judge(runner: Runner, target: CheckedTarget) -> TableVerdict | None:
         if not run.outcome.is_upkeep:
-            return _judge(run, session, target)
-        unchanged = _judge_rest(run, session, target)
+            return _judge(run, runner, target)
+        unchanged = _judge_rest(run, runner, target)
         if unchanged is not None or not target.state.kept_as.supports(Feature.QUICK_CHECKS):
             return unchanged
         # Of a larger target, upkeep judges all rows anew.
-        return _judge(run, session, target) if target.open().is_small else None
+        return _judge(run, runner, target) if target.open().is_small else None
 
-    def check_one(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+    def check_one(runner: Runner, target: CheckedTarget) -> TableVerdict | None:
         started = time.monotonic()
         try:
-            found = judge(session, target)
+            found = judge(runner, target)
         except Exception as err:  # The full check reports the cause.
             log.info(
                 "table=%s can't have a quick check, a full check follows: %s",
@@ -106,7 +107,7 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
     return [verdict for verdict in run.pool.map(check_one, chosen) if verdict is not None]
 
 
-def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict | None:
     """Returns the verdict on a target; None when Great Expectations must evaluate the suite."""
     table, upkeep = target.open(), run.outcome.is_upkeep
     is_full = upkeep or target.state.table_name in run.outcome.paged
@@ -128,10 +129,10 @@ def _judge(run: CheckRun, session: SparkSession, target: CheckedTarget) -> Table
 
     def by_spark() -> bool:
         # Conditions can be built only where there is a session.
-        frame = target.frame(session)
+        frame = target.frame(runner)
         if (conditions := row_conditions(plan)) is None:
             return False
-        counts = measure_early(run.background, session, target, rules.references, met)
+        counts = measure_early(run.background, runner, target, rules.references, met)
         if LSN in columns and (positions := run.decided.get(plan.table)):
             conditions = _without_decided(plan, conditions, is_decided(positions))
         since = None if upkeep else changed_since(run.known, target, suite, columns)
@@ -164,7 +165,7 @@ def _without_decided(
     }
 
 
-def _judge_rest(run: CheckRun, session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+def _judge_rest(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict | None:
     """Returns the verdict of the expectations that depend on other data, met or not.
 
     Returns None when the target has changed since its last full check.
@@ -174,7 +175,7 @@ def _judge_rest(run: CheckRun, session: SparkSession, target: CheckedTarget) -> 
         return None
     plan = rest_of(suite)
     references, types = run.rules_of(target).references, {p.type for p in plan.expectations}
-    counts = measure_early(run.background, session, target, references, types=types)
+    counts = measure_early(run.background, runner, target, references, types=types)
     return TableVerdict(plan.table, target.version, rest_outcomes(plan, counts), plan.omitted)
 
 

@@ -24,8 +24,7 @@ from waldelta.lake.ledger.check_records import KEPT_PER_TABLE, latest_profiles, 
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.targets.external_commits import check_readable
-from waldelta.spark import SessionPool
-from waldelta.spark.session import DeferredSession
+from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.check._background import in_background, measure_early, profile_early
 from waldelta.stages.check._check_run import CheckRun, RunOutcome, failed
 from waldelta.stages.check._incremental import Known
@@ -43,11 +42,9 @@ from waldelta.stages.check.suite.target_facts import CheckedTarget
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from pyspark.sql import SparkSession
-
 
 def check(
-    spark: SparkSession,
+    runner: Runner,
     pipeline: PipelineFile,
     ledger: Ledger,
     run_id: str,
@@ -77,10 +74,10 @@ def check(
     rules, before = _rules(ledger, outcome, wanted), _before(pipeline, ledger, names, run_id)
     with (
         in_background() as background,
-        SessionPool(spark, len(wanted)) as pool,
+        RunnerPool(runner, len(wanted)) as pool,
         private_files(OWNER_ONLY),
     ):
-        given = (pipeline, run_id, began, spark, pool, background, own, outcome)
+        given = (pipeline, run_id, began, runner, pool, background, own, outcome)
         run = CheckRun(*given, known, rules, before, read_decided(ledger, wanted))
         report = _judge(run, ledger, wanted)
     fault_point("check.reported")
@@ -136,16 +133,15 @@ def _check_fully(
     """
     if not targets:
         return []
-    if isinstance(run.spark, DeferredSession):
-        run.spark.session()  # Without one, no target can be judged: that is no target's failure.
+    run.runner.spark()  # Without a session no target can be judged: that is no target's failure.
     counts = [
-        measure_early(run.background, run.spark, target, run.rules_of(target).references)
+        measure_early(run.background, run.runner, target, run.rules_of(target).references)
         for target in targets
     ]
 
-    def plan(session: SparkSession, target: CheckedTarget) -> SuitePlan | Exception:
+    def plan(runner: Runner, target: CheckedTarget) -> SuitePlan | Exception:
         try:
-            return run.suite_of(target, target.frame(session).columns)
+            return run.suite_of(target, target.frame(runner).columns)
         except Exception as err:
             return err
 

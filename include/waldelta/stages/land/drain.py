@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
@@ -38,10 +38,8 @@ from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_m
 from waldelta.slot.read.read_window import ReadWindows
 from waldelta.slot.recovery import check_unmoved, recover, slot_move
 from waldelta.slot.slot import check_received
+from waldelta.spark import Runner
 from waldelta.stages.land.land import land
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +90,7 @@ class Drained:
 
 
 def drain(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     fence: Fence = UNFENCED,
     on_landed: Callable[[Landed], object] = lambda _: None,
@@ -107,7 +105,7 @@ def drain(
     """
     check_writable(job.pipeline.target.root)
     with job.source.connect_slot("drain") as connection:
-        slot = _SlotDrain(spark, job, connection, fence)
+        slot = _SlotDrain(runner, job, connection, fence)
         drained = slot.drained
         while slot.has_more and drained.unreadable is None:
             landed = slot.land_next()
@@ -122,12 +120,12 @@ class _SlotDrain:
 
     def __init__(
         self,
-        spark: SparkSession,
+        runner: Runner,
         job: Job,
         connection: psycopg.Connection[tuple[Any, ...]],
         fence: Fence,
     ) -> None:
-        self._spark, self._job, self._connection = spark, job, connection
+        self._runner, self._job, self._connection = runner, job, connection
         self._fence = fence
         identity = job.read_identity()
         self._change_log = job.change_log(identity)
@@ -212,7 +210,7 @@ class _SlotDrain:
         began, source = time.monotonic(), self._reading.source
         try:
             times = land(
-                self._spark,
+                self._runner,
                 job.source.slot_conninfo,
                 source,
                 bound,

@@ -8,7 +8,6 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,13 +21,10 @@ from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline.task_errors import named_error
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
-from waldelta.spark import run_tasks
+from waldelta.spark import Runner
+from waldelta.spark.runner import Answer, Task
 from waldelta.spark.task_attempts import error_text as task_error
-from waldelta.spark.tasks import Task
 from waldelta.spark.write_errors import change_log_write_error
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # The task's result: its file (all null when no message came), the peek's duration, and its error.
 _WRITTEN = pa.schema(
@@ -51,7 +47,7 @@ _WRITTEN = pa.schema(
 
 
 def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts would be together
-    spark: SparkSession,
+    runner: Runner,
     conninfo: str,
     source: Source,
     bound: PeekBound,
@@ -82,15 +78,15 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             told = {"failed": task_error(err)} | asdict(err.unread.shortened())
         return pa.Table.from_pylist([told], schema=_WRITTEN)
 
-    row = _written(spark, change_log.uri, read)
-    file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
+    row = _written(runner, change_log.uri, read)
+    file = BatchFile(row["path"], row["size"], row["stats"]) if row["path"] is not None else None
     check_read()
     try:
         change_log.add(batch, file, _commit_metadata(batch, source, bound))
     except WRITE_FAILURES as err:
         raise change_log_write_error(change_log.uri, err) or err from err
     fault_point("land.committed")
-    return PeekTimes(row.server_s, row.total_s, row.messages)
+    return PeekTimes(row["server_s"], row["total_s"], row["messages"])
 
 
 def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
@@ -105,20 +101,20 @@ def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
     return json.dumps({"waldelta": told})
 
 
-def _written(spark: SparkSession, uri: str, read: Task) -> Any:
+def _written(runner: Runner, uri: str, read: Task) -> Answer:
     """Have a task write a batch's file; returns its result (_WRITTEN) or raises its error."""
     row = None
     try:
-        (row,) = run_tasks(spark, 1, _WRITTEN, read)
-        if row.failed is not None:
-            raise OSError(row.failed)
+        (row,) = runner.run(1, _WRITTEN, read)
+        if row["failed"] is not None:
+            raise OSError(row["failed"])
     except Exception as err:
         # The task's own error is raised, not Spark's, because a read window that timed out is
         # retried with a smaller one.
         named = named_error(err)
-        if isinstance(named, DecodeError) and row is not None and row.raw is not None:
+        if isinstance(named, DecodeError) and row is not None and row["raw"] is not None:
             named.unread = UnreadMessage(
-                row.id, row.lsn, row.xid, bytes(row.raw), streamed=row.streamed
+                row["id"], row["lsn"], row["xid"], bytes(row["raw"]), streamed=row["streamed"]
             )
         raise named or change_log_write_error(uri, err) or err from err
     return row

@@ -24,18 +24,17 @@ from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
 from waldelta.slot.standby import check_slot, committed_upto, standby_warnings
+from waldelta.spark import Runner
 from waldelta.stages.setup.new_tables import adopt_or_report
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from waldelta.stages.land.drain import Drained
 
 log = logging.getLogger(__name__)
 
 
 def land_to_now(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     stage: StageResult,
@@ -53,7 +52,7 @@ def land_to_now(
     landed = result.landed
     landed.unreadable = None
     try:
-        _land(job, result, stage, partial(drain, spark, job), on_landed)
+        _land(job, result, stage, partial(drain, runner, job), on_landed)
     except Exception:  # Spark's errors too.
         with suppress(WaldeltaError, *READ_FAILURES):
             _add_attempts(job, result)

@@ -9,39 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 import tenacity
 
 from waldelta.errors import LockHeld, SnapshotLost, StandbyAway
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
+from waldelta.spark import Runner
 from waldelta.stages.land.drain import Drained, drain
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 FLUSH_TIMEOUT_S = 60.0
 SLOT_LOCK_TIMEOUT_S = 30.0
 
 
-def land_backlog(spark: SparkSession, job: Job) -> Drained:
+def land_backlog(runner: Runner, job: Job) -> Drained:
     """Land what is pending in the slot.
 
     Raises SlotUnreadable, after landing what precedes it, when PostgreSQL can't decode a change.
     """
     with _slot_lock(job) as lock:
-        return _drain(spark, job, lock)
+        return _drain(runner, job, lock)
 
 
-def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
+def land_through(runner: Runner, job: Job, needed: Lsn) -> Drained:
     """Land until the change log has everything up to ``needed``, the last position a snapshot sees.
 
     Raises SlotUnreadable as land_backlog() does.
     """
     deadline = time.monotonic() + FLUSH_TIMEOUT_S
     with _slot_lock(job) as lock:
-        drained = _drain(spark, job, lock)
+        drained = _drain(runner, job, lock)
         if drained.end < needed:
             _have_wal_flushed(job)
         while drained.end < needed:
@@ -57,7 +54,7 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
                     f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s"
                 )
             time.sleep(0.2)
-            drained = drained.before(_drain(spark, job, lock))
+            drained = drained.before(_drain(runner, job, lock))
     return drained
 
 
@@ -72,8 +69,8 @@ def _have_wal_flushed(job: Job) -> None:
         connection.execute("select pg_current_xact_id()")
 
 
-def _drain(spark: SparkSession, job: Job, lock: AdvisoryLock) -> Drained:
-    drained = drain(spark, job, lock)
+def _drain(runner: Runner, job: Job, lock: AdvisoryLock) -> Drained:
+    drained = drain(runner, job, lock)
     drained.check_read()
     return drained
 

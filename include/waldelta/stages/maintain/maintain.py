@@ -8,7 +8,6 @@ import logging
 import uuid
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 import tenacity
@@ -41,10 +40,8 @@ from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
 from waldelta.pipeline.task_errors import is_conflict
 from waldelta.quantities import counted
 from waldelta.slot.recovery import durable_position
+from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ _COMPACTION = "waldelta:compaction"
 _STAGED_FOR = timedelta(hours=24)
 
 
-def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
+def maintain_target(runner: Runner, job: Job, name: str) -> None:
     """Compact a target and delete its old versions, under its lock.
 
     Raises LockHeld when another run has the lock, and LateWriter when the target isn't compacted
@@ -74,20 +71,20 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
         version = table.version
         if (state := job.read_state(name)) is not None:
             check_target(job, state, version)
-        overtaken = _compact_as_chosen(spark, job, name, table)
+        overtaken = _compact_as_chosen(runner, job, name, table)
         # Otherwise only the next commit would make the log durable, and a cut could name a version
         # that a power failure removes.
         version = target.sync_behind(version)
     # The deleted files have been unused for a week at least, so no other run waits while the
     # table's folder is listed.
-    _vacuum(spark, table, hours)
+    _vacuum(runner, table, hours)
     target.sync_behind(version)
     if overtaken is not None:
         raise overtaken
 
 
 def _compact_as_chosen(
-    spark: SparkSession, job: Job, name: str, table: TargetVersion
+    runner: Runner, job: Job, name: str, table: TargetVersion
 ) -> LateWriter | None:
     """Compact a target, with the pipeline file's deletion vectors and retention.
 
@@ -97,9 +94,9 @@ def _compact_as_chosen(
     chosen = job.pipeline.target
 
     def compact() -> None:
-        _keep_as_chosen(spark, table, chosen.deletion_vectors_of(name))
-        set_retention(spark, table, job.pipeline.maintenance.keep_versions_hours)
-        _compact(spark, table)
+        _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
+        set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
+        _compact(runner, table)
 
     def see_that_commit(_: tenacity.RetryCallState) -> None:
         log.warning(
@@ -129,7 +126,7 @@ def _is_conflict(err: BaseException) -> bool:
     return isinstance(err, CommitConflict) or is_conflict(err)
 
 
-def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
+def _vacuum(runner: Runner, table: TargetVersion, hours: int) -> None:
     """Delete files that no version newer than ``hours`` needs, including those of killed writers.
 
     delta-rs does it where it knows all writer features of the table: Spark's VACUUM of a small
@@ -143,10 +140,10 @@ def _vacuum(spark: SparkSession, table: TargetVersion, hours: int) -> None:
             log.info("%s is vacuumed by Spark: %s", table.place.uri, err)
         else:
             return
-    vacuum(spark, table.place, hours)
+    vacuum(runner.spark(), table.place, hours)
 
 
-def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors: bool) -> None:
+def _keep_as_chosen(runner: Runner, table: TargetVersion, deletion_vectors: bool) -> None:
     """Follow the pipeline file's choice of deletion vectors.
 
     When they are switched off, existing ones are purged, so that every reader can read the table
@@ -157,16 +154,16 @@ def _keep_as_chosen(spark: SparkSession, table: TargetVersion, deletion_vectors:
     if not deletion_vectors:
         # Purged before they are switched off: if killed in between, the next maintenance repeats
         # it.
-        purge_deleted_rows(spark, table.place)
+        purge_deleted_rows(runner.spark(), table.place)
         fault_point("maintain.purged")
-    set_deletion_vectors(spark, table.place, deletion_vectors)
+    set_deletion_vectors(runner.spark(), table.place, deletion_vectors)
 
 
-def _compact(spark: SparkSession, table: TargetVersion) -> None:
+def _compact(runner: Runner, table: TargetVersion) -> None:
     table.update()
     if _has_work(table) and not _compact_small(table):
-        with session_settings(spark, _FILE_SIZES):
-            optimize(spark, table.place)
+        with session_settings(runner.spark(), _FILE_SIZES):
+            optimize(runner.spark(), table.place)
     fault_point("maintain.compacted")
 
 
@@ -195,7 +192,7 @@ def _has_work(table: TargetVersion) -> bool:
     return bool(small > 1)
 
 
-def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResult) -> None:
+def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:
     """Remove what killed runs staged, if it is old enough and not in use.
 
     A Spark server may continue for a while after a run was killed.
@@ -215,7 +212,7 @@ def remove_leftovers(_: SparkSession, job: Job, __: RunResult, stage: StageResul
     stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
 
 
-def prune_change_log(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+def prune_change_log(_: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Delete batches that every target has applied and that are older than the retention."""
     identity = job.read_identity()
     change_log = job.change_log(identity)
@@ -279,7 +276,7 @@ def _is_needed(prepared: Prepared, expired: int) -> bool:
     )
 
 
-def prune_ledger_rows(_: SparkSession, job: Job, __: RunResult, stage: StageResult) -> None:
+def prune_ledger_rows(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:
     """Prune the ledger after the change log: cuts must outlive the batches whose age they
     record.
     """
@@ -291,7 +288,7 @@ def prune_ledger_rows(_: SparkSession, job: Job, __: RunResult, stage: StageResu
     stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"
 
 
-def prune_reports(_: SparkSession, job: Job, __: RunResult, stage: StageResult) -> None:
+def prune_reports(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:
     """Delete the reports that are older than the newest ``quality.keep_reports`` of each table."""
     from waldelta.stages.check.reports import prune_reports
 

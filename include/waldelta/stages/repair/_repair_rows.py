@@ -42,6 +42,7 @@ from waldelta.snapshot.read_selected import (
     read_keys,
     whole_table,
 )
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import parquet, quote
@@ -53,7 +54,7 @@ from waldelta.stages.repair._by_driver import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 # Why a row is among a repair's net changes.
 ENTERS, LEAVES, TOUCHED = "enters", "leaves", "touched"
@@ -228,13 +229,15 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
 
 
 def _read_keys(
-    spark: SparkSession, rows: RepairRows, *folders: str, keys: Collection[str] | None = None
+    runner: Runner, rows: RepairRows, *folders: str, keys: Collection[str] | None = None
 ) -> DataFrame:
     """Returns staged keys, as ``b<k>`` and as their texts ``t<k>``; stages ``keys`` before that."""
     if keys is not None:
         stage_named(rows, keys, *folders)
     bases = [F.col(f"k{k}").alias(base) for k, base in enumerate(rows.shape.bases)]
-    return spark.read.parquet(*folders).select(*bases, *(f"t{k}" for k in range(len(bases))))
+    return (
+        runner.spark().read.parquet(*folders).select(*bases, *(f"t{k}" for k in range(len(bases))))
+    )
 
 
 def _unheld_keys(
@@ -267,7 +270,7 @@ def _without(
 
 
 def stage_rows(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     rows: RepairRows,
     staged: str,
@@ -300,9 +303,11 @@ def stage_rows(
         write_parquet(f"{staged}/entering", schema.empty_table())
         write_parts(f"{staged}/again", read_again(read_staged_texts(touched, len(key))), schema)
         return
-    staging = [(spark.range(0, count, 1, max(1, count)), read_entering, f"{staged}/entering")]
+    staging = [
+        (runner.spark().range(0, count, 1, max(1, count)), read_entering, f"{staged}/entering")
+    ]
     if touched:
-        staging.append((spark.read.parquet(*touched), read_again, f"{staged}/again"))
+        staging.append((runner.spark().read.parquet(*touched), read_again, f"{staged}/again"))
     for wanted, read, folder in staging:
         wanted.mapInArrow(once(read), ddl(schema)).write.mode("overwrite").parquet(folder)
 
@@ -316,7 +321,7 @@ def _is_for_arrow(rows: RepairRows, touched: Mapping[str, int]) -> bool:
 
 
 def stage_net(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     rows: RepairRows,
     staged: str,
@@ -331,7 +336,7 @@ def stage_net(
         return Staged(folder, parquet(folder), counts)
 
     def read(part: str, why: str) -> DataFrame:
-        found = spark.read.parquet(f"{staged}/{part}").withColumn("why", F.lit(why))
+        found = runner.spark().read.parquet(f"{staged}/{part}").withColumn("why", F.lit(why))
         return found.withColumns(
             {base: F.col(f"c{i}") for base, i in zip(bases, rows.shape.key, strict=True)}
         )
@@ -339,12 +344,12 @@ def stage_net(
     new, gone = read("entering", ENTERS), []
     if touched:
         # A key may have two printed forms, and was then read twice.
-        keys = _read_keys(spark, rows, *touched).select(F.lit(TOUCHED).alias("why"), *bases)
+        keys = _read_keys(runner, rows, *touched).select(F.lit(TOUCHED).alias("why"), *bases)
         gone.append(keys.dropDuplicates(bases))
         again = read("again", TOUCHED).dropDuplicates(bases)
         new = new.join(gone[0], bases, "left_anti").unionByName(again)
     if rows.leaves is not None:
-        held = job.lake.target(rows.drifted.state.table_name).frame(spark)
+        held = job.lake.target(rows.drifted.state.table_name).frame(runner.spark())
         columns = [
             F.col(quote(column.name)).alias(base)
             for column, base in zip(rows.key, bases, strict=True)
@@ -355,20 +360,20 @@ def stage_net(
     for keys in gone:
         deletes = keys.join(new, bases, "left_anti").withColumn("action", F.lit(ACTION_DELETE))
         net = net.unionByName(deletes, allowMissingColumns=True)
-    return _written(spark, net, folder)
+    return _written(runner, net, folder)
 
 
-def _written(spark: SparkSession, net: DataFrame, folder: str) -> Staged:
+def _written(runner: Runner, net: DataFrame, folder: str) -> Staged:
     """Write net changes, and count them by reason and by action."""
     net.write.mode("overwrite").parquet(folder)
     counts: Counter[str] = Counter()
-    for row in spark.read.parquet(folder).groupBy("why", "action").count().collect():
+    for row in runner.spark().read.parquet(folder).groupBy("why", "action").count().collect():
         counts.update({row["why"]: row["count"], row["action"]: row["count"]})
     return Staged(folder, parquet(folder), dict(counts))
 
 
 def rows_to_judge(
-    spark: SparkSession,
+    runner: Runner,
     rows: RepairRows,
     staged: str,
     waiting: str | None,
@@ -382,32 +387,34 @@ def rows_to_judge(
     null for rows that aren't in quarantine.
     """
     bases, is_judged = rows.shape.bases, F.col("t0").isNotNull()
-    found = spark.read.parquet(f"{staged}/net").where(
-        (F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT)
+    found = (
+        runner.spark()
+        .read.parquet(f"{staged}/net")
+        .where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
     )
-    found = found.join(_read_keys(spark, rows, f"{staged}/judged", keys=judged), bases, "left")
+    found = found.join(_read_keys(runner, rows, f"{staged}/judged", keys=judged), bases, "left")
     if waiting is not None:
-        brought = _read_keys(spark, rows, waiting).select(*bases).distinct()
+        brought = _read_keys(runner, rows, waiting).select(*bases).distinct()
         found = found.join(brought.withColumn("waits", F.lit(True)), bases, "left")
         is_judged |= F.col("waits")
-    let = _read_keys(spark, rows, f"{staged}/accepted", keys=accepted)
+    let = _read_keys(runner, rows, f"{staged}/accepted", keys=accepted)
     return found.where(is_judged).drop("waits").join(let, bases, "left_anti")
 
 
-def hold_back(spark: SparkSession, rows: RepairRows, staged: str, keys: Collection[str]) -> Staged:
+def hold_back(runner: Runner, rows: RepairRows, staged: str, keys: Collection[str]) -> Staged:
     """Write and count stage_net()'s output, without the rows that stay in quarantine."""
-    still = _read_keys(spark, rows, f"{staged}/still", keys=keys)
-    rest = spark.read.parquet(f"{staged}/net").join(still, rows.shape.bases, "left_anti")
-    return _written(spark, rest, f"{staged}/let")
+    still = _read_keys(runner, rows, f"{staged}/still", keys=keys)
+    rest = runner.spark().read.parquet(f"{staged}/net").join(still, rows.shape.bases, "left_anti")
+    return _written(runner, rest, f"{staged}/let")
 
 
 def untouched(
-    spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: str | None
+    runner: Runner, rows: RepairRows, keys: Collection[str], staged: str, touched: str | None
 ) -> set[str]:
     """Returns those of these quarantined keys that aren't among the keys in folder ``touched``."""
     if not keys or touched is None:
         return set(keys)
-    held = _read_keys(spark, rows, f"{staged}/untouched", keys=keys)
-    left = held.join(_read_keys(spark, rows, touched), rows.shape.bases, "left_anti")
+    held = _read_keys(runner, rows, f"{staged}/untouched", keys=keys)
+    left = held.join(_read_keys(runner, rows, touched), rows.shape.bases, "left_anti")
     names = rows.named(keys)
     return {names[tuple(row)] for row in left.drop(*rows.shape.bases).collect()}

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from waldelta.errors import (
     NeedsSync,
@@ -43,6 +42,7 @@ from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import not_primary
+from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land import land_backlog, land_through
@@ -51,9 +51,6 @@ from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spar
 from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
 from waldelta.stages.repair.repair import Again, repair
 from waldelta.target_modes import Feature
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +95,7 @@ class ReconcileRequest:
 class Reconciling:
     """A reconciliation so far: results by table, and the tables that failed."""
 
-    spark: SparkSession
+    runner: Runner
     job: Job
     order: ReconcileRequest
     result: RunResult
@@ -132,7 +129,7 @@ def compare_all(work: Reconciling) -> None:
         check_source(connection, job)
         mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}
-    standings, ended = end_killed_repairs(work.spark, job, mappings)
+    standings, ended = end_killed_repairs(work.runner, job, mappings)
     for cut in ended.values():
         work.result.add_repair(cut)
     chosen = list(_chosen(standings, work.order))
@@ -207,9 +204,9 @@ def _compare_group(
     work: Reconciling, states: Sequence[TableState]
 ) -> dict[str, tuple[ComparedTarget, Found]]:
     """Compare some tables in one snapshot; returns those that differ."""
-    spark, job = work.spark, work.job
+    runner, job = work.runner, work.job
     try:
-        work.result.add_drained(land_backlog(spark, job))
+        work.result.add_drained(land_backlog(runner, job))
         # The batches are read before the snapshot: what a target gets during the comparison comes
         # after the batch it is compared at.
         marks = Watermarks(job, job.read_identity())
@@ -217,7 +214,7 @@ def _compare_group(
         states = _readable(work, [s for s in states if s.table_name in batches], marks.versions)
         by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
-            session_settings(spark, _SMALL_BATCHES) if by_spark else nullcontext(),
+            session_settings(runner.spark(), _SMALL_BATCHES) if by_spark else nullcontext(),
             named_loss(job.source.conninfo),
             SnapshotHolder(
                 job.source.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
@@ -225,7 +222,7 @@ def _compare_group(
         ):
             feedings = _feedings(work, holder, states, batches, marks.versions)
             if feedings:
-                work.result.add_drained(land_through(spark, job, holder.lsn))
+                work.result.add_drained(land_through(runner, job, holder.lsn))
             with ThreadPoolExecutor(COMPARED_AT_ONCE, thread_name_prefix="reconcile") as pool:
                 done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
                 return {
@@ -321,7 +318,7 @@ def _compare_one(
 ) -> tuple[ComparedTarget, Found | None]:
     name = feeding.state.table_name
     try:
-        found = compare(work.spark, work.job, holder, feeding)
+        found = compare(work.runner, work.job, holder, feeding)
     except NeedsSync as err:
         work.put(name, NOT_COMPARED, str(err))
         return feeding, None
@@ -347,7 +344,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         _check_repairable(found)
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
         again = Again(reason, order.by, found.keys, compared)
-        done = repair(work.spark, job, feeding.as_copied, again)
+        done = repair(work.runner, job, feeding.as_copied, again)
     except NeedsSync as err:
         remedy = f"sync --tables {name} copies it again"
         work.found[name] = replace(row, reason=f"not repaired: {err}: {remedy}")

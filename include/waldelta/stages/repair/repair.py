@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -78,6 +77,7 @@ from waldelta.snapshot.exported_snapshot import (
     read_version_as_of,
     wait_for_version,
 )
+from waldelta.spark import Runner
 from waldelta.stages.check.gate import read_gates
 from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows
 from waldelta.stages.check.gate.release import landed_upto
@@ -105,9 +105,6 @@ from waldelta.stages.repair.mend.unfinished_repairs import (
 from waldelta.stages.repair.reconcile import stage_changed
 from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +183,7 @@ class _Quarantined:
 class _Work:
     """A repair under its target's lock: what is read again, and the folder of staged rows."""
 
-    spark: SparkSession
+    runner: Runner
     job: Job
     lock: AdvisoryLock
     again: Again | None
@@ -200,7 +197,7 @@ class _Work:
         return f"{self.folder}/touched"
 
 
-def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None = None) -> Repaired:
+def repair(runner: Runner, job: Job, drifted: Repair, again: Again | None = None) -> Repaired:
     """Correct a target by rows of a snapshot of its source, in one MERGE under the target's lock.
 
     These are the rows that a drift moves, of a target that it marked ``needs_sync``, or with
@@ -223,7 +220,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None =
         check_same_copy(job, state if again is not None else replace(state, status=NEEDS_SYNC))
         check_target(job, state)
         check_columns(job, state)
-        done = _repair(spark, job, drifted, lock, again)
+        done = _repair(runner, job, drifted, lock, again)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
         name, done.lsn, done.entered, done.exited, done.read_again, time.monotonic() - began,
@@ -232,18 +229,18 @@ def repair(spark: SparkSession, job: Job, drifted: Repair, again: Again | None =
 
 
 def _repair(
-    spark: SparkSession, job: Job, drifted: Repair, lock: AdvisoryLock, again: Again | None
+    runner: Runner, job: Job, drifted: Repair, lock: AdvisoryLock, again: Again | None
 ) -> Repaired:
     state, quarantine = drifted.state, Quarantine(job.lake)
     generation = next_generation(job.ledger.table_rows(state.table_name))
     lock.verify()
     fence = TargetFence(lock, Watermarks(job, job.read_identity()), state)
-    take_over_target(spark, job, state, quarantine, fence)
+    take_over_target(runner, job, state, quarantine, fence)
     held = _read_quarantined(quarantine, state, again)
     folder = staging_folder(job.lake, state.table_name, generation, 0, job.run_id)
-    work = _Work(spark, job, lock, again, held, generation, folder)
-    drained = land_backlog(spark, job)
-    with staged_in(spark, folder):
+    work = _Work(runner, job, lock, again, held, generation, folder)
+    drained = land_backlog(runner, job)
+    with staged_in(runner, folder):
         rows, keys, drained = _stage_rows(work, drifted, drained)
         # Touched rows equal the source's from this commit on.
         net, carried = _decide(work, rows, keys)
@@ -292,7 +289,7 @@ def _stage_rows(
 
     Returns how many keys were read again, by folder.
     """
-    spark, job, named, state = work.spark, work.job, work.held.named, drifted.state
+    runner, job, named, state = work.runner, work.job, work.held.named, drifted.state
     name, publications = state.table_name, job.pipeline.source.publication_names
     with job.source.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
@@ -306,12 +303,12 @@ def _stage_rows(
         drifted = _as_seen(job, drifted, replicated, storage)
         with job.source.connect("repair") as connection:
             rows = plan_rows(job, drifted, own, holder, connection, named)
-        drained = drained.before(land_through(spark, job, holder.lsn))
+        drained = drained.before(land_through(runner, job, holder.lsn))
         identity = job.read_identity()
         last = job.change_log(identity).last_batch() or 0
         batches = BatchNumbers(Watermarks(job, identity).of(state), last)
         counts = {
-            work.touched: stage_changed(spark, job, state, batches, work.touched),
+            work.touched: stage_changed(runner, job, state, batches, work.touched),
             f"{work.folder}/named": stage_named(rows, named, f"{work.folder}/named"),
         }
         keys = {folder: count for folder, count in counts.items() if count}
@@ -320,7 +317,7 @@ def _stage_rows(
                 f"{read_again:,} of its rows changed during the repair, so a full copy costs no"
                 " more"
             )
-        stage_rows(spark, job, rows, work.folder, keys)
+        stage_rows(runner, job, rows, work.folder, keys)
         check_unaltered(job, replicated, membership)
     return rows, keys, drained
 
@@ -329,10 +326,10 @@ def _decide(
     work: _Work, rows: RepairRows, keys: Mapping[str, int]
 ) -> tuple[Staged, list[IncompleteRow]]:
     """Returns the net changes to merge, and the quarantine's rows of the new generation."""
-    spark, job, held, again = work.spark, work.job, work.held, work.again
+    runner, job, held, again = work.runner, work.job, work.held, work.again
     waiting = work.touched if work.touched in keys else None
-    left_out = untouched(spark, rows, held.discarded.keys(), work.folder, waiting)
-    net = stage_net(spark, job, rows, work.folder, keys)
+    left_out = untouched(runner, rows, held.discarded.keys(), work.folder, waiting)
+    net = stage_net(runner, job, rows, work.folder, keys)
     carried = [held.discarded[key] for key in sorted(left_out)]
     if again is not None:
         if waiting and left_out != held.discarded.keys():
@@ -341,7 +338,7 @@ def _decide(
                 " log, and this would write them: run consume (the _cdc DAG) first"
             )
         if still := _judge(work, rows, waiting):
-            net = hold_back(spark, rows, work.folder, still.keys())
+            net = hold_back(runner, rows, work.folder, still.keys())
         carried += _decided(job, again, held, still, rows.holder.lsn)
     return net, [*carried, *held.messages]
 
@@ -359,7 +356,7 @@ def _judge(work: _Work, rows: RepairRows, waiting: str | None) -> dict[str, Stil
         return {}
     names = rows.named(judged)
     opened = {texts for texts, key in names.items() if judged[key].status == QUARANTINED}
-    found = rows_to_judge(work.spark, rows, work.folder, waiting, judged, held.accepted)
+    found = rows_to_judge(work.runner, rows, work.folder, waiting, judged, held.accepted)
     still = judge_complete_rows(
         job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
     )
@@ -467,7 +464,7 @@ def _commit(
     A run that finds only the first row reads the target to find out whether they were committed
     (end_repair). ``carried`` are the quarantine's rows of the new generation.
     """
-    spark, job, lock, name = work.spark, work.job, work.lock, rows.drifted.state.table_name
+    runner, job, lock, name = work.runner, work.job, work.lock, rows.drifted.state.table_name
     marked = job.read_states()[name]
     first = _first_row(work, rows, marked)
     lock.verify()
@@ -475,7 +472,7 @@ def _commit(
     carry_over(job, begun, carried)
     fault_point("repair.begun")
     try:
-        cut = _merge(work, rows, begun, net) if net.counts else commit_untouched(spark, job, begun)
+        cut = _merge(work, rows, begun, net) if net.counts else commit_untouched(runner, job, begun)
         fault_point("repair.merged")
         lock.verify()
         present = job.read_states()[name]
@@ -484,20 +481,20 @@ def _commit(
                 f"{name} left the publications while it was repaired: sync it again once it is"
                 " published"
             )
-        record_repaired(spark, job, begun, cut, work.again.by if work.again is not None else None)
+        record_repaired(runner, job, begun, cut, work.again.by if work.again is not None else None)
     except (LateWriter, LockHeld):
         raise
     except Exception:
-        _end(spark, job, begun, lock)
+        _end(runner, job, begun, lock)
         raise
     return cut
 
 
-def _end(spark: SparkSession, job: Job, begun: TableState, lock: AdvisoryLock) -> None:
+def _end(runner: Runner, job: Job, begun: TableState, lock: AdvisoryLock) -> None:
     """Record how an aborted repair ended; if that fails now, the next run finds out."""
     try:
         lock.verify()
-        end_repair(spark, job, begun)
+        end_repair(runner, job, begun)
     except Exception as err:
         log.warning(
             "table=%s its repair may or may not be committed, the next run finds out: %s",
@@ -515,6 +512,6 @@ def _merge(work: _Work, rows: RepairRows, begun: TableState, net: Staged) -> Tar
         # A run that committed concurrently may have copied the target again.
         lock.verify()
         key = [column.name for column in rows.key]
-        merge_rows(work.spark, job.lake.target(name), rows.copy, key, net.folder, tag)
+        merge_rows(work.runner, job.lake.target(name), rows.copy, key, net.folder, tag)
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, begun, tag), skipped=0)

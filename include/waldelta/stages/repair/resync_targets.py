@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from waldelta.config import dag_id_of
 from waldelta.errors import StateError, WaldeltaError
@@ -22,16 +21,14 @@ from waldelta.pipeline.targets.lifecycle import (
     requiring,
 )
 from waldelta.quantities import counted
+from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import record_current
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
 
 def resync_targets(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     published: Mapping[str, TargetSource],
@@ -66,7 +63,7 @@ def resync_targets(
                 raise busy[name]
             is_large = sizes.get(name, 0) > largest or copy in adopted
             drift = (drifted or {}).get(name)
-            _repair_or_copy(spark, job, result, copy, drift, is_large=is_large)
+            _repair_or_copy(runner, job, result, copy, drift, is_large=is_large)
         except WaldeltaError as err:
             failures[name] = err
     others = [found for found in standings if found not in adopted]
@@ -77,7 +74,7 @@ def resync_targets(
 
 
 def _repair_or_copy(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     copy: TableLifecycle,
@@ -85,16 +82,16 @@ def _repair_or_copy(
     *,
     is_large: bool,
 ) -> None:
-    if drift is not None and _repair(spark, job, result, copy, drift):
+    if drift is not None and _repair(runner, job, result, copy, drift):
         return
     if job.hand_over and is_large:
         _hand_over(job, result, copy)
     else:
-        _copy(spark, job, result, copy)
+        _copy(runner, job, result, copy)
 
 
 def _repair(
-    spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle, drift: Repair
+    runner: Runner, job: Job, result: RunResult, copy: TableLifecycle, drift: Repair
 ) -> bool:
     """Returns whether the drift was repaired; if not, a warning has the reason, and a copy
     follows.
@@ -102,7 +99,7 @@ def _repair(
     from waldelta.stages.repair.repair import repair
 
     try:
-        done = repair(spark, job, drift)
+        done = repair(runner, job, drift)
     except WaldeltaError as err:
         log.warning("table=%s needs a whole copy: %s", copy.table_name, err)
         result.warnings.append(f"{copy.table_name} needs a whole copy: {err}")
@@ -136,10 +133,10 @@ def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
     )
 
 
-def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle) -> None:
+def _copy(runner: Runner, job: Job, result: RunResult, copy: TableLifecycle) -> None:
     from waldelta.stages.sync.sync import sync
 
-    done = sync(spark, job, [copy.table_name], only_waiting=True)
+    done = sync(runner, job, [copy.table_name], only_waiting=True)
     if not done:
         result.targets.not_applied.append(copy.table_name)
         result.warnings.append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.lake.ledger import Quarantine, TableState
@@ -20,11 +19,9 @@ from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.lock_waits import LockedTables
 from waldelta.quantities import counted
+from waldelta.spark import Runner
 from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.repair.repair import Again, repair
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +32,7 @@ _STILL = (
 
 
 def read_quarantined_again(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     result: RunResult,
     stage: StageResult,
@@ -50,7 +47,7 @@ def read_quarantined_again(
     failures: dict[str, WaldeltaError] = {}
     with job.source.connect("quarantine") as connection:
         mappings, found, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
-        standings, ended = end_killed_repairs(spark, job, mappings)
+        standings, ended = end_killed_repairs(runner, job, mappings)
         replicated = {state.table_name: state for state in states(standings, RequiredAction.APPLY)}
         targets = {str(target.id): target for target in found}
         catalog_tables = read_catalog_state(connection, list(replicated.values()))
@@ -65,7 +62,7 @@ def read_quarantined_again(
                 raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
             there = of_partition(replicated[name], catalog_tables[name], mappings.get(name))
             as_copied = _as_copied(job, *there, targets.get(name), locked)
-            rows.update(_read_again(spark, job, result, as_copied, again))
+            rows.update(_read_again(runner, job, result, as_copied, again))
         except WaldeltaError as err:
             log.error("table=%s %s", name, err)
             failures[name] = of_table(err, name)
@@ -96,13 +93,13 @@ def _as_copied(
 
 
 def _read_again(
-    spark: SparkSession, job: Job, result: RunResult, as_copied: Repair, again: Again
+    runner: Runner, job: Job, result: RunResult, as_copied: Repair, again: Again
 ) -> dict[str, int]:
     """Returns how many rows were corrected and left the quarantine, and how many it kept."""
     name, generation = as_copied.state.table_name, as_copied.state.generation
     before = Quarantine(job.lake).open_counts({name: generation})
     try:
-        done = repair(spark, job, as_copied, again)
+        done = repair(runner, job, as_copied, again)
     except NeedsSync as err:
         raise NeedsSync(
             f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it again"

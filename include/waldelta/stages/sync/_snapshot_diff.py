@@ -30,11 +30,12 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.snapshot import TableCopy
+from waldelta.spark import Runner
 from waldelta.stages.repair.mend import ExpectedRows, differences
 from waldelta.stages.repair.mend.mend import TWICE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ def obstacle(
 
 
 def mend_target(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     state: TableState,
     former: Former,
@@ -129,14 +130,14 @@ def mend_target(
     try:
         if former.state is not None:
             check_target(job, former.state, compared)
-        held = target.frame(spark).dtypes
+        held = target.frame(runner.spark()).dtypes
         why = obstacle(former, copied.copy.key_columns, dict(held), dict(copied.stored.dtypes))
     except StateError as err:
         why = str(err)
     if why is None:
-        merge = partial(merge_rows, spark, target, copied.copy, copied.copy.key_columns)
+        merge = partial(merge_rows, runner, target, copied.copy, copied.copy.key_columns)
         diff = merge_differences(
-            spark, job, state, copied, compared=compared, attempt=attempt, merge=merge
+            runner, job, state, copied, compared=compared, attempt=attempt, merge=merge
         )
         why = "its target has rows with the same key"
     if diff is None:
@@ -145,7 +146,7 @@ def mend_target(
 
 
 def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merged
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     state: TableState,
     copied: CopiedRows,
@@ -165,14 +166,14 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
     target, mode = job.lake.target(table), job.pipeline.target.mode_of(table)
 
     def live_rows() -> DataFrame:
-        return mode.live_rows(target.frame(spark), key)
+        return mode.live_rows(target.frame(runner.spark()), key)
 
     folder = staging_folder(job.lake, table, state.generation, attempt, job.run_id)
     # The same transaction id as a copy's, which this replaces.
     app_id = sync_app_id(job.read_identity(), table)
-    with staged_in(spark, folder):
+    with staged_in(runner, folder):
         differences(copied.expected, live_rows()).write.mode("overwrite").parquet(folder)
-        counts = count_actions(spark, folder)
+        counts = count_actions(runner, folder)
         if TWICE in counts:
             return None  # A whole copy reads the rows again.
         copied.all_read()
@@ -181,7 +182,7 @@ def merge_differences(  # noqa: PLR0913 - a copy, its target, and how it is merg
         done = (
             read_commit(job, state, merge(folder, tag))
             if counts
-            else commit_equal(spark, job, state, tag, key[0])
+            else commit_equal(runner, job, state, tag, key[0])
         )
         check_alone(job, done, compared)
     equal = live_rows().count() - done.inserted - done.updated

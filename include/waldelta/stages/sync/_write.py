@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,16 +18,15 @@ from waldelta.changes.merge.target_table import (
     target_schema,
     writing_target,
 )
-from waldelta.lake import Tag, TargetVersion
+from waldelta.lake import Tag
 from waldelta.lake.delta_statements import set_deletion_vectors
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, now
 from waldelta.pipeline import Job
 from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy
-from waldelta.spark import run_tasks
+from waldelta.spark import Runner
 from waldelta.spark.task_attempts import once
-from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import (
     ChunkReader,
@@ -41,9 +39,6 @@ from waldelta.stages.sync._write_states import (
     copy_states,
     prepare_states,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +64,7 @@ class CopyRows:
 
 
 def write_copy(
-    spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
+    runner: Runner, job: Job, rows: CopyRows, generation: int, former: Former | None
 ) -> WrittenCopy:
     """Write the rows into the target; with its ``former`` copy only those that differ, where that
     is exact.
@@ -79,49 +74,42 @@ def write_copy(
     marks = target.deletion_vectors_of(str(table_id))
     is_plain = not (mode.keeps_rows or marks) and former is None
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
-        take_over_for_copy(spark, job, str(table_id), generation)
+        take_over_for_copy(runner, job, str(table_id), generation)
     here = open_target(place, rows.columns) if is_plain else None
     if here is not None:
-        return _copy_in_tasks(spark, here, rows)
-    prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
+        return copy_files(runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read)
+    prepare_states(runner, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
-        set_deletion_vectors(spark, place, wanted=True)
-    read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(
-        once(_in_frames(rows.reader)), target_schema(rows.columns)
+        set_deletion_vectors(runner.spark(), place, wanted=True)
+    read = (
+        runner.spark()
+        .range(0, rows.tasks, 1, rows.tasks)
+        .mapInArrow(once(_in_frames(rows.reader)), target_schema(rows.columns))
     )
     frame = stored_frame(read, rows.copy.columns)
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)
     if mode.keeps_rows:
-        return WrittenCopy(copy_states(spark, job, begun, given, rows))
+        return WrittenCopy(copy_states(runner, job, begun, given, rows))
     whole: str | None = None
     if former is not None:
         with writing_target(place):
-            diff = mend_target(spark, job, begun, former, given, rows.tag.number)
+            diff = mend_target(runner, job, begun, former, given, rows.tag.number)
         if isinstance(diff, RowDiff):
             return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
         whole = diff
-    written = replace_target(spark, place, frame, rows.tag)
+    written = replace_target(runner, place, frame, rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
-        set_deletion_vectors(spark, place, wanted=False)
+        set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
 
 
-def _copy_in_tasks(spark: SparkSession, target: TargetVersion, rows: CopyRows) -> WrittenCopy:
-    def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
-        done = run_tasks(spark, count, row_schema, task, stops=True)
-        rows.all_read()  # Every task has returned its files.
-        return done
-
-    return copy_files(run, target, rows.tasks, rows.reader, rows.tag)
-
-
-def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> WrittenCopy:
+def keep_target(runner: Runner, job: Job, name: str, generation: int) -> WrittenCopy:
     """Keep the target's rows under a new generation, which late writers of earlier ones can't
     commit to.
     """
-    take_over_for_copy(spark, job, name, generation)
+    take_over_for_copy(runner, job, name, generation)
     version = job.lake.target(name).version
     return WrittenCopy(CommitResult(version, 0, 0))
 

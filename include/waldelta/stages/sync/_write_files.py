@@ -32,7 +32,7 @@ from waldelta.lake.write_errors import named_write_errors
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES
-from waldelta.spark.tasks import RunTask
+from waldelta.spark import Runner
 from waldelta.types.json import Variant
 
 if TYPE_CHECKING:
@@ -114,21 +114,28 @@ def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
 
 
 def copy_files(
-    run: RunTask,
+    runner: Runner,
     target: TargetVersion,
     tasks: int,
     reader: ChunkReader,
     tag: Tag,
+    all_read: Callable[[], object],
 ) -> WrittenCopy:
     """Have tasks write what ``reader`` reads, and replace the target's files; durable on return.
 
-    ``run`` runs the tasks (tasks.run_tasks). Raises the error a task named, LateWriter when another
-    waldelta run committed in between, TargetNotWritable.
+    ``all_read`` is called once all tasks have returned their files. Raises the error a task named,
+    LateWriter when another waldelta run committed in between, TargetNotWritable.
     """
     place, schema = target.place, target.schema
     prefix = new_prefix()
     try:
-        told = run(tasks, _WRITTEN, lambda number: _write(place, schema, prefix, reader(number)))
+        told = runner.run(
+            tasks,
+            _WRITTEN,
+            lambda number: _write(place, schema, prefix, reader(number)),
+            stops=True,
+        )
+        all_read()
     except WaldeltaError:
         discard(place, prefix)
         raise

@@ -37,12 +37,13 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.snapshot import TableCopy
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, quote
 from waldelta.stages.sync._snapshot_diff import CopiedRows, merge_differences
 from waldelta.target_modes import TargetMode
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from waldelta.stages.sync._write import CopyRows
 
@@ -79,7 +80,7 @@ def keeps_earlier_rows(job: Job, table: str, key: Sequence[str]) -> bool:
 
 
 def prepare_states(
-    spark: SparkSession, job: Job, table: str, columns: Sequence[TargetColumn], key: Sequence[str]
+    runner: Runner, job: Job, table: str, columns: Sequence[TargetColumn], key: Sequence[str]
 ) -> None:
     """Create the target, if missing, with the columns of its mode.
 
@@ -94,22 +95,24 @@ def prepare_states(
     wanted += [
         TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
     ]
-    prepare_target(spark, target, wanted)
+    prepare_target(runner, target, wanted)
     for name in key if is_log else ():
-        spark.sql(f"alter table {target.relation} alter column {quote(name)} drop not null")
+        runner.spark().sql(
+            f"alter table {target.relation} alter column {quote(name)} drop not null"
+        )
 
 
 def copy_states(
-    spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
+    runner: Runner, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
 ) -> CommitResult:
     """Bring a target to the state of a snapshot, in one commit."""
     mode, target = job.pipeline.target.mode_of(begun.table_name), job.lake.target(begun.table_name)
     if not rows.keeps:
-        take_over_for_copy(spark, job, begun.table_name, begun.generation)
+        take_over_for_copy(runner, job, begun.table_name, begun.generation)
         frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
-        return replace_target(spark, target, frame, rows.tag)
+        return replace_target(runner, target, frame, rows.tag)
     with writing_target(target):
-        return _add(spark, job, begun, copied, rows)
+        return _add(runner, job, begun, copied, rows)
 
 
 def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[str]:
@@ -121,7 +124,7 @@ def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[st
 
 
 def _add(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     begun: TableState,
     copied: CopiedRows,
@@ -132,12 +135,12 @@ def _add(
     compared = target.version
     if complete := job.ledger.complete_states(table):
         check_target(job, complete[-1], compared)
-    held = target.frame(spark)
+    held = target.frame(runner.spark())
     shared = held.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
     stored_key = mode.stored_key(table, held, copy.key_columns)
     _check_comparable(table, copy, dict(shared.dtypes), dict(copied.stored.dtypes))
     _check_position(table, held, mode, rows.moment.lsn)
-    take_over_for_copy(spark, job, table, begun.generation)
+    take_over_for_copy(runner, job, table, begun.generation)
 
     def merge(folder: str, tag: CommitTag) -> CommitTag:
         names, key = tuple(name for name, _ in copy.columns), staged_shape(copy, copy.key_columns)
@@ -148,10 +151,10 @@ def _add(
         moment = rows.moment.sql
         states = differences_query(kept, source, moment["lsn"], moment["time"])
         statement = mode.statement(target.relation, kept, f"({states})")
-        return commit_statement(spark, tag, statement)
+        return commit_statement(runner, tag, statement)
 
     done = merge_differences(
-        spark, job, begun, copied, compared=compared, attempt=rows.tag.number, merge=merge
+        runner, job, begun, copied, compared=compared, attempt=rows.tag.number, merge=merge
     )
     if done is None:
         raise ModeRefused(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -51,6 +51,7 @@ from waldelta.snapshot.exported_snapshot import (
     reader_name,
 )
 from waldelta.snapshot.read_table import read_chunks
+from waldelta.spark import Runner
 from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
@@ -58,9 +59,6 @@ from waldelta.stages.sync._write_files import ChunkReader, WrittenCopy
 from waldelta.stages.sync._write_states import SnapshotMoment, keeps_earlier_rows
 from waldelta.stages.sync.copied_table import SyncResult
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +107,7 @@ class CopySnapshot:
 
 
 def sync_table(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     table_id: TableId,
     attempt: Attempt,
@@ -131,7 +129,7 @@ def sync_table(
         ExitStack() as watch,
     ):
         held = CopySnapshot(job, holder, began, watch)
-        result, replicated = _copy_as_of(spark, held, table_id, attempt, drained, former)
+        result, replicated = _copy_as_of(runner, held, table_id, attempt, drained, former)
     log.info(
         "table=%s copied rows=%d bytes=%d seconds=%.1f",
         table_id,
@@ -143,7 +141,7 @@ def sync_table(
 
 
 def _copy_as_of(
-    spark: SparkSession,
+    runner: Runner,
     held: CopySnapshot,
     table_id: TableId,
     attempt: Attempt,
@@ -162,7 +160,7 @@ def _copy_as_of(
     rows = _copy_rows(held, replicated, where, tasks, attempt, moment)
     fault_point("sync.planned")
     held.resources.enter_context(progress(holder, table_id, tasks))
-    copy = _write(spark, job, rows, attempt.generation, former, skipped)
+    copy = _write(runner, job, rows, attempt.generation, former, skipped)
     held.end()
     check_unaltered(job, replicated, membership)
     begins = skipped or holder
@@ -188,7 +186,7 @@ def _copy_as_of(
 
 
 def _write(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     rows: CopyRows,
     generation: int,
@@ -197,8 +195,8 @@ def _write(
 ) -> WrittenCopy:
     """Write the copy as write_copy() does; a target whose copy is skipped keeps its rows."""
     if skipped is not None and skipped.former is not None:
-        return keep_target(spark, job, str(rows.target), generation)
-    return write_copy(spark, job, rows, generation, former if skipped is None else None)
+        return keep_target(runner, job, str(rows.target), generation)
+    return write_copy(runner, job, rows, generation, former if skipped is None else None)
 
 
 def _plan_reading(table: PublishedTable) -> list[list[Chunk]]:
@@ -348,12 +346,12 @@ def _target_filter(job: Job, replicated: ReplicatedTarget) -> RowFilter | None:
     return where
 
 
-def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> int:
+def count_raw_rows(runner: Runner, job: Job, table: str, version: int) -> int:
     """Returns the rows of a target's version with a value in ``_wd_raw``.
 
     It reads only that column, which is nearly always null.
     """
     if not job.pipeline.target.metadata_columns:
         return 0
-    frame = job.lake.target(table).frame(spark, version)
+    frame = job.lake.target(table).frame(runner.spark(), version)
     return frame.where(F.col(RAW).isNotNull()).count()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import tenacity
@@ -49,15 +49,13 @@ from waldelta.snapshot.exported_snapshot import (
     wait_for_version,
     wait_for_version_again,
 )
+from waldelta.spark import Runner
 from waldelta.stages.repair.mend import end_killed_repairs
 from waldelta.stages.sync._snapshot_diff import Former
 from waldelta.stages.sync._write_states import keeps_earlier_rows
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
 from waldelta.stages.sync.copy_table import Attempt, check_primary, sync_table
 from waldelta.stages.sync.skipped_copy import check_skipped_copy
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class CopyRequest:
 
 
 def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name what isn't as usual
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
@@ -116,7 +114,9 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     with job.source.connect("sync") as connection:
         check_source(connection, job)
         known, insists = job.ledger.table_states(), tables is not None and not only_waiting
-        wanted = _choose(spark, _read_targets(connection, job), job, tables, known, insists=insists)
+        wanted = _choose(
+            runner, _read_targets(connection, job), job, tables, known, insists=insists
+        )
         if not wanted:
             close_gaps(job)
             return []
@@ -129,7 +129,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         )
     allowed = [target for target in wanted if str(target.id) not in refused]
     orders = _orders(job, allowed, known, reason, by_diff=by_diff, insists=insists)
-    results, failures = _copy_each(spark, job, orders, drained)
+    results, failures = _copy_each(runner, job, orders, drained)
     if failures := refused | failures:
         raise SyncFailed(failures, results)
     close_gaps(job)
@@ -155,7 +155,7 @@ def _orders(
 
 
 def _copy_each(
-    spark: SparkSession, job: Job, orders: Sequence[CopyRequest], drained: PublicationVersion
+    runner: Runner, job: Job, orders: Sequence[CopyRequest], drained: PublicationVersion
 ) -> tuple[list[SyncResult], dict[str, WaldeltaError]]:
     """Copy targets, several at once; returns the results, and the errors by name."""
     results: list[SyncResult] = []
@@ -165,7 +165,7 @@ def _copy_each(
     def attempt(order: CopyRequest) -> None:
         name = str(order.target.id)
         try:
-            if (done := _sync_locked(spark, job, order, ledger_lock, drained)) is not None:
+            if (done := _sync_locked(runner, job, order, ledger_lock, drained)) is not None:
                 results.append(done)
         except Exception as err:
             # A defect of waldelta or Spark in one table's copy must not stop the others.
@@ -226,7 +226,7 @@ def _refused(job: Job, wanted: Sequence[ReplicatedTarget]) -> dict[str, Waldelta
 
 
 def _sync_locked(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     order: CopyRequest,
     ledger_lock: threading.Lock,
@@ -259,7 +259,7 @@ def _sync_locked(
         begun = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
         try:
-            result, replicated = _copy(spark, job, order, begun.generation, drained, lock)
+            result, replicated = _copy(runner, job, order, begun.generation, drained, lock)
         except Exception as err:
             _record_failure(job, ledger_lock, last, begun, err)
             raise
@@ -281,7 +281,7 @@ def _append(
 
 
 def _copy(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     order: CopyRequest,
     generation: int,
@@ -296,7 +296,7 @@ def _copy(
                 with job.source.connect("sync") as connection:
                     drained = wait_for_version_again(connection, drained)
             copied = sync_table(
-                spark, job, order.target.id, Attempt(generation, number), drained, order.former
+                runner, job, order.target.id, Attempt(generation, number), drained, order.former
             )
     return copied
 
@@ -377,7 +377,7 @@ def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Replica
 
 
 def _choose(
-    spark: SparkSession,
+    runner: Runner,
     targets: Sequence[ReplicatedTarget],
     job: Job,
     names: Sequence[str] | None,
@@ -399,7 +399,7 @@ def _choose(
     chosen = [target for target in targets if named is None or target.id in named]
     if insists:
         return chosen
-    standings, _ = end_killed_repairs(spark, job, {str(t.id): t.mapping for t in targets})
+    standings, _ = end_killed_repairs(runner, job, {str(t.id): t.mapping for t in targets})
     fine = {found.table_name for found in requiring(standings, RequiredAction.APPLY)}
     return [target for target in chosen if str(target.id) not in fine]
 

@@ -46,12 +46,12 @@ __all__ = ["job"]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Tasks and parts of a few rows."""
-    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 3)
+    monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 3)
     monkeypatch.setattr(net_files, "ROWS_PER_PART", 2)
     monkeypatch.setattr(net_files, "ROWS_PER_READ", 1)
 
 
-def one_by_one(count, schema, task) -> list[dict]:
+def one_by_one(count, schema, task, *, stops=False) -> list[dict]:
     """Tasks, one after the other, in this process; each is done twice, as Spark may."""
     told = []
     for number in range(count):
@@ -75,7 +75,9 @@ def merged(
     net = net_of(events, raw)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
-    return merge_files(run, job, plan(**options), staged(job, net), planned, fence)
+    return merge_files(
+        SimpleNamespace(run=run), job, plan(**options), staged(job, net), planned, fence
+    )
 
 
 def write_files(job, *files) -> None:
@@ -113,7 +115,7 @@ def path_of(job, least) -> str:
 
 def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
     """However many files are read, each of which may hold any of them."""
-    monkeypatch.setattr("waldelta.spark.tasks.BYTES_PER_TASK", 1)
+    monkeypatch.setattr("waldelta.spark.runner.BYTES_PER_TASK", 1)
     write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(8)))
     told = []
 
@@ -217,7 +219,12 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
     """Which fails for lack of its source."""
     net = net_of([("I", None, 4, "d", "D")])
     planned = replace(tag(), counts={"upsert": 2})
-    assert merge_files(one_by_one, job, plan(), staged(job, net), planned, UNFENCED) is None
+    assert (
+        merge_files(
+            SimpleNamespace(run=one_by_one), job, plan(), staged(job, net), planned, UNFENCED
+        )
+        is None
+    )
 
 
 def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):

@@ -18,6 +18,7 @@ from waldelta.changes.stage import staged_in
 from waldelta.errors import ApplyError
 from waldelta.lake import write_parquet
 from waldelta.lake.storage import local_path
+from waldelta.spark import OnSpark
 
 # Which kind of session by the module of its class.
 Classic = type("SparkSession", (), {"__module__": "pyspark.sql.session"})
@@ -52,7 +53,7 @@ Connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"}
 def test_what_is_staged_stays_where_a_statement_may_go_on(lake, session, err, stays):
     folder = f"{lake}/_waldelta/staging/x"
     write_parquet(folder, pa.table({"a": [1]}))
-    with suppress(BaseException), staged_in(session(), folder):
+    with suppress(BaseException), staged_in(OnSpark(session()), folder):
         if err is not None:
             raise err
     assert local_path(folder).exists() == stays

@@ -20,12 +20,9 @@ from waldelta.lake import Lake
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.row_messages import row_messages
+from waldelta.spark import InProcess
 
 TABLES = list(range(16400, 16412))
-
-
-def run_here(_, count, told, task):
-    return [row for number in range(count) for row in task(number).cast(told).to_pylist()]
 
 
 def insert(oid, key, xid=None):
@@ -59,8 +56,8 @@ def mixed_batches(rng, transactions=40):
 
 @pytest.fixture
 def split_here(monkeypatch):
-    monkeypatch.setattr(split, "run_tasks", run_here)
-    monkeypatch.setattr("waldelta.spark.tasks.ROWS_PER_TASK", 300)  # several files
+    monkeypatch.setattr("waldelta.spark.runner.LOCAL_TASKS", 1000)
+    monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 300)  # several files
     monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
     monkeypatch.setattr(split, "GROUP_ROWS", 50)
 
@@ -71,7 +68,9 @@ def test_each_table_has_its_rows_in_the_order_of_the_log(tmp_path):
     rng = random.Random(chosen_seed())
     log = written(tmp_path, *mixed_batches(rng))
     stream = log.stream(0, 3)
-    made = split.split(None, log, stream, (tmp_path / "staging" / "messages").as_uri())
+    made = split.split(
+        InProcess(pytest.fail), log, stream, (tmp_path / "staging" / "messages").as_uri()
+    )
     assert len(made.paths) > 1
     for ids in ([oid] for oid in TABLES):
         expected = log.rows(stream, 1 << 30, ids)
@@ -137,7 +136,7 @@ def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, mon
         insert(oid, key) for key in range(100) for oid in TABLES[1:]
     ]
     log, job = written(tmp_path, plain(7, *rows), plain(8, insert(few, 9))), lake_job(tmp_path)
-    with split.splitting(None, job, log, lambda _: TABLES) as split_up:
+    with split.splitting(InProcess(pytest.fail), job, log, lambda _: TABLES) as split_up:
         found = BatchRanges(log, log.sizes(0, 2), split_up).of(BatchNumbers(0, 1))
         state_of = {
             oid: SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (few, many)

@@ -5,6 +5,7 @@ and what is left to Spark.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +31,9 @@ COLUMNS = [
 SCHEMA = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in COLUMNS])
 
 
+ONE_BY_ONE = SimpleNamespace(run=one_by_one)
+
+
 @pytest.fixture
 def uri(tmp_path):
     return f"{tmp_path.as_uri()}/s/t"
@@ -45,18 +49,19 @@ def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
     """A copy whose tasks read these parts; each is done twice, as Spark may."""
     target = target or open_target(table_at(uri), COLUMNS)
 
-    def run(count, schema, task):
+    def run(count, schema, task, *, stops):
         told = one_by_one(count, schema, task)
         if meanwhile is not None:
             meanwhile()
         return told
 
     return copy_files(
-        run,
+        SimpleNamespace(run=run),
         target,
         len(tasks),
         lambda n: iter(tasks[n]),
         Tag.of("app", attempt, {"verb": "sync", "n": attempt}),
+        lambda: None,
     )
 
 
@@ -192,7 +197,7 @@ def test_the_error_that_a_task_names_is_raised(uri):
 
     target = open_target(table_at(uri), COLUMNS)
     with pytest.raises(SnapshotLost):
-        copy_files(one_by_one, target, 1, lambda _: lost(), Tag.of("app", 1, {}))
+        copy_files(ONE_BY_ONE, target, 1, lambda _: lost(), Tag.of("app", 1, {}), pytest.fail)
     assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
 
 
@@ -205,18 +210,19 @@ def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
     before = sorted([*local_path(uri).glob("*.parquet"), local_path(uri) / "part-other.parquet"])
     (local_path(uri) / "part-other.parquet").touch()
 
-    def run(count, schema, task):
+    def run(count, schema, task, *, stops):
         one_by_one(count, schema, task)
         assert len(list(local_path(uri).glob("*.parquet"))) > len(before)
         raise err
 
     with pytest.raises((SnapshotLost, TargetNotWritable)):
         copy_files(
-            run,
+            SimpleNamespace(run=run),
             open_target(table_at(uri), COLUMNS),
             2,
             lambda n: iter([part(n)]),
             Tag.of("app", 2, {}),
+            pytest.fail,
         )
     assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
 
@@ -229,7 +235,7 @@ def test_a_disk_that_takes_nothing_is_told(uri):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(TargetNotWritable, match="free space"):
-        copy_files(one_by_one, target, 1, lambda _: full(), Tag.of("app", 1, {}))
+        copy_files(ONE_BY_ONE, target, 1, lambda _: full(), Tag.of("app", 1, {}), pytest.fail)
 
 
 UNKNOWN = {

@@ -49,6 +49,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
+from waldelta.spark import Runner
 from waldelta.stages.check.gate.examples import JudgedColumns, failing_examples
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
@@ -66,7 +67,7 @@ from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -139,15 +140,15 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
 
 
 def judge_of(
-    spark: SparkSession, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
+    runner: Runner, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
 ) -> Callable[[Staged], JudgedChanges] | None:
     """Returns the function that judges the staged changes of a target; None when it has no gate."""
     gate = gates.get(plan.state.table_name)
-    return None if gate is None else partial(judge, spark, job, plan, gate)
+    return None if gate is None else partial(judge, runner, job, plan, gate)
 
 
 def judge(
-    spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
+    runner: Runner, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
 ) -> JudgedChanges:
     """Returns the staged changes that may be merged.
 
@@ -163,18 +164,18 @@ def judge(
             " target of mode mirror supports: set gate: warn"
         )
     columns = _columns_of(plan)
-    _ = spark.version  # Conditions can be made only once the session has started.
+    _ = runner.spark().version  # Conditions can be made only once the session has started.
     verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
-    frame = _batch_frame(spark, job, plan, staged)
+    frame = _batch_frame(runner, job, plan, staged)
     asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
     stops = [v for v in verdicts if v.gated.item.gate == "stop"]
     try:
-        judged = _set_aside(spark, plan, _ByRow(gate, columns, asides), staged, frame)
+        judged = _set_aside(runner, plan, _ByRow(gate, columns, asides), staged, frame)
         if stops:
             if judged.staged is not staged:
-                frame = _batch_frame(spark, job, plan, judged.staged)
+                frame = _batch_frame(runner, job, plan, judged.staged)
             rest = frame.where(lands_later(F.col(f"{_NET}.lsn"), gate.released))
             _check_passes(gate, columns, rest, stops)
     finally:
@@ -428,13 +429,13 @@ def _condition(
     return condition, whys
 
 
-def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
+def _batch_frame(runner: Runner, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
     """Returns the rows the merge would write, with the target's columns and each change as a
     struct.
     """
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     # The SQL contains only waldelta's own actions and folder.
-    rows = spark.sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608
+    rows = runner.spark().sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608
     net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(_NET)
     return rows.select(net, *_values(job, _columns_of(plan)))
 
@@ -455,7 +456,7 @@ def _values(job: Job, columns: JudgedColumns) -> list[Column]:
 
 
 def _set_aside(
-    spark: SparkSession, plan: TargetPlan, asides: _ByRow, staged: Staged, frame: DataFrame
+    runner: Runner, plan: TargetPlan, asides: _ByRow, staged: Staged, frame: DataFrame
 ) -> JudgedChanges:
     count = asides.count(frame)
     if not count:
@@ -471,7 +472,7 @@ def _set_aside(
         )
     found, of_rows = asides.failing_rows(frame)
     reasons = [asides.reason(of_row) for of_row in of_rows]
-    judged = set_aside(spark, plan, staged, as_net(found, plan), reasons)
+    judged = set_aside(runner, plan, staged, as_net(found, plan), reasons)
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
         table,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +27,8 @@ from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
 from waldelta.changes.stage import Staged
 from waldelta.lake import write_parquet
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class JudgedChanges:
 
 
 def set_aside(
-    spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]
+    runner: Runner, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]
 ) -> JudgedChanges:
     """Take these rows out of ``staged``; they are net changes that would write a row.
 
@@ -86,13 +83,13 @@ def set_aside(
     )
     rest = _in_driver if staged.net is not None else _by_spark
     return JudgedChanges(
-        replace(rest(spark, plan, staged, rows, gone), counts=left),
+        replace(rest(runner, plan, staged, rows, gone), counts=left),
         tuple(AsideRow(*row) for row in told),
     )
 
 
 def _in_driver(
-    _: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
+    _: Runner, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
 ) -> Staged:
     net = staged.net
     assert net is not None  # noqa: S101 - the caller selects this function only with net
@@ -111,7 +108,7 @@ def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
 
 
 def _by_spark(
-    spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
+    runner: Runner, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
 ) -> Staged:
     key, names = plan.decode.shape.key, ", ".join(plan.decode.net_schema.names)
     folder = f"{staged.folder}-let"
@@ -121,7 +118,7 @@ def _by_spark(
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     listed = ", ".join(f"s.{name}" for name in plan.decode.net_schema.names)
     # The SQL contains only numbered columns and waldelta's own folders, no names from the source.
-    rest = spark.sql(
+    rest = runner.spark().sql(
         f"select {listed} from {staged.source} as s"  # noqa: S608
         f" left anti join {parquet(f'{folder}-aside')} as a"
         f" on s.action in ({written}) and {same}"

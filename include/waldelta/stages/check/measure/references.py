@@ -16,6 +16,7 @@ from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
+from waldelta.spark import Runner
 from waldelta.stages.check.constraints import ForeignKey
 from waldelta.stages.check.constraints.foreign_keys import KeyColumn
 from waldelta.target_modes import MIRROR, TargetMode
@@ -24,7 +25,7 @@ from waldelta.types.base import Comparison
 from waldelta.types.type_map import key_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 # Takes the place of column names as the key of the prefetched result.
 FOREIGN_KEY = "_wd_foreign_key"
@@ -43,9 +44,9 @@ class Side:
     mode: TargetMode = MIRROR
     key: tuple[str, ...] = ()
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def frame(self, runner: Runner) -> DataFrame:
         """Returns the target's live rows."""
-        return self.mode.live_rows(self.target.frame(spark, self.version), self.key)
+        return self.mode.live_rows(self.target.frame(runner.spark(), self.version), self.key)
 
     def open(self) -> TargetVersion:
         """Opens the target's version without Spark."""

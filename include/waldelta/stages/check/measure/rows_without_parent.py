@@ -19,28 +19,29 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode.collapse import codes_of_both
 from waldelta.lake import READ_FAILURES, TargetVersion
 from waldelta.metadata_columns import LSN
+from waldelta.spark import Runner
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
 from waldelta.stages.check.measure.references import Reference, Side
 from waldelta.types.base import Comparison
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column
 
 log = logging.getLogger(__name__)
 
 
-def find_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
+def find_rows_without_parent(runner: Runner, reference: Reference) -> DuplicateKeys:
     """Returns the rows without a parent row, found by Spark's anti-join.
 
     Rows with a null in their key refer to nothing.
     """
-    rows = reference.referring.frame(spark)
+    rows = reference.referring.frame(runner)
     if reference.since is not None:
         rows = rows.where(F.col(LSN) >= reference.since)
     padded = _padded(reference)
     own = rows.select(*_key_columns("r", reference.referring.columns, padded[0]))
-    there = reference.referenced.frame(spark).select(
+    there = reference.referenced.frame(runner).select(
         *_key_columns("p", reference.referenced.columns, padded[1])
     )
     places = range(len(reference.comparisons))
@@ -73,7 +74,7 @@ def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> l
     ]
 
 
-def count_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
+def count_rows_without_parent(runner: Runner, reference: Reference) -> DuplicateKeys:
     """Returns the rows without a parent row.
 
     If both targets are small and every row has a parent, the driver finds out by itself; otherwise
@@ -88,7 +89,7 @@ def count_rows_without_parent(spark: SparkSession, reference: Reference) -> Dupl
         log.info(
             "foreign key %s can't be checked on the driver: %s", reference.name, type(err).__name__
         )
-    return find_rows_without_parent(spark, reference)
+    return find_rows_without_parent(runner, reference)
 
 
 def rows_without_parent_in_driver(reference: Reference) -> int | None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import TableState
+from waldelta.spark import Runner
 from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.suite._freshness import FreshnessLimit
 from waldelta.stages.check.suite.profile_drift import Before
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,13 @@ class CheckedTarget:
         """Opens the target's version without Spark."""
         return self.table.open(self.version)
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def frame(self, runner: Runner) -> DataFrame:
         """Returns the rows that the source has now, as a mirror would hold them."""
-        return self.state.kept_as.live_rows(self.kept(spark), self.state.key_columns)
+        return self.state.kept_as.live_rows(self.kept(runner), self.state.key_columns)
 
-    def kept(self, spark: SparkSession) -> DataFrame:
+    def kept(self, runner: Runner) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
-        return self.table.frame(spark, self.version)
+        return self.table.frame(runner.spark(), self.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from waldelta.lake.ledger.check_records import (
     recorded_unknown,
 )
 from waldelta.quantities import counted
+from waldelta.spark import Runner
 from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
 from waldelta.stages.check.measure.columns import column_differences
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey
@@ -31,8 +32,6 @@ from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetFacts
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
-
-    from pyspark.sql import SparkSession
 
     from waldelta.stages.check.measure import Reference
 
@@ -120,7 +119,7 @@ class CountedKind(TargetKind):
         self,
         *,
         background: ThreadPoolExecutor,
-        spark: SparkSession,
+        runner: Runner,
         target: CheckedTarget,
         references: Sequence[Reference],
         met: int | None,
@@ -173,7 +172,7 @@ class KeyUnique(CountedKind):
         self,
         *,
         background: ThreadPoolExecutor,
-        spark: SparkSession,
+        runner: Runner,
         target: CheckedTarget,
         met: int | None,
         **_: Any,
@@ -192,12 +191,12 @@ class KeyUnique(CountedKind):
                 else None
             )
             if key is None:
-                return find_duplicate_keys(target.frame(spark), columns)
+                return find_duplicate_keys(target.frame(runner), columns)
             if since is not None:
                 key = key.written_since(since)
             if is_single and not keeps_rows and key.is_unique():
                 return DuplicateKeys(0)
-            rows = key.rows_in_question(target.frame(spark))
+            rows = key.rows_in_question(target.frame(runner))
             return find_duplicate_keys(rows, columns, dense=is_single and key.is_dense)
 
         return {columns: background.submit(count)} if columns else {}
@@ -226,7 +225,7 @@ class KeptRowsHold(CountedKind):
         self,
         *,
         background: ThreadPoolExecutor,
-        spark: SparkSession,
+        runner: Runner,
         target: CheckedTarget,
         **_: Any,
     ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
@@ -235,7 +234,7 @@ class KeptRowsHold(CountedKind):
         if not (rules := mode.rules(key)):
             return {}
         # The tasks that wait for this one are behind it in the queue.
-        found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, key))
+        found = background.submit(lambda: find_broken_rows(target.kept(runner), mode, key))
         return {
             (KEPT_ROWS, rule.label): background.submit(
                 lambda label: found.result()[label], rule.label
@@ -265,13 +264,13 @@ class ReferencesHold(CountedKind):
         self,
         *,
         background: ThreadPoolExecutor,
-        spark: SparkSession,
+        runner: Runner,
         references: Sequence[Reference],
         **_: Any,
     ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
         """Have rows counted that have no parent row."""
         return {
-            reference.lookup_key: background.submit(count_rows_without_parent, spark, reference)
+            reference.lookup_key: background.submit(count_rows_without_parent, runner, reference)
             for reference in references
         }
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import committed_verb
@@ -36,9 +35,7 @@ from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.slot_identity import identity_of, incarnation_of
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_lifecycles
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +65,14 @@ def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> No
 
 
 def record_repaired(
-    spark: SparkSession, job: Job, begun: TableState, cut: TargetCut, by: str | None = None
+    runner: Runner, job: Job, begun: TableState, cut: TargetCut, by: str | None = None
 ) -> None:
     """Record in the ledger that a repair is done, and that its quarantined rows were read again.
 
     Raises LateWriter when another run owns the target now.
     """
     before = _before(job, begun)
-    held = _count_rows(spark, job, begun.table_name)
+    held = _count_rows(runner, job, begun.table_name)
     at = now()
     done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
     job.ledger.append_state(done, begun)
@@ -109,15 +106,15 @@ def record_repaired(
     log.info("table=%s repaired at version %d", begun.table_name, cut.version)
 
 
-def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
+def _count_rows(runner: Runner, job: Job, name: str) -> int:
     """Returns the target's row count, from its log where possible."""
     target = job.lake.target(name)
     table = target.open()
     counted = None if table.has_deletion_vectors else row_count(table.files)
-    return target.frame(spark).count() if counted is None else counted
+    return target.frame(runner.spark()).count() if counted is None else counted
 
 
-def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | None:
+def end_repair(runner: Runner, job: Job, begun: TableState) -> TargetCut | None:
     """Find out whether an aborted repair was committed, and record its end in the ledger.
 
     Returns None when it never will be committed. The caller must have the target's lock. Raises
@@ -126,11 +123,11 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
     """
     name, tag = begun.table_name, repair_tag(begun, begun.run_id)
     if committed_verb(job, begun, tag) is None:
-        _void(spark, job, begun, tag)
+        _void(runner, job, begun, tag)
     verb = committed_verb(job, begun, tag)
     if verb == _REPAIR:
         cut = replace(read_commit(job, begun, tag), skipped=0)
-        record_repaired(spark, job, begun, cut)
+        record_repaired(runner, job, begun, cut)
         log.warning("table=%s its interrupted repair was committed, nothing to do", name)
         return cut
     if verb != _VOID:
@@ -149,7 +146,7 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
 
 
 def end_killed_repairs(
-    spark: SparkSession, job: Job, published: Mapping[str, TargetSource]
+    runner: Runner, job: Job, published: Mapping[str, TargetSource]
 ) -> tuple[list[TableLifecycle], dict[str, TargetCut]]:
     """Returns every table's lifecycle after ending killed repairs, and what committed ones did.
 
@@ -166,7 +163,7 @@ def end_killed_repairs(
             with target_lock(job, begun.table_name):
                 if (
                     job.read_state(begun.table_name) == begun
-                    and (cut := end_repair(spark, job, begun)) is not None
+                    and (cut := end_repair(runner, job, begun)) is not None
                 ):
                     cuts[begun.table_name] = cut
             ended = True
@@ -200,10 +197,10 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
         )
 
 
-def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> None:
+def _void(runner: Runner, job: Job, begun: TableState, tag: CommitTag) -> None:
     statement = void_statement(job.lake.target(begun.table_name).relation, begun.key_columns[0])
     try:
-        commit_statement(spark, replace(tag, verb=_VOID), statement)
+        commit_statement(runner, replace(tag, verb=_VOID), statement)
     except (ConfigError, SparkUnreachable):
         raise
     except Exception as err:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from waldelta.lake import READ_FAILURES, DeltaTarget
 from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile._checksum import (
@@ -36,9 +36,6 @@ from waldelta.stages.repair.reconcile._checksum_text import lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
 from waldelta.types import TargetType
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +52,7 @@ class TargetSide:
     ``small`` are its rows where the driver reads them (read_small()).
     """
 
-    spark: SparkSession
+    runner: Runner
     target: DeltaTarget
     version: int
     plan: Fingerprint
@@ -156,7 +153,7 @@ class TargetSide:
             yield pa.RecordBatch.from_arrays([*values, *raws], names)
 
     def _run_by_spark(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
-        frame = self.target.frame(self.spark, self.version)
+        frame = self.target.frame(self.runner.spark(), self.version)
         columns = [
             F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)
         ]

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,7 @@ from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import plan_chunks
 from waldelta.snapshot.read_selected import key_columns, whole_table
+from waldelta.spark import Runner
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import (
@@ -65,9 +66,6 @@ from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, Sourc
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
 from waldelta.target_modes import Feature
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -153,18 +151,16 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     return None
 
 
-def compare(
-    spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: ComparedTarget
-) -> Found:
+def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> Found:
     """Compare one table; everything that the snapshot sees has landed.
 
     Raises NeedsSync for a table that can't be compared now.
     """
     began, state = time.monotonic(), feeding.state
     rows = _estimated_rows(job, state)
-    source, target, left_out = _sides(spark, job, holder, feeding, rows)
+    source, target, left_out = _sides(runner, job, holder, feeding, rows)
     plan = source.plan
-    aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
+    aside = _set_aside(runner, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
             f"{aside.in_flight:,} of its rows changed since its target's version"
@@ -197,7 +193,7 @@ def compare(
 
 
 def _sides(
-    spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: ComparedTarget, rows: int
+    runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedTarget, rows: int
 ) -> tuple[SourceSide, TargetSide, list[str]]:
     """Returns both sides of a comparison of about so many rows, and the columns that are left
     out.
@@ -212,7 +208,7 @@ def _sides(
     )
     source, place = _source(job, holder, feeding, copy, plan), job.lake.target(state.table_name)
     small = read_small(place, feeding.version)
-    target = TargetSide(spark, place, feeding.version, plan, tuple(source.shown), small)
+    target = TargetSide(runner, place, feeding.version, plan, tuple(source.shown), small)
     return source, target, left_out
 
 
@@ -288,7 +284,7 @@ def _source(
 
 
 def _set_aside(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     feeding: ComparedTarget,
     plan: Fingerprint,
@@ -305,7 +301,7 @@ def _set_aside(
             )
         nothing = np.zeros(0, np.int64)
         return _Aside(nothing, (), nothing, 0, 0)
-    touched = list(_touched(spark, job, feeding.state, plan, ranges))
+    touched = list(_touched(runner, job, feeding.state, plan, ranges))
     in_flight = np.unique(
         np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)])
     )
@@ -321,13 +317,13 @@ def _set_aside(
 
 
 def _touched(
-    spark: SparkSession, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
+    runner: Runner, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
 ) -> Iterator[_Keys]:
     """Yields the keys that these ranges of batches change."""
     folder = staging_folder(job.lake, "reconcile", 0, 0, f"{job.run_id} {state.table_name}")
     try:
         for number, (seen, batches) in enumerate(ranges):
-            if stage_changed(spark, job, seen, batches, f"{folder}/{number}"):
+            if stage_changed(runner, job, seen, batches, f"{folder}/{number}"):
                 yield _hashed(open_parquet(f"{folder}/{number}").to_table(), plan)
     finally:
         remove_folder(folder)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +22,13 @@ from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.postgres.type_catalog import read_types
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 def stage_changed(
-    spark: SparkSession, job: Job, state: TableState, batches: BatchNumbers, folder: str
+    runner: Runner, job: Job, state: TableState, batches: BatchNumbers, folder: str
 ) -> int:
     """Write the keys that a range of batches changes; returns how many there are.
 
@@ -52,10 +49,10 @@ def stage_changed(
         )
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered during the repair")
-    return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
+    return stage_touched(runner, change_log, plan, folder) if plan.volume.rows else 0
 
 
-def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:
+def stage_touched(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:
     """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many.
 
     The target's own filter is ignored, because the row itself is read again later.
@@ -70,12 +67,12 @@ def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, 
         for part in parts:
             yield from touched_keys([part], everything).to_batches()
 
-    changes = read_row_changes(spark, change_log, everything, plan.state.relation_ids)
+    changes = read_row_changes(runner, change_log, everything, plan.state.relation_ids)
     found = changes.mapInArrow(once(keys_of), ddl(touched_schema(everything)))
     found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode(
         "overwrite"
     ).parquet(folder)
-    return spark.read.parquet(folder).count()
+    return runner.spark().read.parquet(folder).count()
 
 
 def touched_schema(plan: DecodePlan) -> pa.Schema:

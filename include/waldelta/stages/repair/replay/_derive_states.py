@@ -29,13 +29,14 @@ from waldelta.changes.stage.stage import tasks_for
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.stages.repair.replay._plan import ReplayPlan
 from waldelta.target_modes.target_mode import MOVED
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 # Prefixes of the typed key of the row that an event replaces, and of the row that it writes; null
 # where there is none.
@@ -44,16 +45,14 @@ _SOURCE, _DESTINATION = "s", "d"
 _KEY = "k"
 
 
-def derive_states(
-    spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str
-) -> int:
+def derive_states(runner: Runner, change_log: ChangeLog, replay: ReplayPlan, folder: str) -> int:
     """Write the final states as Parquet into ``folder``; returns how many there are.
 
     With a TRUNCATE in or after the replayed batches these are all keys touched since, because no
     other key has a row. For merged partitions, these are all keys of the truncated partitions.
     """
     plan, decode_plan = replay.target, replay.target.decode
-    events = _events(spark, change_log, plan)
+    events = _events(runner, change_log, plan)
     moves = plan.volume.moves or plan.may_move
     tasks = tasks_for(plan.volume)
     keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
@@ -63,7 +62,7 @@ def derive_states(
         events = events.withColumn(MOVED, F.lit(moves))
     else:
         events = events.join(
-            _keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys
+            _keys(runner, events, replay, moves=moves, folder=f"{folder}-moved"), keys
         )
     # Keys that rows moved between go to the same task, so that no chain is split.
     events = events.repartition(tasks, F.when(F.col(MOVED), F.lit(0)).otherwise(F.hash(*keys)))
@@ -72,7 +71,7 @@ def derive_states(
         once(settling), ddl(decode_plan.net_schema)
     )
     states.write.mode("overwrite").parquet(folder)
-    return spark.read.parquet(folder).count()
+    return runner.spark().read.parquet(folder).count()
 
 
 def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -86,10 +85,10 @@ def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator
     return derive_part
 
 
-def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> DataFrame:
+def _events(runner: Runner, change_log: ChangeLog, target: TargetPlan) -> DataFrame:
     """Returns every event of the target in the range, routed, with its typed keys."""
     plan = target.decode
-    changes = read_row_changes(spark, change_log, plan, target.state.relation_ids)
+    changes = read_row_changes(runner, change_log, plan, target.state.relation_ids)
     # A key that doesn't include the leaf partition may have a row in another one, which no
     # condition on the leaf finds.
     ends = bool(target.truncated_leaves) and plan.relid not in plan.shape.key
@@ -139,7 +138,7 @@ def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
 
 
 def _keys(
-    spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str
+    runner: Runner, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str
 ) -> DataFrame:
     """Returns the relevant keys: touched in the replayed batches, or connected to these by moved
     rows.
@@ -155,9 +154,9 @@ def _keys(
     one, other = (within.select(*side).where(F.col(f"{_KEY}0").isNotNull()) for side in sides)
     touched = one.unionByName(other).distinct()
     unmoved = touched.withColumn(MOVED, F.lit(False))
-    if not moves or not _write_moved(spark, events, touched, folder):
+    if not moves or not _write_moved(runner, events, touched, folder):
         return unmoved
-    moved = spark.read.parquet(folder)
+    moved = runner.spark().read.parquet(folder)
     names = [name for name in moved.columns if name != MOVED]
     return unmoved.join(moved, names, "left_anti").unionByName(moved.withColumn(MOVED, F.lit(True)))
 
@@ -170,7 +169,7 @@ def _counts(replay: ReplayPlan) -> Column:
     return in_range | F.col(f"c{replay.target.decode.relid}").cast("string").isin(*map(str, leaves))
 
 
-def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, folder: str) -> bool:
+def _write_moved(runner: Runner, events: DataFrame, touched: DataFrame, folder: str) -> bool:
     """Write the keys that moved rows connect to touched ones; returns whether there are any."""
     names = touched.columns
     ends = [[f"{letter}{k}" for k in range(len(names))] for letter in (_SOURCE, _DESTINATION)]
@@ -182,7 +181,7 @@ def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, fol
     source, destination = (moves.select(side).rename_columns(names) for side in ends)
     write_parquet(folder, pa.concat_tables([source, destination]))
     known = (
-        touched.join(spark.read.parquet(folder), names, "left_semi")
+        touched.join(runner.spark().read.parquet(folder), names, "left_semi")
         .toArrow()
         .select(names)
         .cast(source.schema)

@@ -6,8 +6,6 @@ a replay of correct rows commits nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode import TargetPlan
@@ -17,17 +15,15 @@ from waldelta.changes.stage import Staged
 from waldelta.errors import ApplyError
 from waldelta.metadata_columns import OURS
 from waldelta.pipeline import Job
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, quote
 from waldelta.stages.repair.mend import ExpectedRows, differences
 from waldelta.stages.repair.mend.mend import TWICE
 from waldelta.stages.repair.replay._plan import ReplayPlan
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 def write_differences(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     states: str,
     replay: ReplayPlan,
@@ -42,10 +38,10 @@ def write_differences(
     has a key twice.
     """
     decode = replay.target.decode
-    rows = spark.read.parquet(states)
-    target = job.lake.target(replay.target.state.table_name).frame(spark)
+    rows = runner.spark().read.parquet(states)
+    target = job.lake.target(replay.target.state.table_name).frame(runner.spark())
     if discarded is not None:
-        but, shape = spark.read.parquet(discarded), decode.shape
+        but, shape = runner.spark().read.parquet(discarded), decode.shape
         rows = rows.join(but, shape.bases, "left_anti")
         key = zip(shape.bases, shape.key, strict=True)
         same = [target[quote(decode.names[i])] == but[base] for base, i in key]
@@ -56,15 +52,15 @@ def write_differences(
     metadata, extra = OURS if job.pipeline.target.metadata_columns else (), _extra(replay.target)
     expected = ExpectedRows(rows, decode.columns, decode.shape, metadata, missing, extra)
     differences(expected, target).write.mode("overwrite").parquet(folder)
-    return _staged(spark, replay.target, folder)
+    return _staged(runner, replay.target, folder)
 
 
-def _staged(spark: SparkSession, plan: TargetPlan, folder: str) -> Staged:
+def _staged(runner: Runner, plan: TargetPlan, folder: str) -> Staged:
     """Returns the staged changes with their counts; raises ApplyError for a key twice."""
     lacking = [F.col(flag) for flag in plan.decode.shape.flags]
     is_new = F.col("action") == ACTION_UPSERT
     incomplete = is_new & F.greatest(F.lit(False), F.lit(False), *lacking)
-    found = spark.read.parquet(folder).groupBy("action")
+    found = runner.spark().read.parquet(folder).groupBy("action")
     by_action = found.agg(
         F.count("*").alias("rows"),
         F.count("raw").alias("verbatim"),

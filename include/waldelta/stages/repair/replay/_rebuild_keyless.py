@@ -8,8 +8,6 @@ from the result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
 from waldelta.changes.merge.keyless import KeylessTarget, different_rows, rewritten_rows
 from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
@@ -19,11 +17,9 @@ from waldelta.lake import DeltaTarget, TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
 from waldelta.stages.repair.replay._plan import ReplayPlan
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def batches_since_copy(
@@ -45,7 +41,7 @@ def batches_since_copy(
 
 
 def write_rows(
-    spark: SparkSession,
+    runner: Runner,
     job: Job,
     change_log: ChangeLog,
     replay: ReplayPlan,
@@ -57,16 +53,16 @@ def write_rows(
     """
     plan, table = replay.target, KeylessTarget.of(job, replay.target)
     target = job.lake.target(plan.state.table_name)
-    staged = stage(spark, change_log, plan, f"{folder}-net/net")
+    staged = stage(runner, change_log, plan, f"{folder}-net/net")
     base = (
         f"{target.relation} limit 0"
         if plan.is_truncated
         else target.relation_at(_version_of_copy(plan.state, target))
     )
-    rows = spark.sql(rewritten_rows(base, staged.source, table))
+    rows = runner.spark().sql(rewritten_rows(base, staged.source, table))
     rows.write.mode("overwrite").parquet(folder)
     statement = different_rows(target.relation, parquet(folder), table)
-    ((lacking, many),) = spark.sql(statement).collect()
+    ((lacking, many),) = runner.spark().sql(statement).collect()
     found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
     return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}
 

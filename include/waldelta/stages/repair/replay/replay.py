@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import tenacity
 
@@ -56,6 +55,7 @@ from waldelta.pipeline.targets.target_definition import check_columns, merge_err
 from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
 from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.check.gate import TableGate, read_gates
@@ -69,9 +69,6 @@ from waldelta.stages.repair.replay._rebuild_keyless import (
 )
 from waldelta.stages.repair.replay.interval import Span
 from waldelta.target_modes import Feature
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +104,7 @@ class Replayed:
 class _Run:
     """What the replay of every target needs."""
 
-    spark: SparkSession
+    runner: Runner
     job: Job
     span: Span
     held: Watermarks
@@ -116,9 +113,7 @@ class _Run:
     gates: Mapping[str, TableGate]
 
 
-def replay(
-    spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None
-) -> Replayed:
+def replay(runner: Runner, job: Job, span: Span, tables: Collection[str] | None = None) -> Replayed:
     """Correct every replicated target, or these, by the batches of ``span``.
 
     A failing table doesn't stop the others. A table that can't be replayed, because its rows or
@@ -142,7 +137,7 @@ def replay(
         replicated = states(found, RequiredAction.APPLY)
         catalog_tables = read_catalog_state(connection, replicated)
     marks, gates = Watermarks(job, identity), read_gates(job, replicated)
-    run = _Run(spark, job, span, marks, ranges, Quarantine(job.lake), gates)
+    run = _Run(runner, job, span, marks, ranges, Quarantine(job.lake), gates)
     chosen = [one for one in found if tables is None or one.table_name in tables]
     for other in chosen:
         state = other.state if other.action != RequiredAction.APPLY else None
@@ -266,12 +261,12 @@ def _replay_target(
     mend = _mend_by_key if state.key_columns else _mend_whole
     with (
         raised_as(partial(merge_error, job, state)),
-        staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))),
+        staged_in(run.runner, *(f"{folder}{staged}" for staged in ("", *_STAGED))),
     ):
         fence.verify()
         check_target(job, state)
         check_columns(job, state)
-        take_over_target(run.spark, job, state, run.quarantine, fence)
+        take_over_target(run.runner, job, state, run.quarantine, fence)
         # The version grows with every commit, so a late writer of this run is skipped after a
         # newer commit.
         version = job.lake.target(name).version
@@ -286,15 +281,15 @@ def _mend_by_key(
     job, state, decode = run.job, plan.target.state, plan.target.decode
     target, kept = job.lake.target(state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
-    keys = derive_states(run.spark, change_log, plan, f"{folder}-states")
+    keys = derive_states(run.runner, change_log, plan, f"{folder}-states")
     discarded = _stage_discarded(run, plan.target, f"{folder}-discarded")
-    changes = write_differences(run.spark, job, f"{folder}-states", plan, folder, discarded)
+    changes = write_differences(run.runner, job, f"{folder}-states", plan, folder, discarded)
     if skipped := changes.counts.get(ACTION_SKIP):
         why = "missing in the target, as expected if what is published changed"
         done.warnings.append(
             f"{state.table_name}: {counted(skipped, 'row')} that the range changed {why}: left out"
         )
-    judged = judge_of(run.spark, job, plan.target, run.gates)
+    judged = judge_of(run.runner, job, plan.target, run.gates)
     filled: list[IncompleteRow] = []
     changes = complete_rows(
         job,
@@ -337,7 +332,7 @@ def _mend_whole(
 ) -> tuple[TargetCut, int]:
     """Replace all rows of a table without a key, if they differ; there are no keys to count."""
     job, state = run.job, plan.target.state
-    counts = write_rows(run.spark, job, run.stretches.change_log, plan, folder)
+    counts = write_rows(run.runner, job, run.stretches.change_log, plan, folder)
     relation, table = job.lake.target(state.table_name).relation, KeylessTarget.of(job, plan.target)
     statement = replace_statement(relation, parquet(folder), table)
     return _commit(run, plan, statement, replace(tag, counts=counts), fence), 0
@@ -351,6 +346,6 @@ def _commit(
         return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))
     fence.verify()
     fault_point("replay.merging")
-    commit_statement(run.spark, tag, statement)
+    commit_statement(run.runner, tag, statement)
     fault_point("replay.merged")
     return read_commit(job, state, tag)

@@ -11,12 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
-from waldelta.spark.session import has_siblings, sibling_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from waldelta.spark import Runner
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,25 +23,25 @@ R = TypeVar("R")
 MOST_AT_ONCE = 4
 
 
-class SessionPool:
+class RunnerPool:
     """The given session and as many siblings as ``pieces`` of work need.
 
     Leaving the ``with`` block ends the siblings.
     """
 
-    def __init__(self, spark: SparkSession, pieces: int) -> None:
+    def __init__(self, runner: Runner, pieces: int) -> None:
         self._first, self._size = (
-            spark,
-            max(1, min(pieces, MOST_AT_ONCE)) if has_siblings(spark) else 1,
+            runner,
+            max(1, min(pieces, MOST_AT_ONCE)) if runner.has_siblings else 1,
         )
-        self._free: SimpleQueue[SparkSession] = SimpleQueue()
+        self._free: SimpleQueue[Runner] = SimpleQueue()
         self._leave = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as unwind:
             self._free.put(self._first)
             for number in range(1, self._size):
-                self._free.put(unwind.enter_context(sibling_session(self._first, number)))
+                self._free.put(unwind.enter_context(self._first.sibling(number)))
             self._leave = unwind.pop_all()
         return self
 
@@ -56,7 +53,7 @@ class SessionPool:
     ) -> None:
         self._leave.__exit__(kind, err, trace)
 
-    def map(self, work: Callable[[SparkSession, T], R], items: Sequence[T]) -> list[R]:
+    def map(self, work: Callable[[Runner, T], R], items: Sequence[T]) -> list[R]:
         """Return the results in the items' order.
 
         The first error is raised, and work that hasn't begun by then never does.

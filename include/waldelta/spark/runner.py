@@ -1,0 +1,366 @@
+"""Where work runs: in this process while it is small, on Spark once it is large.
+
+A step is written once, for numbered shares of rows, and is given a Runner. Where its shares run is
+the runner's business. What only Spark does takes the runner's session.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from waldelta.errors import ApplyError, WaldeltaError
+from waldelta.permissions import lake_umask, private_files
+from waldelta.pipeline.task_errors import named_error
+from waldelta.spark.arrow_schema import ddl
+from waldelta.spark.session import open_session, sibling_session
+from waldelta.spark.session_settings import is_connect, shared_settings
+from waldelta.spark.settings import SESSION_SETTINGS
+from waldelta.spark.task_attempts import error_text, once
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from waldelta.pipeline import Job
+
+log = logging.getLogger(__name__)
+
+Task = Callable[[int], pa.Table]
+# A row that a task returned, by column.
+Answer = dict[str, Any]
+
+# Fewer rows or bytes aren't worth a task: each one reads what all need, and writes files of its
+# own.
+ROWS_PER_TASK = 250_000
+BYTES_PER_TASK = 64 << 20
+# So many tasks run in this process while no session has been started, since a JVM takes longer to
+# start.
+LOCAL_TASKS = 4
+# The number of the session for concurrent work, above those of a pool.
+_CONCURRENT = 9
+_FAILED = pa.field("_wd_failed", pa.string())
+
+
+class Runner(Protocol):
+    """Runs numbered tasks that return Arrow rows, and gives what only Spark does a session."""
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a session, or one is being started: work that follows is Spark's."""
+
+    @property
+    def uses(self) -> int | None:
+        """How often the session was asked for; None where a session does all work."""
+
+    def run(
+        self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
+    ) -> list[Answer]:
+        """Run ``task`` with each number from 0 to ``count`` - 1; returns rows of ``schema``.
+
+        A task may run again when its worker died or its stage is repeated. It doesn't after raising
+        one of our errors, which this raises once all tasks have ended. With ``stops`` such an error
+        ends the other tasks at once, because their work is useless without it.
+        """
+
+    def spark(self) -> SparkSession:
+        """Returns the session, which the first call may have to start.
+
+        Raises SparkUnreachable, JavaMissing or ConfigError when there can't be one.
+        """
+
+    def start(self) -> None:
+        """Start a session in the background, since later steps will use it."""
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """Give the session the settings that values depend on, for the block.
+
+        It may be the caller's own, with other settings, which it has again when its last job has
+        ended. Raises ConfigError for a setting that it refuses.
+        """
+
+    def sibling(self, number: int) -> AbstractContextManager[Runner]:
+        """Open a runner with one more session, which has temporary views of its own.
+
+        ``number`` distinguishes several (sibling_session()).
+        """
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether sibling() can open a session.
+
+        A Connect session made by hand doesn't know its address.
+        """
+
+    @property
+    def is_connect(self) -> bool:
+        """Whether there is a session of a Spark Connect server, which continues without us."""
+
+    def interrupt(self) -> None:
+        """Interrupt what runs in the session; other sessions of its server or JVM continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnSpark:
+    """Runs everything on a session: the caller's own, or with ``runner: spark``."""
+
+    session: SparkSession
+    is_started = True
+    uses = None
+
+    def spark(self) -> SparkSession:
+        """Returns the session."""
+        return self.session
+
+    def run(
+        self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
+    ) -> list[Answer]:
+        """Run tasks wherever Spark has cores."""
+        if not count:
+            return []
+        numbered = _numbered(task, schema, stops=stops)
+        numbers = self.session.range(0, count, 1, count)
+        read = once(numbered) if stops else numbered
+        return _without_failure(_collected(numbers.mapInArrow(read, ddl(_with_failure(schema)))))
+
+    def start(self) -> None:
+        """Do nothing: the session is there."""
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """Give the session our settings."""
+        return shared_settings(self.session, SESSION_SETTINGS)
+
+    @contextmanager
+    def sibling(self, number: int) -> Iterator[OnSpark]:
+        """Open a sibling of the session."""
+        with sibling_session(self.session, number) as sibling:
+            yield OnSpark(sibling)
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether the session's address is known."""
+        return not self.is_connect or "SPARK_REMOTE" in os.environ
+
+    @property
+    def is_connect(self) -> bool:
+        """Whether the session is one of a Spark Connect server."""
+        return is_connect(self.session)
+
+    def interrupt(self) -> None:
+        """Interrupt what runs in the session."""
+        with suppress(Exception):  # The session has ended since.
+            self.session.interruptAll()
+
+
+class InProcess:
+    """Runs few tasks in this process, and starts a session when there are more, or at its first
+    use.
+    """
+
+    has_siblings = True
+
+    def __init__(self, make: Callable[[], SparkSession]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._on_spark: OnSpark | None = None
+        self._start: threading.Thread | None = None
+        self._is_closed = False
+        self.uses = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the session exists, or is being started."""
+        return self._on_spark is not None or self._start is not None
+
+    def spark(self) -> SparkSession:
+        """Returns the session, which the first call starts."""
+        return self._used().session
+
+    def _used(self) -> OnSpark:
+        self.uses += 1
+        return self._started()
+
+    def _started(self) -> OnSpark:
+        with self._lock:
+            if self._on_spark is None:
+                if self._is_closed:
+                    raise RuntimeError("the run that the session was for has ended")
+                self._on_spark = OnSpark(self._make())
+        return self._on_spark
+
+    def run(
+        self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
+    ) -> list[Answer]:
+        """Run up to LOCAL_TASKS tasks one after the other in this process, unless a session has
+        been started.
+        """
+        if count > LOCAL_TASKS or (count and self.is_started):
+            return self._used().run(count, schema, task, stops=stops)
+        numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
+        parts = _numbered(task, schema, stops=stops)(iter([numbers]))
+        return _without_failure([row for part in parts for row in part.to_pylist()])
+
+    def start(self) -> None:
+        """Start the session in the background; the first use raises why that fails."""
+
+        def start() -> None:
+            with suppress(Exception):
+                self._started()
+
+        if not self.is_started:
+            log.info("starting Spark: there is more to apply than one process does")
+            self._start = threading.Thread(target=start, name="start Spark", daemon=True)
+            self._start.start()
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Give a session that exists our settings; one that is started later has them."""
+        with ExitStack() as settings:
+            if self._on_spark is not None:
+                settings.enter_context(self._on_spark.prepared())
+            try:
+                yield
+            finally:
+                self._wait()
+
+    @contextmanager
+    def sibling(self, number: int) -> Iterator[Runner]:
+        """Open a sibling, whose session is started at its first use, too."""
+        with ExitStack() as opened:
+            if self._on_spark is not None:
+                yield opened.enter_context(self._on_spark.sibling(number))
+                return
+            runner = InProcess(lambda: opened.enter_context(sibling_session(self.spark(), number)))
+            opened.callback(runner.close)
+            yield runner
+
+    @property
+    def is_connect(self) -> bool:
+        """Whether the session exists and is one of a Spark Connect server."""
+        return self._on_spark is not None and self._on_spark.is_connect
+
+    def interrupt(self) -> None:
+        """Interrupt what runs in the session, where there is one."""
+        if self._on_spark is not None:
+            self._on_spark.interrupt()
+
+    def close(self) -> None:
+        """Let nobody start the session any more, after waiting for one that is being started."""
+        self._wait()
+        with self._lock:
+            self._is_closed = True
+
+    def _wait(self) -> None:
+        if self._start is not None:
+            self._start.join()
+
+
+@contextmanager
+def open_runner(
+    name: str, job: Job | None = None, session_key: str | None = None
+) -> Iterator[Runner]:
+    """Open the runner of a job; its session, if any, ends with the block (open_session()).
+
+    With ``runner: spark`` the session is opened at once, and does all work.
+    """
+    opening = partial(open_session, name, job, session_key)
+    with ExitStack() as opened:
+        if job is not None and job.lake.on_spark:
+            yield OnSpark(opened.enter_context(opening()))
+            return
+        runner = InProcess(lambda: opened.enter_context(opening()))
+        opened.callback(runner.close)
+        yield runner
+
+
+def concurrent_runner(runner: Runner) -> AbstractContextManager[Runner]:
+    """Open a runner for work concurrent with this runner's and its pool's."""
+    return runner.sibling(_CONCURRENT)
+
+
+class _HasSize(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+R = TypeVar("R", bound=_HasSize)
+
+
+def shares(pieces: Iterable[R], least_rows: int = 0) -> list[list[R]]:
+    """Returns pieces, in their order, as tasks of at least ROWS_PER_TASK rows or BYTES_PER_TASK.
+
+    ``least_rows`` is how many rows make a task when that is more.
+    """
+    tasks: list[list[R]] = []
+    most = max(ROWS_PER_TASK, least_rows)
+    rows, size = most, 0
+    for piece in pieces:
+        if rows >= most or size >= BYTES_PER_TASK:
+            tasks.append([])
+            rows = size = 0
+        tasks[-1].append(piece)
+        rows, size = rows + piece.rows, size + piece.bytes
+    return tasks
+
+
+def _with_failure(schema: pa.Schema) -> pa.Schema:
+    return schema.append(_FAILED)
+
+
+def _numbered(
+    task: Task, row_schema: pa.Schema, *, stops: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a task as a function of batches of numbers (column ``id``).
+
+    One of our errors is a row, so that Spark doesn't try the task again; with ``stops`` it is
+    raised.
+    """
+    umask, schema = lake_umask(), _with_failure(row_schema)
+
+    def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for number in part["id"].to_pylist():
+                try:
+                    with private_files(umask):
+                        done = task(number)
+                except WaldeltaError as err:
+                    if stops:
+                        raise
+                    yield pa.RecordBatch.from_pylist(
+                        [{_FAILED.name: error_text(err)}], schema=schema
+                    )
+                    return
+                yield from done.append_column(
+                    _FAILED, pa.nulls(len(done), _FAILED.type)
+                ).to_batches()
+                # Spark keeps the process for later tasks, perhaps for hours.
+                pa.default_memory_pool().release_unused()
+
+    return numbered
+
+
+def _without_failure(answers: Sequence[Answer]) -> list[Answer]:
+    """Returns what tasks returned; raises the error that one of them met."""
+    for answer in answers:
+        if (failure := answer.pop(_FAILED.name)) is not None:
+            raise named_error(Exception(failure)) or ApplyError(failure)
+    return list(answers)
+
+
+def _collected(answers: DataFrame) -> list[Answer]:
+    """Returns the rows; raises a task's error, which ended the others, under its name."""
+    try:
+        return [row.asDict() for row in answers.collect()]
+    except Exception as err:
+        if (named := named_error(err)) is not None:
+            raise named from None
+        raise

@@ -1,0 +1,141 @@
+"""Where work runs: in this process while there is little of it, on a session from then on."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from waldelta.errors import JavaMissing, PeekTimeout
+from waldelta.lake import Lake
+from waldelta.spark import InProcess, OnSpark, open_runner, session
+from waldelta.spark import runner as module
+from waldelta.spark.runner import LOCAL_TASKS
+
+
+@pytest.mark.parametrize("uses", [0, 2])
+def test_a_session_is_made_by_its_first_use(monkeypatch, uses):
+    """Once, and stopped where it was made; a named error that it can't be made by reaches whoever
+    uses it.
+    """
+    made, stopped = [], []
+
+    def make(*_, name, **__):
+        made.append(name)
+        return SimpleNamespace(sparkContext=None, version="4", stop=lambda: stopped.append(name))
+
+    monkeypatch.setattr(session, "spark_session", make)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    with open_runner("test") as runner:
+        assert (made, runner.is_started, runner.is_connect) == ([], False, False)
+        assert [runner.spark().version for _ in range(uses)] == ["4"] * uses
+        assert (made, runner.is_started, runner.uses) == (["test"] * bool(uses), bool(uses), uses)
+    assert stopped == made
+
+
+def test_a_session_that_does_all_is_made_at_once(monkeypatch):
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    spark = SimpleNamespace(sparkContext=None, stop=lambda: None)
+    monkeypatch.setattr(session, "spark_session", lambda *_, **__: spark)
+    job = SimpleNamespace(lake=Lake("file:///nowhere", on_spark=True))
+    with open_runner("test", job) as runner:
+        assert runner.spark() is spark
+        assert (runner.is_started, runner.uses) == (True, None)
+
+
+def test_a_runner_knows_a_server_once_it_has_a_session():
+    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "version": "4"})
+    runner = InProcess(kind)
+    assert not runner.is_connect
+    assert runner.spark().version == "4"
+    assert runner.is_connect
+
+
+def test_a_sibling_has_no_session_before_its_first_use(monkeypatch):
+    """Using it makes both, and counts as a use of the first."""
+    monkeypatch.setattr(session, "set_settings", lambda _: {})
+    spark = SimpleNamespace(newSession=lambda: SimpleNamespace(version="4"))
+    first = InProcess(lambda: spark)
+    with first.sibling(1) as second:
+        assert (first.is_started, second.is_started) == (False, False)
+        assert second.spark().version == "4"
+    assert (first.is_started, first.uses) == (True, 1)
+
+
+def test_a_session_is_started_in_the_background_once():
+    """That is no use of it; its error is that of the first use."""
+    made, spark = [], SimpleNamespace(version="4")
+
+    def make():
+        made.append(threading.current_thread().name)
+        return spark
+
+    runner = InProcess(make)
+    with runner.prepared():
+        runner.start()
+        runner.start()
+    assert (made, runner.is_started, runner.uses) == (["start Spark"], True, 0)
+
+    def fails():
+        raise JavaMissing("no java")
+
+    runner = InProcess(fails)
+    runner.start()
+    with pytest.raises(JavaMissing, match="no java"):
+        runner.spark()
+
+
+def test_few_tasks_are_run_here_before_a_session_is_there():
+    """With their rows, and the named error that one raised."""
+
+    def no_session():
+        raise AssertionError("Spark isn't needed")
+
+    runner = InProcess(no_session)
+    schema = pa.schema([("n", pa.int64()), ("raw", pa.binary())])
+    rows = runner.run(2, schema, lambda n: pa.table({"n": [n], "raw": [b"\x00"]}, schema))
+    assert rows == [{"n": 0, "raw": b"\x00"}, {"n": 1, "raw": b"\x00"}]
+    assert runner.run(0, schema, no_session) == []
+
+    def fails(_):
+        raise PeekTimeout("too slow")
+
+    with pytest.raises(PeekTimeout, match=r"^too slow$"):
+        runner.run(1, schema, fails)
+    with pytest.raises(AssertionError, match="Spark isn't needed"):
+        runner.run(LOCAL_TASKS + 1, schema, fails)
+
+
+class Session:
+    """A session, as far as its settings go."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+        self.conf = SimpleNamespace(
+            get=settings.get,
+            set=settings.__setitem__,
+            unset=settings.pop,
+        )
+
+
+def test_the_last_of_two_jobs_restores_the_session(monkeypatch):
+    """However they overlap; the second one corrects what was changed since the first began."""
+    monkeypatch.setattr(module, "SESSION_SETTINGS", {"zone": "UTC", "ansi": "true"})
+    spark, other = Session(zone="Asia/Tokyo"), Session(zone="Europe/Rome")
+    ours = {"zone": "UTC", "ansi": "true"}
+    with ExitStack() as second:
+        with OnSpark(spark).prepared(), OnSpark(other).prepared():
+            spark.conf.set("ansi", "false")
+            runner = InProcess(lambda: spark)
+            second.enter_context(runner.prepared())
+            assert runner.spark().settings["ansi"] == "false"
+            second.enter_context(runner.prepared())
+            assert spark.settings == ours
+        assert (spark.settings, other.settings) == (ours, {"zone": "Europe/Rome"})
+    assert spark.settings == {"zone": "Asia/Tokyo"}
+    with OnSpark(spark).prepared():
+        assert spark.settings == ours
+    assert spark.settings == {"zone": "Asia/Tokyo"}
