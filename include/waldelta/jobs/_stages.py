@@ -61,7 +61,7 @@ def run_stages(
         result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
     if result.error is not None:
         result.status = "failed"
-    result.store_requests += job.lake.new_requests()
+    result.store_requests += job.lake.cache.new_requests()
     fault_point("run.ended")
     try:
         result.record(job)

@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,7 @@ _SAMPLED_ROWS = 10_000
 MOST_COLUMNS = 32
 
 
-class DataFile:
+class DataFile(AbstractContextManager["DataFile"]):
     """A file being written in the folder at which ``files`` is rooted; it doesn't exist without
     rows.
 
@@ -57,9 +56,6 @@ class DataFile:
     def rows(self) -> int:
         """How many rows were written."""
         return self._statistics.rows
-
-    def __enter__(self) -> Self:
-        return self
 
     def write(self, rows: pa.Table) -> None:
         """Add rows as a row group."""
@@ -101,12 +97,7 @@ class DataFile:
         self._is_closed = True
         return {"path": self._path, "size": size, "stats": self._statistics.text()}
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        err: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._sink is not None and not self._is_closed:
             # A full disk has no room for the footer either. The exception that ended the file is
             # raised, not its consequence.

@@ -66,7 +66,10 @@ class TableCache:
         return self._logs.log(uri.removeprefix(f"{lake.root}/"))
 
     def new_requests(self) -> int:
-        """Return the number of requests since this was made, or since the last call."""
+        """Return how many requests this process has made to object stores since the last call.
+
+        Those of delta-rs itself, and of Spark's JVM and tasks, aren't included.
+        """
         before, self._requests = self._requests, requests_made()
         return self._requests - before
 
@@ -179,13 +182,6 @@ class Lake:
     def leave_known(self) -> None:
         """Leave what this process knows of the tables in an object store for the next run."""
         self.cache.leave_known(self)
-
-    def new_requests(self) -> int:
-        """Return how many requests this process has made to object stores since the last call.
-
-        Those of delta-rs itself, and of Spark's JVM and tasks, aren't included.
-        """
-        return self.cache.new_requests()
 
     def has(self, uri: str) -> bool:
         """Return whether there is such a file in the lake, by one request to an object store."""

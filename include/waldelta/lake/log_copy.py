@@ -271,8 +271,10 @@ class CopiedTable(DeltaTable):
         Raises DeltaError when it can't be read, NotCopied when only delta-rs can read it.
         """
         self.uri, self.log, self._options = uri, log, dict(options)
-        self.folder = _new_folder()
-        weakref.finalize(self, _remove, str(self.folder), os.getpid())
+        folder = tempfile.mkdtemp(prefix="waldelta-log-")
+        self.folder, _folders[folder] = Path(folder), os.getpid()
+        weakref.finalize(self, _remove, folder, os.getpid())
+        (self.folder / _LOG).mkdir()
         known = log.known
         if version is not None and not known.checkpoint <= version <= known.version:
             raise NotCopied
@@ -487,13 +489,6 @@ def remove_copies() -> None:
     """Remove all copies of this process, which is about to end without Python's own clean-up."""
     for folder, pid in list(_folders.items()):
         _remove(folder, pid)
-
-
-def _new_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="waldelta-log-")
-    _folders[folder] = os.getpid()
-    (Path(folder) / _LOG).mkdir()
-    return Path(folder)
 
 
 def _remove(folder: str, pid: int) -> None:

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
 from waldelta.lake.ledger import IncompleteRow, Ledger
-from waldelta.lake.ledger.ledger_row import schema_of
 from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
     DISCARDED,
@@ -24,7 +23,7 @@ from waldelta.lake.ledger.quarantine import (
     SKIPPED,
     message_of,
 )
-from waldelta.lake.ledger.records import Release
+from waldelta.lake.ledger.records import Release, schema_of
 
 _KEY = ("table_name", "generation", "key")
 # Messages are left out: a row may have megabytes of them, which no list shows.

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Ledger, Reconciliation
-from waldelta.lake.ledger.ledger_row import rows_of
 from waldelta.lake.ledger.reconciliations import (
     ANSWERS,
     DIFFERENT,
@@ -19,6 +18,7 @@ from waldelta.lake.ledger.reconciliations import (
     last_whole,
 )
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWERED
+from waldelta.lake.ledger.records import rows_of
 from waldelta.lake.ledger.table import last_rows
 from waldelta.monitoring.attention import Attention, names, on_names
 from waldelta.monitoring.check_results import Verdict

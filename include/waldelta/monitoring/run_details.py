@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
-from waldelta.lake.ledger.ledger_row import row_of
-from waldelta.lake.ledger.records import SYNCED, Run, SlotReading
+from waldelta.lake.ledger.records import SYNCED, Run, SlotReading, row_of
 from waldelta.lake.ledger.table import last_rows, of_run
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Ledger, Quarantine, TableState
-from waldelta.lake.ledger.ledger_row import rows_of
 from waldelta.lake.ledger.records import (
     COPYING,
     FAILED,
@@ -23,6 +22,7 @@ from waldelta.lake.ledger.records import (
     SYNCED,
     RowCounts,
     Run,
+    rows_of,
 )
 from waldelta.lake.ledger.table import last_rows, of_run, of_tables
 from waldelta.monitoring.check_results import Check

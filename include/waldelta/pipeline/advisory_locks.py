@@ -12,16 +12,13 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psycopg
 
 from waldelta.errors import LockHeld
+from waldelta.pipeline.job import Job
 from waldelta.postgres import Connection, TableId, connect
 from waldelta.postgres.connection import NAME_BYTES, named_loss
-
-if TYPE_CHECKING:
-    from waldelta.pipeline.job import Job
 
 
 @dataclass(frozen=True, slots=True)

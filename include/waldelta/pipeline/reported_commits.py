@@ -81,7 +81,8 @@ class ReportedCommits:
 
     @cached_property
     def _first(self) -> datetime | None:
-        return self._ledger.first_run_at()
+        runs = self._ledger.table(Run).scan(["at"])
+        return min(runs["at"].to_pylist(), default=None)
 
 
 def _versions(run: Run) -> _Versions:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import BatchCut, TargetCut
-from waldelta.lake.ledger.ledger_row import row_of
-from waldelta.lake.ledger.records import RowCounts, Run, SlotReading, now
+from waldelta.lake.ledger.records import RowCounts, Run, SlotReading, now, row_of
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SourceBill
@@ -223,7 +222,7 @@ class RunResult:
     reported: ReportedLag = ReportedLag()
     warnings: list[str] = field(default_factory=list)
     source: SourceBill = field(default_factory=SourceBill)  # What the run cost the publisher.
-    # Requests of the job's process to the object store, up to this result (Lake.new_requests()).
+    # Requests of the job's process to the object store, up to this result.
     store_requests: int = 0
     error: dict[str, Any] | None = None
     attempt: RunAttempt = field(default_factory=RunAttempt)
@@ -396,7 +395,11 @@ class RunResult:
 
         # A task's log has no width, and eighty columns would cut table names.
         console = console or Console(width=None if sys.stdout.isatty() else 120)
-        console.print(self._title(stage), style="table.title", soft_wrap=True, markup=False)
+        # Other stages may follow this one, so the run's own status would say nothing new.
+        ended = self.stages.get(stage or "")
+        status = f", stage {stage}: {ended.status}" if ended is not None else f": {self.status}"
+        title = f"{self.verb} {self.run_id}{status}"
+        console.print(title, style="table.title", soft_wrap=True, markup=False)
         if self.tables:
             console.print(self._table())
         stages = ", ".join(
@@ -417,15 +420,6 @@ class RunResult:
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
         if (report := self.checked.report) is not None:
             console.print(f"report: {report}", soft_wrap=True)
-
-    def _title(self, stage: str | None) -> str:
-        """The heading; of one ``stage``, with how that stage ended.
-
-        Other stages may follow, so the run's own status would say nothing new.
-        """
-        if stage is not None and stage in self.stages:
-            return f"{self.verb} {self.run_id}, stage {stage}: {self.stages[stage].status}"
-        return f"{self.verb} {self.run_id}: {self.status}"
 
     def _table(self) -> Table:
         from rich import box

@@ -66,7 +66,13 @@ def has_lost_jvm(err: BaseException) -> bool:
     """
     return any(
         type(cause).__name__ == "Py4JNetworkError"
-        or (isinstance(cause, OSError) and _is_of_py4j(cause))
+        or (
+            isinstance(cause, OSError)
+            and any(
+                "/py4j/" in frame.f_code.co_filename
+                for frame, _ in traceback.walk_tb(cause.__traceback__)
+            )
+        )
         for cause in with_causes(err)
     )
 
@@ -77,11 +83,6 @@ def with_causes(err: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
-
-
-def _is_of_py4j(err: BaseException) -> bool:
-    frames = traceback.walk_tb(err.__traceback__)
-    return any("/py4j/" in frame.f_code.co_filename for frame, _ in frames)
 
 
 def is_conflict(err: BaseException) -> bool:

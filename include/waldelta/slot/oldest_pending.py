@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config import Source
 from waldelta.errors import PeekTimeout, StateError
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import TableState
@@ -25,7 +24,7 @@ from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
-from waldelta.slot.read.peek import NO_ROOM, whole
+from waldelta.slot.read.peek import NO_ROOM, with_options
 from waldelta.slot.verify.slot_count import first_message
 
 # A dead pipeline's first change is found at once. WAL without any of ours is searched for this
@@ -52,7 +51,9 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
                     " landed changes, as after an immediate stop of its server: the next run moves"
                     " the slot"
                 )
-            first = first_message(connection, _of_changes(source), upto)
+            # Messages that aren't transactional have no commit time, and targets have none of them.
+            changes = with_options(source, streaming="off", messages=False)
+            first = first_message(connection, changes, upto)
     except psycopg.errors.QueryCanceled as err:
         raise PeekTimeout(
             f"slot {source.slot!r} has more pending WAL than the search can read in"
@@ -76,17 +77,6 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             " no commit time"
         )
     return shown_at(at)
-
-
-def _of_changes(source: Source) -> Source:
-    """Return the source without logical messages.
-
-    Those that aren't transactional have no commit time, and targets have none of them.
-    """
-    plain = whole(source)
-    return plain.model_copy(
-        update={"options": plain.options.model_copy(update={"messages": False})}
-    )
 
 
 def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, datetime]:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -145,12 +144,7 @@ class SnapshotHolder:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        err: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.drift import read_catalog_state
-from waldelta.pipeline.drift.unsent_truncates import replaced_files, with_truncated
+from waldelta.pipeline.drift.unsent_changes import replaced_files, with_truncated
 from waldelta.postgres import connect
 from waldelta.postgres.server_position import read_oldest_xid
 

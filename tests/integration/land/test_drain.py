@@ -32,6 +32,7 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger.records import KeptWindow
 from waldelta.lake.storage import CHANGES, local_path
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, slot_lock
@@ -192,7 +193,7 @@ def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkey
         drained = drain(runner, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
-    assert wide.ledger.last_window().window_bytes in (8 << 20, 16 << 20, None)
+    assert wide.ledger.table(KeptWindow).newest().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
 
 
@@ -208,7 +209,7 @@ def test_an_answer_that_has_no_room_means_a_smaller_bite(
     assert asked[:3] == [16, 8, 4]
     assert asked[3] <= 8  # none wider in that run, however soon it is answered
     assert caplog.text.count("temporary file size exceeds") == 2
-    assert wide.ledger.last_window().window_bytes == 4 << 20
+    assert wide.ledger.table(KeptWindow).newest().window_bytes == 4 << 20
 
 
 def test_an_answer_that_never_has_room_says_what_it_takes(runner, database, lake, monkeypatch):
@@ -233,7 +234,7 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(runner, d
     database.execute(f"alter database {database.name} set temp_file_limit = '1MB'")
     with pytest.raises(PeekTooLarge):
         drain(runner, job)
-    assert job.ledger.last_window().window_bytes == 8 << 20
+    assert job.ledger.table(KeptWindow).newest().window_bytes == 8 << 20
     database.execute(f"alter database {database.name} reset temp_file_limit")
     assert drain(runner, job).changes == 0
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
@@ -293,7 +294,7 @@ def test_a_slot_that_is_stuck_names_who_holds_it(runner, database, lake, monkeyp
         )
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
     assert drain(runner, job).changes == 1
-    assert job.ledger.last_window().window_bytes is None
+    assert job.ledger.table(KeptWindow).newest().window_bytes is None
 
 
 def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):

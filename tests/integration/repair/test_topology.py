@@ -15,7 +15,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.partitions import of_partition, read_own_tables, with_leaves
-from waldelta.pipeline.drift.rewrites import to_record
+from waldelta.pipeline.drift.unsent_changes import to_record
 from waldelta.pipeline.targets.target_filter import column_states, to_text
 from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets
 from waldelta.postgres import connect

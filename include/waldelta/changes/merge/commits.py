@@ -93,7 +93,7 @@ def take_over_target(
     def shut_out() -> None:
         set_generation(runner.spark(), job.lake.target(state.table_name), state.generation)
         fault_point("takeover.fenced")
-        quarantine.forget(state.table_name, state.generation, fence.verify(), fence)
+        quarantine.replace(state.table_name, state.generation, fence.verify(), (), fence)
 
     take_over(job.lake, state.table_name, shut_out)
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of, schema_of
+from waldelta.lake.ledger.records import LedgerRow, rows_of, schema_of
 from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, Newest, of_tables
 from waldelta.quantities import counted
 

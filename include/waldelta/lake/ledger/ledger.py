@@ -25,14 +25,13 @@ import pyarrow.compute as pc
 from waldelta.config.parse_text import parse_json
 from waldelta.errors import LateWriter
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger.ledger_row import LedgerRow, R
 from waldelta.lake.ledger.records import (
     SYNCED,
     BatchCut,
     ConsumedBatch,
     Gap,
-    KeptWindow,
-    Release,
+    LedgerRow,
+    R,
     Run,
     RunLanding,
     SlotMove,
@@ -147,10 +146,6 @@ class Ledger:
         """Return all rows about gaps of a slot, oldest first."""
         return self.table(Gap).read(pc.field("slot") == slot)
 
-    def releases(self) -> list[Release]:
-        """Return all decisions that let changes pass stop gates, oldest first."""
-        return self.table(Release).read()
-
     def slot_moves(self) -> list[SlotMove]:
         """Return all moves, oldest first."""
         return self.table(SlotMove).read()
@@ -240,13 +235,6 @@ class Ledger:
         # Without compared_after, the row itself proves it: recovery compares first.
         return of_last[-1] if of_last and all(move.compared_after for move in of_last) else None
 
-    def last_window(self) -> KeptWindow | None:
-        """Return the newest row on read windows.
-
-        It is None when the server always managed the pipeline file's window.
-        """
-        return self.table(KeptWindow).newest()
-
     def table_states(self) -> dict[str, TableState]:
         """Return the latest state of each target, by table name."""
         return {state.table_name: state for state in self.table_rows()}
@@ -315,10 +303,6 @@ class Ledger:
     def runs(self, since: datetime | None = None) -> list[Run]:
         """Return all rows of runs from a moment on, oldest first."""
         return self.table(Run).read(since=since)
-
-    def first_run_at(self) -> datetime | None:
-        """Return the time of the oldest row of a run that is left; None without any."""
-        return min(self.table(Run).scan(["at"])["at"].to_pylist(), default=None)
 
     def last_run(self) -> Run | None:
         """Return the newest row of any run."""

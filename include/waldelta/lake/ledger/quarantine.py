@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger.ledger_row import LedgerRow, rows_of
+from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
@@ -142,16 +142,6 @@ class Outline:
     outdated: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GateReason:
-    """Why a gate has quarantined a row, in which run, and whether the row still waits."""
-
-    table_name: str
-    run_id: str
-    reason: str
-    is_open: bool
-
-
 _OF_KEY = ("table_name", "generation", "key", "at", "status")
 _OUTLINE = ["key", "status", "batch", "outdated"]
 R = TypeVar("R", IncompleteRow, Outline)
@@ -241,10 +231,11 @@ class Quarantine:
 
     def gate_reasons(
         self, tables: Collection[str], generations: Mapping[str, int]
-    ) -> list[GateReason]:
-        """Return why gates have ever quarantined rows of these tables.
+    ) -> list[tuple[IncompleteRow, bool]]:
+        """Return the rows of these tables that gates have ever quarantined, and whether each still
+        waits.
 
-        Rows that are missing from the given generation of the target still wait (``is_open``).
+        Rows that are missing from the given generation of the target do.
         """
         rows = self._table.scan((*OF_ID, "reason"), chosen=of_tables(tables), kept=False)
         waiting = {
@@ -252,14 +243,9 @@ class Quarantine:
             for row in rows_of(IncompleteRow, _open(rows, generations))
         }
         return [
-            GateReason(
-                row.table_name,
-                row.run_id,
-                row.reason,
-                (row.table_name, row.key, row.at) in waiting,
-            )
+            (row, (row.table_name, row.key, row.at) in waiting)
             for row in rows_of(IncompleteRow, rows)
-            if row.status == QUARANTINED and row.reason and row.reason.startswith(FAILS)
+            if row.status == QUARANTINED and (row.reason or "").startswith(FAILS)
         ]
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
@@ -308,6 +294,7 @@ class Quarantine:
     ) -> None:
         """Replace the rows of one copy's batches after ``after_batch`` by these, in one commit.
 
+        This always commits, also without rows, so that concurrent commits of other runs fail.
         ``fence`` raises when another run has taken the target over. It is verified again when a
         concurrent write makes the commit fail. Otherwise, a run that was suspended could replace
         what the next run wrote, or reopen what it resolved.
@@ -318,13 +305,6 @@ class Quarantine:
             f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
         )
         self._table.replace(told, chosen, fence)
-
-    def forget(self, table_name: str, generation: int, after_batch: int, fence: Fence) -> None:
-        """Drop other runs' rows on one copy's batches after ``after_batch``.
-
-        This always commits, so that concurrent commits of other runs fail.
-        """
-        self.replace(table_name, generation, after_batch, (), fence)
 
     def fence(self, fence: Fence) -> None:
         """Commit without a change, so that concurrent replace() and add() calls verify theirs

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger.ledger_row import LedgerRow
+from waldelta.lake.ledger.records import LedgerRow
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late, in_order, of_tables
 from waldelta.quantities import counted
 

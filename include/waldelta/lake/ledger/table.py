@@ -32,7 +32,7 @@ from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger.ledger_row import R, rows_of, schema_of
+from waldelta.lake.ledger.records import R, rows_of, schema_of
 from waldelta.lake.object_store import store_folder
 from waldelta.lake.storage import is_local
 from waldelta.lake.write_errors import target_not_writable

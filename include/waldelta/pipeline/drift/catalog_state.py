@@ -43,7 +43,7 @@ class CatalogTable:
     ``attached`` has the leaves, by oid, that were tables before they became partitions of this one,
     directly or below another partition. ``truncated`` has the leaves that an unreplicated TRUNCATE
     may have emptied. ``truncated_alone`` has those of them that a TRUNCATE of the whole table
-    doesn't explain (see waldelta.pipeline.drift.unsent_truncates). ``above`` has the tables between
+    doesn't explain (see waldelta.pipeline.drift.unsent_changes). ``above`` has the tables between
     each leaf and the root, by oid. ``name`` is the table's current name, and None when the table
     doesn't exist. ``is_replaced`` is True when another table now has the name that this table had
     when it was copied.

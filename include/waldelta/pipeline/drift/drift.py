@@ -20,7 +20,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
-from waldelta.pipeline.drift.unsent_truncates import replaced_files
+from waldelta.pipeline.drift.unsent_changes import replaced_files
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.pipeline.targets.target_filter import both, column_states, filter_of
 from waldelta.postgres import PublishedTable

@@ -17,7 +17,7 @@ from waldelta.lake import TargetVersion
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState
-from waldelta.pipeline.drift.rewrites import relabelled
+from waldelta.pipeline.drift.unsent_changes import relabelled
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import Watermarks
 

@@ -22,11 +22,10 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import StorageState, now
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
-from waldelta.pipeline.drift.moving_rows import describe_moving
 from waldelta.pipeline.drift.outdated_labels import outdated_columns
-from waldelta.pipeline.drift.repair_plan import Repair
-from waldelta.pipeline.drift.rewrites import to_record, unsent_changes
+from waldelta.pipeline.drift.repair_plan import Repair, describe_moving
 from waldelta.pipeline.drift.schema_evolution import refusal
+from waldelta.pipeline.drift.unsent_changes import to_record, unsent_changes
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, Watermarks
 from waldelta.pipeline.targets.lifecycle import mark_same_copy

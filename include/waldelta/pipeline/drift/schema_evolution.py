@@ -21,7 +21,7 @@ from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.relation import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
-from waldelta.pipeline.drift.rewrites import rewritten
+from waldelta.pipeline.drift.unsent_changes import rewritten
 from waldelta.postgres import PgType
 from waldelta.postgres.type_catalog import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID
 from waldelta.types import TargetType, column_types

@@ -402,17 +402,12 @@ def copied_by_runs(
 
     These are tables of patterns with ``new_tables: adopt``; others wait for the operator's sync.
     """
-    publications = [p for p in job.pipeline.source.publications if p.new_tables == "adopt"]
-    found = requiring(standings, RequiredAction.FIRST) if publications else []
-    sources = {
-        table.table_name: (of.schema, of.name)
-        for table in found
-        for of in [published[table.table_name].source]
-    }
+    adopting = [p for p in job.pipeline.source.publications if p.new_tables == "adopt"]
     return [
         table
-        for table in found
-        if any(publication.adopts(sources[table.table_name]) for publication in publications)
+        for table in requiring(standings, RequiredAction.FIRST)
+        for source in [published[table.table_name].source]
+        if any(publication.adopts((source.schema, source.name)) for publication in adopting)
     ]
 
 

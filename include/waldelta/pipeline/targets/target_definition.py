@@ -168,8 +168,10 @@ def external_commit(commit: Commit) -> ExternalCommit:
         ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))
         or "an unnamed writer"
     )
+    milliseconds = info.get("timestamp")
+    at = None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
     return ExternalCommit(
-        commit.version, str(info.get("operation") or "an unnamed operation"), by, _at(commit)
+        commit.version, str(info.get("operation") or "an unnamed operation"), by, at
     )
 
 
@@ -187,11 +189,6 @@ def describe(commit: ExternalCommit) -> str:
 def describe_commit(commit: Commit) -> str:
     """Describe a commit of the log as describe() does."""
     return describe(external_commit(commit))
-
-
-def _at(commit: Commit) -> datetime | None:
-    milliseconds = commit.info.get("timestamp")
-    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def _of_columns(job: Job, state: TableState, types: Mapping[str, str]) -> list[_Alteration]:

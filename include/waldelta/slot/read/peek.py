@@ -295,15 +295,16 @@ def whole(source: Source) -> Source:
     """Return the source without streaming: each transaction comes once, in one piece, when
     complete.
     """
-    return _with_options(source, streaming="off")
+    return with_options(source, streaming="off")
 
 
 def in_binary(source: Source) -> Source:
     """Return the source with values in binary format; the server refuses a type that has none."""
-    return _with_options(source, binary=True)
+    return with_options(source, binary=True)
 
 
-def _with_options(source: Source, **options: object) -> Source:
+def with_options(source: Source, **options: object) -> Source:
+    """Return the source with these options of pgoutput."""
     return source.model_copy(update={"options": source.options.model_copy(update=options)})
 
 
@@ -520,6 +521,6 @@ class ReadRequest:
         """Return the source with these options."""
         names = self.publication_names
         publications = tuple(Publication(name=name, manage=False) for name in names)
-        return _with_options(source, messages=self.messages, origin=self.origin).model_copy(
+        return with_options(source, messages=self.messages, origin=self.origin).model_copy(
             update={"publications": publications}
         )

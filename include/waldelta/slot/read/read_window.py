@@ -88,7 +88,7 @@ class ReadWindows:
         self._job = job
         batch = job.pipeline.batch
         self._file = self._widest = ReadWindow(batch.wal_window_mb << 20, batch.statement_timeout_s)
-        kept = job.ledger.last_window()
+        kept = job.ledger.table(KeptWindow).newest()
         self._kept = (
             None
             if kept is None or kept.window_bytes is None

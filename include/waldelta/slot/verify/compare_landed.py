@@ -17,7 +17,7 @@ from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import ReadRequest, peek_error
-from waldelta.slot.read.peek import whole
+from waldelta.slot.read.peek import whole, with_options
 from waldelta.slot.verify.slot_count import agree, counted
 
 log = logging.getLogger(__name__)
@@ -121,8 +121,7 @@ def _read_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
     origins = ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
     for messages, origin in itertools.product((False, True), origins):
         if (messages, origin) != (now.messages, now.origin):
-            options = now.model_copy(update={"messages": messages, "origin": origin})
-            yield source.model_copy(update={"options": options})
+            yield with_options(source, messages=messages, origin=origin)
 
 
 def _mismatch(

@@ -24,7 +24,7 @@ from waldelta.pipeline.drift.record_drift import (
     check_rewrite,
     read_published_now,
 )
-from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.drift.unsent_changes import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
 from waldelta.pipeline.targets.lifecycle import states as due_states

@@ -28,7 +28,7 @@ from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.partitions import read_own_tables, with_leaves
 from waldelta.pipeline.drift.record_drift import read_published_now
-from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.drift.unsent_changes import unsent_changes
 from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import (

@@ -27,8 +27,13 @@ from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.moving_rows import MovingRows, moving_rows
-from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, within_leaves
+from waldelta.pipeline.drift.repair_plan import (
+    MovingRows,
+    is_dear,
+    merges_partitions,
+    moving_rows,
+    within_leaves,
+)
 from waldelta.postgres import Connection
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter, published_filter

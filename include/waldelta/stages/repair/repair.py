@@ -61,7 +61,7 @@ from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.drift import as_published
 from waldelta.pipeline.drift.outdated_labels import outdated_columns
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
-from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.drift.unsent_changes import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_definition import check_columns, merge_error

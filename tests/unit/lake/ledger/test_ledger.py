@@ -25,7 +25,6 @@ from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.ledger_row import schema_of
 from waldelta.lake.ledger.prune_ledger import (
     keep_cuts,
     keep_gaps,
@@ -43,6 +42,7 @@ from waldelta.lake.ledger.records import (
     SlotMove,
     StorageState,
     now,
+    schema_of,
 )
 from waldelta.lake.ledger.table import read_sorted
 from waldelta.lake.storage import local_path

@@ -68,11 +68,11 @@ WRITES = {
     "a replay's, or a person's": lambda quarantine, fence: quarantine.add(
         [row(QUARANTINED, "a", 3)], fence
     ),
-    "nothing": lambda quarantine, fence: quarantine.forget(NAME, 1, 3, fence),
+    "nothing": lambda quarantine, fence: quarantine.replace(NAME, 1, 3, (), fence),
 }
 MEANWHILE = {
     "told": lambda quarantine: quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 5)]),
-    "had nothing to tell": lambda quarantine: quarantine.forget(NAME, 1, 3, UNFENCED),
+    "had nothing to tell": lambda quarantine: quarantine.replace(NAME, 1, 3, ()),
     "removed what is staged": lambda quarantine: quarantine.fence(UNFENCED),
 }
 

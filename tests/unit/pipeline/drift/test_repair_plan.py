@@ -11,8 +11,7 @@ from tests.unit.pipeline.drift.test_drift import state as drift_state
 from tests.unit.pipeline.drift.test_drift import table as drift_table
 from waldelta.lake.ledger.records import FileState, StorageState
 from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.moving_rows import moving_rows
-from waldelta.pipeline.drift.repair_plan import FilterRule, entering, is_dear, obstacle
+from waldelta.pipeline.drift.repair_plan import FilterRule, entering, is_dear, moving_rows, obstacle
 from waldelta.postgres import TableId
 from waldelta.postgres.catalog import Through
 from waldelta.postgres.publication_membership import to_texts

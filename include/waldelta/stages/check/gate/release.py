@@ -98,7 +98,9 @@ def valid_releases(job: Job) -> list[Release]:
     """
     identity = job.read_identity()
     valid = (identity.incarnation, identity.timeline)
-    return [row for row in job.ledger.releases() if (row.incarnation, row.timeline) == valid]
+    return [
+        row for row in job.ledger.table(Release).read() if (row.incarnation, row.timeline) == valid
+    ]
 
 
 def released_upto(job: Job) -> dict[tuple[str, int], int]:

@@ -86,12 +86,12 @@ def _keeping(
         # The gate writes reasons in this form: "fails <what it is called> (<its place>); …".
         called = f" {row.meaning.removeprefix(QUARANTINE)} ("
         named = [
-            found
-            for found in reasons
-            if found.table_name == row.table_name and called in found.reason
+            (quarantined.run_id, is_open)
+            for quarantined, is_open in reasons
+            if quarantined.table_name == row.table_name and called in (quarantined.reason or "")
         ]
-        once += [row] if any(found.run_id == row.run_id for found in named) else []
-        still += [row] if any(found.is_open for found in named) else []
+        once += [row] if any(run_id == row.run_id for run_id, _ in named) else []
+        still += [row] if any(is_open for _, is_open in named) else []
     return once, still
 
 

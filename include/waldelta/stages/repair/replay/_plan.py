@@ -26,8 +26,8 @@ from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import CatalogTable, Evolution
 from waldelta.pipeline.drift.outdated_labels import outdated_columns
-from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.schema_evolution import NewColumn
+from waldelta.pipeline.drift.unsent_changes import unsent_changes
 from waldelta.postgres.type_catalog import read_types
 from waldelta.stages.repair.replay.interval import (
     doubtful_leaves,

@@ -21,7 +21,6 @@ from waldelta.lake.ledger.check_records import (
     PassedSuite,
     Profile,
 )
-from waldelta.lake.ledger.ledger_row import LedgerRow, row_of, schema_of
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
 from waldelta.lake.ledger.records import (
@@ -30,10 +29,13 @@ from waldelta.lake.ledger.records import (
     Gap,
     KeptWindow,
     LabelState,
+    LedgerRow,
     Release,
     Run,
     SlotMove,
     StorageState,
+    row_of,
+    schema_of,
 )
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

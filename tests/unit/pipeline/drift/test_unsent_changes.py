@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState, now
-from waldelta.pipeline.drift.rewrites import relabelled, rewritten, to_record, unsent_changes
+from waldelta.pipeline.drift.unsent_changes import relabelled, rewritten, to_record, unsent_changes
 
 
 def stored(files, *attributes):
