@@ -439,11 +439,11 @@ def _source(pipeline: Pipeline) -> list[CheckResult]:
 
 def _preflight(pipeline: Pipeline) -> Iterator[CheckResult]:
     from waldelta.stages.check.judge_suites import judge_names
-    from waldelta.stages.setup.setup import Judges, plan_setup
+    from waldelta.stages.setup.setup import plan_setup
 
     job = pipeline.job()
     with job.source.connect("doctor") as connection:
-        plan = plan_setup(connection, job, Judges(judge_suite=judge_names))
+        plan = plan_setup(connection, job, judge_names)
     for finding in plan.reported():
         yield CheckResult("preflight", finding.severity, finding.text)
     if not plan.findings:

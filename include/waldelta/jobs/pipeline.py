@@ -53,19 +53,18 @@ class Pipeline:
         A lake on disk is tested from this machine, with ``spark`` also from one of its tasks. An
         object store is probed as by probe_store(), also for errors.
         """
-        from waldelta.changes.decode.route import plan_routing
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.lake import judge_altered
         from waldelta.stages.setup.preflight.store_probe import probe_store
-        from waldelta.stages.setup.setup import Judges, plan_setup
+        from waldelta.stages.setup.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("check") as connection, judging(job, spark) as judge_suite:
-            plan = plan_setup(connection, job, Judges(plan_routing, judge_suite))
+            plan = plan_setup(connection, job, judge_suite)
         if estimate:
             plan = plan.with_estimate(job)
         problems = [why_not_writable(root)]
@@ -89,16 +88,15 @@ class Pipeline:
         An object store is probed before, as by probe_store(), also for errors. Own expectations are
         judged as by check().
         """
-        from waldelta.changes.decode.route import plan_routing
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.store_probe import probe_store
-        from waldelta.stages.setup.setup import Judges, apply_setup
+        from waldelta.stages.setup.setup import apply_setup
 
         job = self.job(run_id)
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("setup") as connection, judging(job, spark) as judge_suite:
-            return apply_setup(connection, job, Judges(plan_routing, judge_suite))
+            return apply_setup(connection, job, judge_suite)
 
     def sync(
         self,

@@ -73,18 +73,16 @@ def run_resync(
 
 def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:
     """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
-    from waldelta.changes.decode.route import plan_routing
     from waldelta.stages.land import land_backlog
     from waldelta.stages.setup.renew_slot import renew_slot
-    from waldelta.stages.setup.setup import Judges
 
-    gap = renew_slot(job, Judges(plan_routing), accept_server=accept_server)
+    gap = renew_slot(job, accept_server=accept_server)
     if gap is not None:
         return gap
     try:  # Only reading the slot shows that it can be read.
         land_backlog(runner, job)
     except SlotUnreadable as err:
-        return renew_slot(job, Judges(plan_routing), accept_server=accept_server, broken=err)
+        return renew_slot(job, accept_server=accept_server, broken=err)
     return None
 
 

@@ -7,8 +7,8 @@ and printed from its tree: columns of the table, constants, and PostgreSQL's own
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from psycopg import sql
 
@@ -28,7 +28,6 @@ from waldelta.row_filter.parse.parse import (
     Node,
     Quantified,
     Test,
-    TypeName,
     column_names,
     parse_analysed,
 )
@@ -38,7 +37,7 @@ from waldelta.row_filter.typed_tree import column_type, short_name
 from waldelta.types import column_types
 
 _NAMES = FUNCTION_NAMES | ESCAPES.keys()
-_LOGIC = frozenset({"AND", "OR"})
+_WORDS = frozenset({"AND", "OR", "NOT", "IS DISTINCT FROM"})
 _SYNTAX = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
@@ -64,62 +63,60 @@ def source_sql(text: str, types: Mapping[str, PgType]) -> str:
     return _Printer(text).sql(node)
 
 
+@dataclass(frozen=True, slots=True)
 class _Printer:
     """Prints the nodes of a resolved filter; every part has parentheses of its own."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    text: str
 
     def sql(self, node: Node) -> str:
         """Return a node as SQL."""
-        return _PRINTED[type(node)](self, node)
+        match node:
+            case Column(name):
+                text = _quoted(name)
+            case Literal():
+                text = self.literal(node)
+            case Cast():
+                text = self.cast(node)
+            case Collate(operand, collation) if collation in NAMED_COLLATIONS:
+                text = f"({self.sql(operand)} COLLATE {_quoted(collation)})"
+            case Test(operand, what, negated):
+                text = f"({self.sql(operand)} IS {'NOT ' * negated}{what})"
+            case Quantified(name, quantifier, operand, array) if _is_operator(name):
+                text = f"({self.sql(operand)} {name} {quantifier} ({self.sql(array)}))"
+            case ArrayExpression(elements):
+                text = f"ARRAY[{self.listed(elements)}]"
+            case Case():
+                text = self.case(node)
+            case Call():
+                text = self.call(node)
+            case _:
+                raise self.refused(node)
+        return text
 
-    def refused(self, node: Node | TypeName, start: int) -> FilterNotTranslatable:
-        return FilterNotTranslatable(self._text, place(self._text, start), f"unexpected {node}")
+    def refused(self, node: Node) -> FilterNotTranslatable:
+        return FilterNotTranslatable(self.text, place(self.text, node.start), f"unexpected {node}")
 
     def listed(self, nodes: Iterable[Node], separator: str = ", ") -> str:
         return separator.join(map(self.sql, nodes))
 
-    def column(self, node: Column) -> str:
-        return _quoted(node.name)
-
     def literal(self, node: Literal) -> str:
         if node.kind == "string" and "\0" not in node.text:
-            return _string(node.text)
-        if node.kind == "number" and _NUMBER.fullmatch(node.text):
-            return node.text
+            return sql.Literal(node.text).as_string(None).strip()
         if node.kind in ("true", "false", "null"):
             return node.kind if node.kind != "null" else "NULL"
-        raise self.refused(node, node.start)
+        if node.kind != "number" or not _NUMBER.fullmatch(node.text):
+            raise self.refused(node)
+        return node.text
 
     def cast(self, node: Cast) -> str:
         kind, name = node.type, short_name(node.type.name)
         if name is None or (kind.modifiers and name == "interval"):
-            raise self.refused(node, node.start)
+            raise self.refused(node)
         # SQL's character is one character where no length follows; bpchar has any length.
         modifiers = kind.modifiers or ((1,) if kind.name == "character" else ())
         size = f"({', '.join(f'{number:d}' for number in modifiers)})" if modifiers else ""
         return f"({self.sql(node.operand)})::{_quoted(name)}{size}{'[]' * kind.is_array}"
-
-    def collate(self, node: Collate) -> str:
-        if node.collation not in NAMED_COLLATIONS:
-            raise self.refused(node, node.start)
-        return f"({self.sql(node.operand)} COLLATE {_quoted(node.collation)})"
-
-    def test(self, node: Test) -> str:
-        return f"({self.sql(node.operand)} IS {'NOT ' * node.negated}{node.what})"
-
-    def quantified(self, node: Quantified) -> str:
-        operator = self.operator(node, node.operator)
-        return f"({self.sql(node.operand)} {operator} {node.quantifier} ({self.sql(node.array)}))"
-
-    def operator(self, node: Node, name: str) -> str:
-        if name not in _NAMES or name[0].isalnum():
-            raise self.refused(node, node.start)
-        return name
-
-    def array(self, node: ArrayExpression) -> str:
-        return f"ARRAY[{self.listed(node.elements)}]"
 
     def case(self, node: Case) -> str:
         operand = f" {self.sql(node.operand)}" if node.operand else ""
@@ -128,38 +125,19 @@ class _Printer:
 
     def call(self, node: Call) -> str:
         arguments, name = node.arguments, node.name
-        if name in _LOGIC:
-            return f"({self.listed(arguments, f' {name} ')})"
-        if name == "NOT":
-            return f"(NOT {self.sql(arguments[0])})"
-        if name == "IS DISTINCT FROM":
-            return f"({self.listed(arguments, ' IS DISTINCT FROM ')})"
         if name in _SYNTAX:
             return f"{name}({self.listed(arguments)})"
+        if name in _WORDS or _is_operator(name):
+            alone = f"({name} {self.sql(arguments[0])})"
+            return alone if len(arguments) == 1 else f"({self.listed(arguments, f' {name} ')})"
         if name not in _NAMES:
-            raise self.refused(node, node.start)
-        if name[0].isalnum():
-            return f"{_quoted(name)}({self.listed(arguments)})"
-        parts = [self.sql(argument) for argument in arguments]
-        return f"({name} {parts[0]})" if len(parts) == 1 else f"({f' {name} '.join(parts)})"
+            raise self.refused(node)
+        return f"{_quoted(name)}({self.listed(arguments)})"
+
+
+def _is_operator(name: str) -> bool:
+    return name in _NAMES and not name[0].isalnum()
 
 
 def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string(None)
-
-
-def _string(text: str) -> str:
-    return sql.Literal(text).as_string(None).strip()
-
-
-_PRINTED: dict[type, Callable[[_Printer, Any], str]] = {
-    Column: _Printer.column,
-    Literal: _Printer.literal,
-    Cast: _Printer.cast,
-    Collate: _Printer.collate,
-    Test: _Printer.test,
-    Quantified: _Printer.quantified,
-    ArrayExpression: _Printer.array,
-    Case: _Printer.case,
-    Call: _Printer.call,
-}

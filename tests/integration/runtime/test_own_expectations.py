@@ -12,7 +12,7 @@ from tests.integration.setup.test_setup import job_for
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Target
 from waldelta.stages.check.judge_suites import judge_names, judging
-from waldelta.stages.setup.setup import Judges, plan_setup
+from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
@@ -171,15 +171,14 @@ def test_names_columns_and_arguments_are_judged_without_spark(database, conn, la
     database.execute(f"{TABLE}; create table u (id int primary key)")
     job = job_with(job_for(database.conninfo, lake, ENTRY), tmp_path)
     written(tmp_path, *(item for item, _ in NAMES))
-    judges = Judges(judge_suite=judge_names)
-    problems = plan_setup(conn, job, judges).problems
+    problems = plan_setup(conn, job, judge_names).problems
     place = f"{tmp_path / 'public.t.yml'}: expectations"
     for number, (item, said) in enumerate(NAMES):
         (told,) = [text for text in problems if text.startswith(f"{place}[{number}]: ")]
         assert said in told, item
     assert len(problems) == len(NAMES)
     written(tmp_path, *FINE, *(item for item, _ in OF_SPARK), OF_ROWS[0])
-    assert plan_setup(conn, job, judges).problems == ()
+    assert plan_setup(conn, job, judge_names).problems == ()
 
 
 def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
@@ -201,7 +200,7 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
     written(tmp_path, NAMES[0][0], name="public.u.yml")
     written(tmp_path, NAMES[0][0], name="app.paid.yml")
     written(tmp_path, NAMES[0][0], name="publc.t.yml")
-    plan = plan_setup(conn, job, Judges(judge_suite=judge_names))
+    plan = plan_setup(conn, job, judge_names)
     of_t, of_paid, of_u = plan.problems
     assert of_t.startswith("expectations of public.t: ")
     assert "not valid YAML" in of_t
@@ -226,7 +225,7 @@ def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, 
 
     def problems():
         with judging(job, runner.spark()) as judge_suite:
-            found = plan_setup(conn, job, Judges(judge_suite=judge_suite)).problems
+            found = plan_setup(conn, job, judge_suite).problems
         return [text.partition("public.t.yml: ")[2] for text in found if "public.t.yml" in text]
 
     def of(cases):

@@ -159,28 +159,30 @@ class CopyEstimate:
         """Returns the lines for a plan."""
         if self.unknown is not None:
             return [f"no estimate: {self.unknown}"]
-        lines = [self._amount(), self._time(), self._wal(), self._cost()]
+        tasks = counted(readers(), "task")
+        how = ", ".join(f"{name} for {took:.1f} s" for name, took in self.sampled.items())
+        connections = readers() + _CONNECTIONS_PER_COPY * min(self.tables, COPIED_AT_ONCE) + 1
+        amount = (
+            f"{counted(self.tables, 'table')}, about {counted(_rounded(self.rows), 'row')}: reads"
+            f" {size(self.source_bytes)} on the source, writes about {size(self.lake_bytes)} to"
+            " the lake"
+        )
+        time_needed = (
+            f"about {duration(self.seconds)} with {tasks} at once on a machine like this, plus the"
+            f" start of Spark and uploads to an object store (sample: {how or 'none, all empty'})"
+        )
+        cost = (
+            f"cost for the source: sequential scans of {size(self.source_bytes)}, up to"
+            f" {connections} connections, and snapshots that hold vacuum back for up to"
+            f" {duration(self.longest_seconds)}"
+        )
+        lines = [amount, time_needed, self._wal(), cost]
         if self.unread:
             lines.append(
                 f"without {first_of(self.unread)}, which couldn't be read: missing privilege, or a"
                 " lock"
             )
         return lines
-
-    def _amount(self) -> str:
-        return (
-            f"{counted(self.tables, 'table')}, about {counted(_rounded(self.rows), 'row')}: reads"
-            f" {size(self.source_bytes)} on the source, writes about {size(self.lake_bytes)} to"
-            " the lake"
-        )
-
-    def _time(self) -> str:
-        tasks = counted(readers(), "task")
-        how = ", ".join(f"{name} for {took:.1f} s" for name, took in self.sampled.items())
-        return (
-            f"about {duration(self.seconds)} with {tasks} at once on a machine like this, plus the"
-            f" start of Spark and uploads to an object store (sample: {how or 'none, all empty'})"
-        )
 
     def _wal(self) -> str:
         rate, kept = self.wal_bytes_per_minute, self.wal_bytes
@@ -193,14 +195,6 @@ class CopyEstimate:
         return (
             f"WAL: the server writes about {size(int(rate))} a minute now, so the slot keeps about"
             f" {size(kept)} until the copy ends (max_slot_wal_keep_size: {limit})"
-        )
-
-    def _cost(self) -> str:
-        connections = readers() + _CONNECTIONS_PER_COPY * min(self.tables, COPIED_AT_ONCE) + 1
-        return (
-            f"cost for the source: sequential scans of {size(self.source_bytes)}, up to"
-            f" {connections} connections, and snapshots that hold vacuum back for up to"
-            f" {duration(self.longest_seconds)}"
         )
 
 
@@ -358,11 +352,6 @@ def _rounded(number: int) -> int:
     (1230000, 42)
     """
     return round(number, min(0, 3 - len(str(number))))
-
-
-_POSITION = """
-select extract(epoch from clock_timestamp()), pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,3 +543,8 @@ def _published(part: PlannedRelation, leaves: Sequence[Leaf]) -> PublishedTable:
         relation_ids=(relation.oid,),
         publishes=frozenset(part.publishes),
     )
+
+
+_POSITION = """
+select extract(epoch from clock_timestamp()), pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')
+"""

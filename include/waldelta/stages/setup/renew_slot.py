@@ -24,14 +24,13 @@ from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import check_health, check_ours
 from waldelta.stages.setup._slot_setup import beyond, slot_life, was_created_by_pipeline
-from waldelta.stages.setup.setup import WITHOUT_SPARK, Judges, carry_out
+from waldelta.stages.setup.setup import carry_out
 
 log = logging.getLogger(__name__)
 
 
 def renew_slot(
     job: Job,
-    judges: Judges = WITHOUT_SPARK,
     *,
     accept_server: str | None = None,
     broken: SlotError | None = None,
@@ -58,7 +57,7 @@ def renew_slot(
             opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
             if not opened:
                 raise
-            carry_out(connection, job, lock, judges)
+            carry_out(connection, job, lock)
             return opened[-1]
         err = _broken(slot_connection, job) or broken
         if err is None:
@@ -68,7 +67,7 @@ def renew_slot(
         _check_droppable(slot_connection, job)
         gap = record_gap(job, err)
         fault_point("resync.recorded")
-        plan = carry_out(connection, job, lock, judges, renew=True)
+        plan = carry_out(connection, job, lock, renew=True)
         for text in plan.warnings:
             log.warning("%s", text)
         slot, lost = job.pipeline.source.slot, describe(gap) if gap else ""

@@ -72,13 +72,11 @@ from waldelta.stages.setup.preflight.source import (
 from waldelta.stages.setup.preflight.targets import (
     JudgeSuite,
     PlannedTargets,
-    Translate,
     judge_replaced,
     judge_suites,
     judge_wheres,
     plan_targets,
     read_only,
-    resolvable,
 )
 
 if TYPE_CHECKING:
@@ -90,19 +88,6 @@ _Found = TypeVar("_Found")
 
 LOCK_ATTEMPTS = 4
 STOP_ON_ERROR = "\\set ON_ERROR_STOP on"
-
-
-@dataclass(frozen=True, slots=True)
-class Judges:
-    """What preflight asks of packages that need Spark: whether a filter can be evaluated, and what
-    is wrong with a target's own expectations.
-    """
-
-    translate: Translate = resolvable
-    judge_suite: JudgeSuite = read_only
-
-
-WITHOUT_SPARK = Judges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +242,12 @@ class SetupPlan:
 
 
 def plan_setup(
-    conn: Connection, job: Job, judges: Judges = WITHOUT_SPARK, *, renew: bool = False
+    conn: Connection, job: Job, judge_suite: JudgeSuite = read_only, *, renew: bool = False
 ) -> SetupPlan:
     """Plan what setup would do; changes nothing.
 
     Raises when the server can't be queried, and TableBusy when a table of the publications stays
-    locked against readers. ``judges`` say whether Spark can evaluate filters and expectations.
+    locked against readers. ``judge_suite`` says whether own expectations can be evaluated.
     ``renew``: the existing slot will be replaced.
     """
     with (
@@ -271,14 +256,14 @@ def plan_setup(
     ):
         # Sizes and filters are read under their tables' locks. A caller that carries the plan out
         # also has the slot's lock, so no run lands during that.
-        plan = partial(_plan_setup, conn, slot_conn, job, judges, renew=renew)
+        plan = partial(_plan_setup, conn, slot_conn, job, judge_suite, renew=renew)
         return _with_lock_retry(
             conn, plan, partial(lock_holders, conn, EXCLUSIVE_MODES, waiting=True)
         )
 
 
 def _plan_setup(
-    conn: Connection, slot_conn: Connection, job: Job, judges: Judges, *, renew: bool
+    conn: Connection, slot_conn: Connection, job: Job, judge_suite: JudgeSuite, *, renew: bool
 ) -> SetupPlan:
     source = job.pipeline.source
     facts = _read_facts(conn, slot_conn, job, renew=renew)
@@ -297,10 +282,10 @@ def _plan_setup(
         states = job.read_states()
     if _can_be_queried(facts):
         targets = plan_targets(conn, job.pipeline, in_force.by_name, facts)
-        filters = judge_wheres(conn, job.pipeline, targets, judges.translate)
+        filters = judge_wheres(conn, job.pipeline, targets)
         findings += [*targets.findings, *filters]
         if not renew:  # A lost slot is recreated whatever the expectations are.
-            findings += judge_suites(job.pipeline, targets, states, judges.judge_suite)
+            findings += judge_suites(job.pipeline, targets, states, judge_suite)
     findings += _forgotten(job, facts.actual)
     findings += judge_replaced(states.values(), facts)
     scripted = _is_scripted(slot_conn, job, facts)
@@ -341,18 +326,23 @@ def _can_be_queried(facts: Facts) -> bool:
 
 
 @private_files()
-def apply_setup(conn: Connection, job: Job, judges: Judges = WITHOUT_SPARK) -> SetupPlan:
+def apply_setup(conn: Connection, job: Job, judge_suite: JudgeSuite = read_only) -> SetupPlan:
     """Bring publications and slot into the wanted state; returns the plan that was carried out.
 
     Raises PreflightFailed before anything is changed. Holds the slot's lock during the setup.
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job) as lock:
-        return carry_out(conn, job, lock, judges)
+        return carry_out(conn, job, lock, judge_suite)
 
 
 def carry_out(
-    conn: Connection, job: Job, lock: AdvisoryLock, judges: Judges, *, renew: bool = False
+    conn: Connection,
+    job: Job,
+    lock: AdvisoryLock,
+    judge_suite: JudgeSuite = read_only,
+    *,
+    renew: bool = False,
 ) -> SetupPlan:
     """Plan and carry out under the slot's lock, which the caller has; ``renew`` recreates the
     slot.
@@ -361,7 +351,7 @@ def carry_out(
     # then.
     with job.source.connect_slot("fence", conn) as connection:
         end_old_backends(connection, job.pipeline.source.slot)
-    plan = plan_setup(conn, job, judges, renew=renew)
+    plan = plan_setup(conn, job, judge_suite, renew=renew)
     plan.require()
     if renew:
         with job.source.connect_slot("setup", conn) as slot_conn:

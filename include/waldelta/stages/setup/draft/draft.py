@@ -16,7 +16,6 @@ import yaml
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
-from waldelta.postgres import TableColumn
 from waldelta.postgres.connection import NAME_BYTES
 from waldelta.postgres.partition_access import needs_of
 from waldelta.quantities import counted, first_of, size
@@ -172,27 +171,13 @@ def _scalar(text: str) -> str:
     return yaml.safe_dump(text, default_style='"', width=1 << 30, allow_unicode=True).strip()
 
 
-def rows_of(table: FoundTable) -> str:
-    """Returns a table's estimated number of rows."""
-    return "not analyzed yet" if table.rows is None else f"≈ {counted(table.rows, 'row')}"
-
-
-def key_of(table: FoundTable) -> str:
-    """Returns the columns of a table's primary key."""
-    return (
-        f"key ({', '.join(table.relation.primary_key)})" if table.relation.primary_key else "no key"
-    )
-
-
-def identity_of(table: FoundTable) -> str:
-    """Returns a table's replica identity, as ALTER TABLE names it."""
-    return f"replica identity {_IDENTITIES[table.relation.replica_identity]}"
-
-
 def facts_of(table: FoundTable) -> str:
     """Returns rows, size, key and replica identity in one line."""
-    whole = table.size_bytes + table.toast_bytes
-    return f"{rows_of(table)}, {size(whole)}, {key_of(table)}, {identity_of(table)}"
+    relation, whole = table.relation, table.size_bytes + table.toast_bytes
+    rows = "not analyzed yet" if table.rows is None else f"≈ {counted(table.rows, 'row')}"
+    key = f"key ({', '.join(relation.primary_key)})" if relation.primary_key else "no key"
+    identity = _IDENTITIES[relation.replica_identity]
+    return f"{rows}, {size(whole)}, {key}, replica identity {identity}"
 
 
 def notes_of(table: FoundTable) -> Iterator[str]:
@@ -214,9 +199,18 @@ def notes_of(table: FoundTable) -> Iterator[str]:
         )
     if generated := [c.name for c in table.relation.columns if c.generated]:
         yield f"generated, not published: {', '.join(generated)}"
-    if texts := [_typed(c) for c in table.relation.columns if _becomes_text(c)]:
+    stored = [(column, target_type(column.type)) for column in table.relation.columns]
+    if texts := [
+        f"{column.name} ({column.type.name})"
+        for column, kind in stored
+        if kind.is_text and not isinstance(kind, Characters)
+    ]:
         yield f"text in the lake: {first_of(texts)}"
-    if moments := [c.name for c in table.relation.columns if _may_fail(c, table.identity)]:
+    if moments := [
+        column.name
+        for column, kind in stored
+        if column.name in table.identity and kind.may_be_raw and not isinstance(kind, Array)
+    ]:
         yield (
             f"a copy stops at a value of key column {', '.join(moments)} that the lake's type can't"
             " hold (infinity, NaN): name it under target.types.text if there are such"
@@ -236,21 +230,6 @@ def _why_keyless(table: FoundTable) -> str:
         f" truncates are published. Add a primary key, or: alter table {table.id} replica identity"
         " full"
     )
-
-
-def _typed(column: TableColumn) -> str:
-    return f"{column.name} ({column.type.name})"
-
-
-def _becomes_text(column: TableColumn) -> bool:
-    """Returns whether a column that isn't text becomes text in the lake, without a loss."""
-    kind = target_type(column.type)
-    return kind.is_text and not isinstance(kind, Characters)
-
-
-def _may_fail(column: TableColumn, identity: tuple[str, ...]) -> bool:
-    kind = target_type(column.type)
-    return column.name in identity and kind.may_be_raw and not isinstance(kind, Array)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Everything is read in one read-only transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -75,10 +75,8 @@ class FoundTable:
             and (leaf.replica_identity == "f") == (self.relation.replica_identity == "f")
             for leaf in stored
         )
-        return own if same and not self._has_generated_identity(own) else ()
-
-    def _has_generated_identity(self, identity: Sequence[str]) -> bool:
-        return any(c.generated and c.name in identity for c in self.relation.columns)
+        is_generated = any(c.generated and c.name in own for c in self.relation.columns)
+        return own if same and not is_generated else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import ConfigError, ModeRefused, PrivilegeMissing
 from waldelta.findings import Finding, lacking, problem, problem_if, warning
 from waldelta.grants import Grant, sql_name
-from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import METADATA_TYPES, RELID
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_filter import column_states, unpublished
@@ -37,14 +37,11 @@ from waldelta.postgres.catalog import (
     read_table_oids,
 )
 from waldelta.row_filter import RowFilter, resolve_filter
-from waldelta.row_filter.resolve import resolve
-from waldelta.row_filter.typed_tree import column_type
+from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.stages.setup.facts.publications import PublicationState
 from waldelta.stages.setup.facts.source_facts import Facts, members
 from waldelta.target_modes import Feature, named_mode
 
-# Raises FilterNotTranslatable for a filter over such columns that can't be evaluated exactly.
-Translate = Callable[[RowFilter, Sequence[ColumnState]], object]
 # Yields what is wrong with a target's own expectations, by the columns that it has or will have.
 JudgeSuite = Callable[[str, OwnSuiteFile, TargetColumns], Iterable[Finding]]
 
@@ -321,11 +318,6 @@ def _judge_source(
         )
 
 
-def resolvable(row_filter: RowFilter, columns: Sequence[ColumnState]) -> object:
-    """Check the part of the translation that needs no Spark: types and signatures."""
-    return resolve(row_filter, {c.name: column_type(c.type_name, c.spark_type) for c in columns})
-
-
 @dataclass(frozen=True, slots=True)
 class _Filtered:
     """A target with a filter, the filter's table, and how that is published."""
@@ -339,10 +331,7 @@ class _Filtered:
 
 
 def judge_wheres(
-    conn: Connection,
-    pipeline: PipelineFile,
-    planned: PlannedTargets,
-    translate: Translate = resolvable,
+    conn: Connection, pipeline: PipelineFile, planned: PlannedTargets
 ) -> list[Finding]:
     """Returns findings about every target's filter.
 
@@ -361,7 +350,7 @@ def judge_wheres(
                 raise ConfigError(_why_unfed(conn, name, planned))
             if mapping is not None and mapping.where is not None:
                 found = _filtered(conn, name, mapping, planned)
-                findings += _judge(conn, found, pipeline.target.types_of(name), translate)
+                findings += _judge(conn, found, pipeline.target.types_of(name))
         except PrivilegeMissing as err:
             needs = [] if mapping is None else _needed(conn, mapping)
             findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
@@ -445,9 +434,7 @@ def _filtered(
     )
 
 
-def _judge(
-    conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate
-) -> Iterator[Finding]:
+def _judge(conn: Connection, found: _Filtered, options: TypeOptions) -> Iterator[Finding]:
     relation = found.relation
     readable = next(
         (leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id
@@ -458,7 +445,8 @@ def _judge(
         return
     columns = [c for c in relation.columns if c.name in found.columns]
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
-    translate(row_filter, column_states(columns, key, options))
+    # Raises FilterNotTranslatable.
+    spark_condition(row_filter, column_states(columns, key, options))
     if found.updates:
         yield from _identity(found.name, row_filter, found.leaves)
 
