@@ -20,8 +20,7 @@ from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
-from waldelta.postgres.table_patterns import new_tables
-from waldelta.postgres.unpublished_tables import unpublished
+from waldelta.postgres.unpublished_tables import new_tables, unpublished
 from waldelta.slot import SlotState, read_slot, slot_position
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import SlotWarning, forecast, slot_warnings

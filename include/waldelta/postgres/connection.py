@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -151,13 +151,14 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
         "user": found.login,
         "password": found.password,
         "dbname": found.schema,
-        **_of_libpq(found.extra),
+        # What an extra has for libpq, known to it or not.
+        **{k: v for k, v in found.extra.items() if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)},
     }
     if unknown := sorted(k for k in fields if k.startswith(_PROTECTS) and k not in _LIBPQ_EXTRAS):
         raise ConfigError(
             f"{found.variable}: the extra sets {', '.join(unknown)}, which libpq"
-            f" {_libpq_version()} does not know, so it would protect nothing: correct its"
-            " name, or remove it"
+            f" {pq_version() // 10000}.{pq_version() % 10000} does not know, so it would protect"
+            " nothing: correct its name, or remove it"
         )
     return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
 
@@ -180,13 +181,14 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
     database, but never the password.
     """
 
-    def open_(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
-        connection = psycopg.connect(
+    return _opened(
+        conninfo,
+        application_name,
+        lambda pinned: psycopg.connect(
             pinned, autocommit=True, prepare_threshold=None, cursor_factory=OneStatementCursor
-        )
-        return _after(connection, lambda: _pin(conninfo, connection, connection.info.backend_pid))
-
-    return _opened(conninfo, application_name, open_, psycopg.Error)
+        ),
+        psycopg.Error,
+    )
 
 
 @contextmanager
@@ -231,12 +233,12 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
     free walsender (max_wal_senders).
     """
 
-    def as_walsender(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
-        connection = psycopg.connect(pinned, autocommit=True, prepare_threshold=None)
-        return _after(connection, lambda: _pin(conninfo, connection, connection.info.backend_pid))
-
-    walsender = make_conninfo(conninfo, replication="database")
-    return _opened(walsender, application_name, as_walsender, psycopg.Error)
+    return _opened(
+        make_conninfo(conninfo, replication="database"),
+        application_name,
+        lambda pinned: psycopg.connect(pinned, autocommit=True, prepare_threshold=None),
+        psycopg.Error,
+    )
 
 
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
@@ -246,13 +248,15 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
     # The import loads pandas: half a second, which an idle check must not pay.
     import adbc_driver_postgresql.dbapi
 
-    def open_(pinned: str) -> adbc_driver_postgresql.dbapi.Connection:
-        connection = adbc_driver_postgresql.dbapi.connect(
+    return _opened(
+        conninfo,
+        application_name,
+        lambda pinned: adbc_driver_postgresql.dbapi.connect(
             make_conninfo(pinned, client_encoding=_UNCONVERTED), autocommit=True
-        )
-        return _after(connection, lambda: _pin(conninfo, connection))
-
-    return _opened(conninfo, application_name, open_, adbc_driver_postgresql.dbapi.Error, {})
+        ),
+        adbc_driver_postgresql.dbapi.Error,
+        {},
+    )
 
 
 def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
@@ -339,11 +343,7 @@ def ended_by_replay(what: str, error: ServerError) -> StandbyAway:
     )
 
 
-def _pin(
-    conninfo: str,
-    connection: psycopg.Connection[Any] | adbc_driver_postgresql.dbapi.Connection,
-    pid: int | None = None,
-) -> None:
+def _pin(conninfo: str, connection: Connection | adbc_driver_postgresql.dbapi.Connection) -> None:
     """Set the settings in the session, whatever a login trigger changed, and verify them.
 
     Raises ConfigError when a connection pooler answers instead of the server: it drops startup
@@ -362,7 +362,8 @@ def _pin(
             f"{describe(conninfo)}: a login trigger sets quote_all_identifiers, and ADBC can't read"
             " types then: remove that from the database's event trigger on login"
         )
-    if mark != _MARKED or first != second or pid not in (None, second):
+    is_other = isinstance(connection, psycopg.Connection) and connection.info.backend_pid != second
+    if mark != _MARKED or first != second or is_other:
         raise ConfigError(f"{describe(conninfo)}: {POOLED}")
     _check_current(conninfo, dict(zip(_SETTINGS, values, strict=True)))
 
@@ -407,21 +408,7 @@ _MAY_REPLICATE = (
 )
 
 
-class _Closeable(Protocol):
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=_Closeable)
-
-
-def _after(connection: C, first: Callable[[], object]) -> C:
-    """Return the connection after running ``first``; it is closed when that fails."""
-    try:
-        first()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+C = TypeVar("C", bound="Connection | adbc_driver_postgresql.dbapi.Connection")
 
 
 def _opened(
@@ -439,7 +426,12 @@ def _opened(
     for settings in (defaults | _CHECKS_CLIENT, defaults):
         pinned = _pinned(conninfo, application_name, settings)
         try:
-            return open_(pinned)
+            with ExitStack() as closing:
+                connection = open_(pinned)
+                closing.callback(connection.close)
+                _pin(conninfo, connection)
+                closing.pop_all()
+                return connection
         except refused as err:
             given = conninfo_to_dict(pinned)
             refusal = ConnectionRefusal.of(err, pinned, float(given["connect_timeout"] or 0))
@@ -454,12 +446,8 @@ def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -
     ``defaults``.
     """
     given = conninfo_to_dict(conninfo)
-    chosen = str(given.get("options") or "")
-    options = " ".join(
-        part
-        for part in (_switches(defaults), chosen, _switches(SESSION_SETTINGS | {_MARK: _MARKED}))
-        if part
-    )
+    own = _switches(SESSION_SETTINGS | {_MARK: _MARKED})
+    options = " ".join(filter(None, (_switches(defaults), str(given.get("options") or ""), own)))
     return make_conninfo(
         conninfo,
         **{key: value for key, value in KEEPALIVES.items() if key not in given},
@@ -473,15 +461,6 @@ def _switches(settings: Mapping[str, str]) -> str:
     return " ".join(
         f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()
     )
-
-
-def _of_libpq(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an extra that are meant for libpq, known to it or not."""
-    return {k: v for k, v in extra.items() if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)}
-
-
-def _libpq_version() -> str:
-    return f"{pq_version() // 10000}.{pq_version() % 10000}"
 
 
 _EXAMPLE = "postgresql://user:password@host:port/database"

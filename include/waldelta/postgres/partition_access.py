@@ -17,7 +17,7 @@ import psycopg
 from waldelta.config import Source
 from waldelta.grants import DefaultGrant, Grant, Need, sql_name, statements
 from waldelta.postgres.catalog import READ_THROUGH, Leaf, TableId, Through
-from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.published_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch
 from waldelta.quantities import MOST_NAMED, first_of
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 EVERY_CHANGE = frozenset({"insert", "update", "delete"})
@@ -102,7 +102,11 @@ def is_uniform(memberships: Collection[Membership]) -> bool:
 
     Each relation is judged by itself; True also where nothing is known of any.
     """
-    return all(map(_is_uniform, _by_relation(memberships).values()))
+    return all(
+        rules(of).get(op) == _ored(m.row_filter for m in of)
+        for of in _by_relation(memberships).values()
+        for op in EVERY_CHANGE
+    )
 
 
 def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -128,29 +132,14 @@ def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -
     )
 
 
-def was_away(texts: Collection[str], now: Collection[Membership]) -> bool:
-    """Return was_interrupted() for the ledger's texts.
-
-    Earlier versions stored only entries; then, return whether all of these are gone.
-    """
-    if _are_known(texts):
-        return was_interrupted(from_texts(texts), now)
-    # Parts of the text other than the kind and the oid were added later.
-    present = {" ".join(entry.split()[:2]) for m in now for entry in m.entries}
-    return bool(texts) and bool(present) and present.isdisjoint(texts)
-
-
 def lost_operations(then: Collection[Membership], now: Collection[Membership]) -> frozenset[str]:
     """Return operations that some relation isn't published with any more.
 
     Relations in no publication then or now don't count.
     """
     before, after = _by_relation(then), _by_relation(now)
-    lost = (
-        _operations(before[relation]) - _operations(after[relation])
-        for relation in before.keys() & after.keys()
-    )
-    return frozenset().union(*lost)
+    common = before.keys() & after.keys()
+    return frozenset().union(*(_operations(before[of]) - _operations(after[of]) for of in common))
 
 
 def says_alike(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -181,11 +170,6 @@ def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) 
     if always in (was, there):
         return False  # Publication only grew, or only shrank.
     return not at_once
-
-
-def _is_uniform(memberships: Collection[Membership]) -> bool:
-    every, found = _ored(m.row_filter for m in memberships), rules(memberships)
-    return all(found.get(op) == every for op in EVERY_CHANGE)
 
 
 def _by_relation(memberships: Iterable[Membership]) -> dict[int, list[Membership]]:
@@ -232,33 +216,19 @@ def to_texts(memberships: Iterable[Membership]) -> list[str]:
     """
     relations: dict[str, list[int]] = {}
     for m in memberships:
-        said = {
-            "publication": m.publication,
-            "entries": sorted(m.entries),
-            "version": m.version,
-            "owner": m.owner,
-            "options": m.options,
-            "publishes": sorted(m.publishes),
-            "row_filter": m.row_filter,
-            "column_list": m.column_list,
-        }
-        relations.setdefault(json.dumps(said), []).append(m.relation)
+        rule = asdict(m) | {"entries": sorted(m.entries), "publishes": sorted(m.publishes)}
+        relation, _ = rule.pop("relation"), rule.pop("is_apart")
+        relations.setdefault(json.dumps(rule), []).append(relation)
     return sorted(
-        json.dumps({**json.loads(said), "relations": sorted(of)}) for said, of in relations.items()
+        json.dumps({**json.loads(rule), "relations": sorted(of)}) for rule, of in relations.items()
     )
 
 
 def from_texts(texts: Iterable[str]) -> list[Membership]:
-    """Read memberships from the ledger; none where an earlier version wrote less."""
-    found: list[Membership] = []
-    if not _are_known(texts := list(texts)):
-        return found
+    """Read memberships from the ledger."""
+    memberships: list[Membership] = []
     for text in texts:
         said = json.loads(text)
         said |= {"entries": frozenset(said["entries"]), "publishes": frozenset(said["publishes"])}
-        found += [Membership(relation, **said) for relation in said.pop("relations")]
-    return found
-
-
-def _are_known(texts: Iterable[str]) -> bool:
-    return all(text.startswith("{") for text in texts)
+        memberships += [Membership(relation, **said) for relation in said.pop("relations")]
+    return memberships

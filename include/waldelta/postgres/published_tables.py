@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from waldelta.errors import SourceError
 from waldelta.postgres.catalog import (
@@ -22,8 +21,56 @@ from waldelta.postgres.catalog import (
 )
 from waldelta.postgres.connection import Connection
 from waldelta.postgres.publication_membership import Membership
-from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch
+
+# Members (publication, relid) of the publications %(publications)s, by the rules of
+# pg_get_publication_tables(). FOR ALL TABLES includes all tables that can be published. Otherwise
+# members are tables listed by name or schema: without partitions of a listed root when the root
+# publishes, and as the root's leaves when it doesn't. It begins a statement.
+MEMBERS = """
+with recursive named as (
+    select p.oid, p.puballtables, p.pubviaroot
+    from pg_publication p
+    where p.pubname = any(%(publications)s::name[])
+),
+entered (publication, relid) as (
+    select r.prpubid, r.prrelid from named p join pg_publication_rel r on r.prpubid = p.oid
+    union
+    select s.pnpubid, c.oid
+    from named p
+    join pg_publication_namespace s on s.pnpubid = p.oid
+    join pg_class c on c.relnamespace = s.pnnspid
+    where c.relkind in ('r', 'p') and pg_relation_is_publishable(c.oid)
+),
+below (publication, relid) as (
+    select e.publication, e.relid from entered e join named p on p.oid = e.publication
+      and not p.pubviaroot
+    union
+    select b.publication, i.inhrelid
+    from below b
+    join pg_class c on c.oid = b.relid and c.relkind = 'p'
+    join pg_inherits i on i.inhparent = b.relid and not i.inhdetachpending
+),
+member (publication, relid) as (
+    select p.oid, c.oid
+    from named p
+    join pg_class c on case when p.pubviaroot then c.relkind in ('r', 'p') and not c.relispartition
+      else c.relkind = 'r' end
+    where p.puballtables and pg_relation_is_publishable(c.oid)
+    union all
+    select e.publication, e.relid
+    from named p
+    join entered e on e.publication = p.oid
+    where p.pubviaroot
+      and not exists (
+          select from pg_partition_ancestors(e.relid) a
+          join entered above on above.publication = e.publication and above.relid = a.relid
+          where a.relid <> e.relid
+      )
+    union all
+    select b.publication, b.relid from below b join pg_class c on c.oid = b.relid
+      and c.relkind <> 'p'
+)"""
 
 
 @dataclass(slots=True)
@@ -85,6 +132,23 @@ def read_published_relations(
     ]
 
 
+def filtered_tables(connection: Connection, publication_names: Sequence[str]) -> list[str]:
+    """Return the tables whose rows these publications filter now."""
+    rows = connection.execute(
+        """
+        select distinct n.nspname || '.' || c.relname
+        from pg_publication p
+        join pg_publication_rel r on r.prpubid = p.oid and r.prqual is not null
+        join pg_class c on c.oid = r.prrelid
+        join pg_namespace n on n.oid = c.relnamespace
+        where p.pubname = any(%s::name[])
+        order by 1
+        """,
+        (list(publication_names),),
+    )
+    return [name for (name,) in rows]
+
+
 def _read_memberships(
     conn: Connection, publication_names: Sequence[str], locked: Collection[int]
 ) -> dict[int, _Taken]:
@@ -104,28 +168,27 @@ def _read_memberships(
         member.filters.append(row.row_filter)
         member.unread |= row.is_unread
         member.publishes.update(row.publishes)
-        member.entries.append(_membership(row))
+        entry = Membership(
+            row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner,
+            row.options, frozenset(row.publishes), row.row_filter, row.column_list, row.is_apart,
+        )  # fmt: skip
+        member.entries.append(entry)
     return members
-
-
-def _membership(row: Any) -> Membership:
-    return Membership(
-        row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner, row.options,
-        frozenset(row.publishes), row.row_filter, row.column_list, row.is_apart,
-    )  # fmt: skip
 
 
 def _published(
     relation: CatalogRelation, member: _Taken, leaves: tuple[Leaf, ...]
 ) -> PublishedTable:
-    columns = tuple(c for c in relation.columns if c.name in member.column_names)
+    # Old tuples of UPDATE and DELETE contain only the identity index's columns, so with such an
+    # index the primary key doesn't help.
+    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
     return PublishedTable(
         id=relation.id,
         oid=relation.oid,
         relkind=relation.relkind,
         replica_identity=relation.replica_identity,
-        columns=columns,
-        key_columns=_key_columns(relation, member.column_names),
+        columns=tuple(c for c in relation.columns if c.name in member.column_names),
+        key_columns=key if member.column_names.issuperset(key) else (),
         primary_key=relation.primary_key,
         identity_columns=relation.identity_columns,
         row_filter=combined_filter(member.filters),
@@ -153,13 +216,6 @@ def combined_filter(filters: Collection[str | None]) -> str | None:
 def any_filter(filters: Sequence[str]) -> str:
     """Returns a filter that is true where one of these is, of which there is at least one."""
     return filters[0] if len(filters) == 1 else " OR ".join(f"({text})" for text in filters)
-
-
-def _key_columns(relation: CatalogRelation, published: frozenset[str]) -> tuple[str, ...]:
-    # Old tuples of UPDATE and DELETE contain only the identity index's columns, so with such an
-    # index the primary key doesn't help.
-    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
-    return key if published.issuperset(key) else ()
 
 
 # Before 18, generated columns are never sent, though 15's view lists them; from 18 on, a column

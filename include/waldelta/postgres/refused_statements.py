@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from waldelta.postgres.catalog import TableId
-from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.published_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch
 from waldelta.quantities import first_of
 

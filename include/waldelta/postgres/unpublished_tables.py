@@ -1,5 +1,8 @@
-"""Finds tables that setup must publish by the pipeline file but that their publication lacks;
-checked by each run.
+"""Finds tables that the pipeline file names or whose names its patterns match, and those of them
+that their publication lacks; checked by each run.
+
+Setup writes the matching tables into the publication. From then on, the publication says which
+tables a pattern stands for.
 
 PostgreSQL removes a table from a publication silently: by DROP COLUMN … CASCADE of a column of its
 filter or column list, as its error for a plain DROP COLUMN recommends, and when the table is
@@ -14,7 +17,8 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config import Source
+from waldelta.config import Publication, Source
+from waldelta.config.source import TableEntry
 from waldelta.grants import sql_name
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import fetch
@@ -22,7 +26,7 @@ from waldelta.postgres.type_catalog import fetch
 
 def listed(source: Source) -> list[tuple[str, TableId]]:
     """Return the publications that setup creates, with each table that the pipeline file names for
-    them; for tables of patterns, see waldelta.postgres.table_patterns.
+    them; for tables of patterns, see waldelta.postgres.unpublished_tables.
     """
     return [
         (entry.name, TableId(*t.parts))
@@ -129,4 +133,101 @@ select pubname::text
 from pg_publication
 where pubname <> all(%s::text[]) and obj_description(oid, 'pg_publication') like %s
 order by pubname
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedTable:
+    """A table that patterns of a publication match; it has no entry of its own there."""
+
+    publication: Publication
+    id: TableId
+    entries: tuple[TableEntry, ...]
+
+    @property
+    def entry(self) -> TableEntry:
+        """The pattern whose row filter the table has."""
+        return self.entries[0]
+
+    @property
+    def patterns(self) -> str:
+        """The patterns' names."""
+        return ", ".join(entry.name for entry in self.entries)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the patterns don't say how to publish the table; None if they do."""
+        if len({entry.where for entry in self.entries}) < 2:
+            return None
+        return (
+            f"publication {self.publication.name!r}, table {self.id}: the patterns {self.patterns}"
+            " match it and differ in where: exclude it from all but one, or list it by its name"
+        )
+
+
+def matched_tables(connection: psycopg.Connection[Any], source: Source) -> list[MatchedTable]:
+    """Return the tables that patterns match, in the order of publications and names.
+
+    Ordinary and partitioned tables match. Partitions don't: they are published with the table above
+    them. One query, without locks; none without patterns.
+    """
+    return _matched(connection, source, is_new=False)
+
+
+def new_tables(connection: psycopg.Connection[Any], source: Source) -> list[MatchedTable]:
+    """Return the matched tables that their publication doesn't include, as matched_tables() does.
+
+    A publication that doesn't exist yet has none.
+    """
+    return _matched(connection, source, is_new=True)
+
+
+def _matched(
+    connection: psycopg.Connection[Any], source: Source, *, is_new: bool
+) -> list[MatchedTable]:
+    publications = [entry for entry in source.publications if entry.patterns]
+    if not publications:
+        return []
+    asked = sorted({(p.name, t.parts[0]) for p in publications for t in p.patterns})
+    params = {
+        "publications": [name for name, _ in asked],
+        "schemas": [schema for _, schema in asked],
+        "is_new": is_new,
+    }
+    rows = fetch(connection, _MATCHED, params)
+    return [
+        MatchedTable(entry, TableId(row.schema, row.name), tuple(matching))
+        for entry in publications
+        for row in rows
+        if row.publication == entry.name
+        and (matching := entry.entries_of((row.schema, row.name)))
+        and matching[0].is_pattern
+    ]
+
+
+# Oids below 16384 belong to the system.
+_MATCHED = """
+select a.publication, n.nspname as schema, c.relname as name
+from unnest(%(publications)s::text[], %(schemas)s::text[]) as a (publication, schema)
+join pg_namespace n on n.nspname = a.schema
+join pg_class c on c.relnamespace = n.oid
+where c.oid >= 16384
+  and c.relkind in ('r', 'p')
+  and c.relpersistence = 'p'
+  and not c.relispartition
+  and (
+      not %(is_new)s
+      or exists (
+          select from pg_publication p
+          where p.pubname = a.publication
+            and not p.puballtables
+            and not exists (select from pg_publication_rel r where r.prpubid = p.oid
+              and r.prrelid = c.oid)
+            and not exists (
+                select from pg_publication_namespace s where s.pnpubid = p.oid
+                  and s.pnnspid = n.oid
+            )
+      )
+  )
+order by n.nspname, c.relname
 """

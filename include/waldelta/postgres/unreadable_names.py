@@ -70,7 +70,12 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
             f"{where}: look for it in constraints, defaults and comments of the published tables,"
             " and replace it there"
         )
-    objects = first_of([f'{kind} "{_shown(name)}" (oid {oid})' for kind, oid, name in found])
+    objects = first_of(
+        [
+            f'{kind} "{name.decode("ascii", "backslashreplace")}" (oid {oid})'
+            for kind, oid, name in found
+        ]
+    )
     it = "it" if len(found) == 1 else "those that published tables need"
     return NameUnreadable(
         f"{where}, found in the name of {objects}: rename {it}, in a session with"
@@ -96,12 +101,3 @@ def _unconverted(
         middle = len(names) // 2
         yield from _unconverted(connection, names[:middle])
         yield from _unconverted(connection, names[middle:])
-
-
-def _shown(name: bytes) -> str:
-    r"""A name with its bytes beyond ASCII as numbers.
-
-    >>> _shown(b"r\x81")
-    'r\\x81'
-    """
-    return name.decode("ascii", "backslashreplace")

@@ -7,9 +7,9 @@ from psycopg.errors import LockNotAvailable
 
 from waldelta.errors import SourceError
 from waldelta.postgres import TableId, connect
-from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.published_tables import (
     _MEMBERSHIPS,
+    MEMBERS,
     read_published_relations,
     read_published_tables,
 )

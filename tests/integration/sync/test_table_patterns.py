@@ -25,7 +25,7 @@ from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.postgres import connect
-from waldelta.postgres.table_patterns import matched_tables, new_tables
+from waldelta.postgres.unpublished_tables import matched_tables, new_tables
 from waldelta.stages.land import check_idle
 from waldelta.stages.setup import _adoption
 from waldelta.stages.setup.facts.publications import read_publications

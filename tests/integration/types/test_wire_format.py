@@ -13,7 +13,7 @@ import pytest
 from waldelta.errors import DecodeError
 from waldelta.postgres import PgType, connect
 from waldelta.types.type_map import target_type
-from waldelta.types.wire import text_of
+from waldelta.types.wire.wire_format import text_of
 
 pytestmark = pytest.mark.pg
 

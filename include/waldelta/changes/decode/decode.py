@@ -47,7 +47,7 @@ from waldelta.snapshot.read_table import RAW_TYPE, raw_map
 from waldelta.target_modes.target_mode import STATE_XID
 from waldelta.types import TargetType
 from waldelta.types.type_map import unheld_key
-from waldelta.types.wire import text_of
+from waldelta.types.wire.wire_format import text_of
 
 # The bytes of a column that are converted to the target's type together.
 _PIECE_BYTES = 256 << 20

@@ -39,7 +39,7 @@ from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.postgres import PgType, TableId
 from waldelta.postgres.type_catalog import INT8
 from waldelta.types import TargetType, column_types
-from waldelta.types.wire import wire_name
+from waldelta.types.wire.wire_format import wire_name
 
 # Describes types, given as (oid, typmod), as type_catalog.read_types does.
 ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]

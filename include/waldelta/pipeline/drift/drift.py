@@ -24,7 +24,12 @@ from waldelta.pipeline.drift.unsent_changes import replaced_files
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.pipeline.targets.target_filter import both, column_states, filter_of
 from waldelta.postgres import PublishedTable
-from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
+from waldelta.postgres.publication_membership import (
+    from_texts,
+    lost_operations,
+    to_texts,
+    was_interrupted,
+)
 from waldelta.row_filter.parse.parse import parse_analysed
 
 # The text of a filter that admits every row.
@@ -68,7 +73,9 @@ def find_drift(
     state = _with_made_leaves(state, catalog, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
-    away = was_away(known.entries, table.entries) or _was_lost_unseen(known, table)
+    away = was_interrupted(from_texts(known.entries), table.entries) or _was_lost_unseen(
+        known, table
+    )
     own, published = list(_own_filter(known, where)), list(_publication(known, table, away=away))
     truncated_or_reattached = reattached(known, catalog.storage) | catalog.truncated
     moved = frozenset().union(*moved_leaves(known, table), truncated_or_reattached)

@@ -27,7 +27,7 @@ from waldelta.pgoutput.control import read_begin
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.pipeline import Job
 from waldelta.postgres.lock_waits import limited
-from waldelta.postgres.publication_tables import filtered_tables
+from waldelta.postgres.published_tables import filtered_tables
 from waldelta.postgres.walsender import stream_slot
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError

@@ -15,7 +15,7 @@ from waldelta.lake.changelog.transaction_counts import PreparedRows, Transaction
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.postgres import Connection
-from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.published_tables import MEMBERS
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import NO_ROOM, call

@@ -29,7 +29,7 @@ from waldelta.postgres import describe
 from waldelta.postgres.catalog import READ_THROUGH, Through
 from waldelta.postgres.connection import check_settings, lacks_room
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
-from waldelta.postgres.publication_tables import MEMBERS
+from waldelta.postgres.published_tables import MEMBERS
 from waldelta.postgres.type_catalog import INT8, read_types
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.snapshot.read_selected import KeyAttribute

@@ -24,7 +24,7 @@ from waldelta.postgres import Connection
 from waldelta.postgres.connection import allow_views
 from waldelta.postgres.lock_waits import limited, read_locked_tables
 from waldelta.postgres.published_tables import read_published_tables
-from waldelta.postgres.table_patterns import MatchedTable
+from waldelta.postgres.unpublished_tables import MatchedTable
 from waldelta.stages.setup.facts.publications import (
     Mark,
     PublicationState,

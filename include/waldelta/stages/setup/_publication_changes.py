@@ -45,7 +45,6 @@ from waldelta.postgres.publication_membership import (
     lost_operations,
     says_alike,
     to_texts,
-    was_away,
 )
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
@@ -201,11 +200,7 @@ def is_replaced(
     until a run has seen that. It also stays when its rules differed by kind of change, which may
     have left wrong rows.
     """
-    known = from_texts(held)
-    # For an entry recorded by an earlier version, only its absence can be seen.
-    held_until_then = (
-        is_same(known, was) if known else bool(held) and bool(was) and not was_away(held, was)
-    )
+    held_until_then = is_same(from_texts(held), was)
     alike = is_uniform(was) or says_alike(was, now_are)
     return (
         held_until_then

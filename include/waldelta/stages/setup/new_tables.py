@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
-from waldelta.postgres.table_patterns import MatchedTable, new_tables
+from waldelta.postgres.unpublished_tables import MatchedTable, new_tables
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)

@@ -305,14 +305,6 @@ AWAY = [
     ("options there and back", [member(version=1)], {}, [member(version=2)], "other options"),
     ("another owner", [member(version=1)], {}, [member(version=2, owner=3)], None),
     ("not known", [], {}, [member("table 2")], None),
-    ("an earlier version's record", ["table 1"], {}, [member()], None),
-    (
-        "an earlier version's record, taken out since",
-        ["table 1"],
-        {},
-        [member("table 2")],
-        "removed from a publication",
-    ),
 ]
 
 

@@ -19,7 +19,7 @@ from waldelta.stages.setup.facts.source_facts import (
     is_overruled,
     own_leaves,
 )
-from waldelta.types.wire import has_wire_format
+from waldelta.types.wire.wire_format import has_wire_format
 
 READING = "for copies, repairs, and values that the stream left out"
 _RELKINDS = {
