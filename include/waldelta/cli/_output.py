@@ -142,9 +142,9 @@ def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
     return {
         "pipeline": pipeline.pipeline,
         "findings": [{"severity": found.severity, "text": found.text} for found in plan.reported()],
-        "targets": list(plan.sources),
+        "targets": plan.targets.describe(),
         "estimate": None if plan.estimate is None else plan.estimate.as_json(),
-        "slot": {"name": plan.slot, "create": plan.create_slot},
+        "slot": {"name": plan.source.slot, "create": plan.create_slot},
         "statements": [
             {"sql": statement.text(), "reason": statement.reason} for statement in plan.statements
         ],

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
 from tests.support.pipelines import job_of
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, Source
 from waldelta.errors import (
     LateWriter,
     LockHeld,
@@ -256,7 +256,7 @@ def test_sql_for_a_dba_that_fails_makes_no_slot(database, conn, lake, tables):
     )
     assert 'relation "public.planes" does not exist' in done.stderr
     assert read_publications(conn) == {}
-    assert read_slot(conn, plan.slot) is None
+    assert read_slot(conn, plan.source.slot) is None
     assert done.returncode == 3  # psql's own, for a script that an error ended
 
 
@@ -282,7 +282,10 @@ def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables
 @pytest.mark.parametrize("ending", ["\n", "\r", "\x0b", "\x85", "\u2028"], ids=ascii)
 def test_no_name_ends_a_comment_of_the_script(ending):
     reason = f"publication p{ending}drop table important; -- does not exist"
-    plan = SetupPlan((), (Statement(sql.SQL("select 1"), reason),), create_slot=False, slot="s")
+    source = Source(conn_id="c", slot="s", publications=[{"name": "p", "all_tables": True}])
+    plan = SetupPlan(
+        (), (Statement(sql.SQL("select 1"), reason),), create_slot=False, source=source
+    )
     assert [line for line in plan.as_sql().splitlines() if line.startswith("drop")] == []
 
 

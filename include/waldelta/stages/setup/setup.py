@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psycopg
 import tenacity
 
-from waldelta.config import Publication
+from waldelta.config import Publication, Source
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, merged, problem, warning
@@ -97,21 +97,15 @@ class SetupPlan:
     findings: tuple[Finding, ...]
     statements: tuple[Statement, ...]
     create_slot: bool
-    slot: str
-    two_phase: bool = False
-    # The standby's connection, when the slot is created there instead of on the primary.
-    read_from: str | None = None
-    # Whether standbys keep a new slot, and the value to set on an existing one (None: unchanged).
-    failover: bool = False
+    source: Source
+    # Whether standbys keep an existing slot from now on; None: unchanged.
     alter_failover: bool | None = None
     # Whether the DBA's script created the existing slot for this pipeline.
     scripted: bool = False
-    # Descriptions of targets whose source isn't just their own table.
-    sources: tuple[str, ...] = ()
     # The requesting role, as SQL writes it.
     role: str = ""
     # The targets, the slot's server, and what the copies of new targets will cost.
-    targets: PlannedTargets | None = field(default=None, repr=False)
+    targets: PlannedTargets = field(default=PlannedTargets({}, {}), repr=False)
     server: ServerFacts | None = field(default=None, repr=False)
     estimate: CopyEstimate | None = None
 
@@ -148,7 +142,9 @@ class SetupPlan:
         if self.create_slot:
             lines += self._slot_as_sql()
         if self.alter_failover is not None:
-            command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
+            command = alter_failover_command(
+                self.source.slot, failover=self.alter_failover
+            ).as_string()
             lines.append(
                 f"-- in a psql with 'replication=database' in its connection string: {command}"
             )
@@ -166,21 +162,22 @@ class SetupPlan:
         for statement in self.statements:
             lines += [f"-- {on_one_line(statement.reason)}", statement.text() + ";"]
         lines.append("commit;")
-        if self.create_slot and self.read_from is not None:
+        if self.create_slot and self.source.read_from is not None:
             # The same file is for the standby too, which can't write what the primary has.
             on_primary = "select not pg_is_in_recovery() as on_primary \\gset"
             return [on_primary, "\\if :on_primary", *lines, "\\endif"]
         return lines
 
     def _slot_as_sql(self) -> list[str]:
-        flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
+        source = self.source
+        flags = f"{source.options.two_phase}" + (", true" if source.failover else "")
         create = (
-            f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false,"
+            f"select pg_create_logical_replication_slot('{source.slot}', '{PLUGIN}', false,"
             f" {flags.lower()})"
         )
-        if self.read_from is None:
+        if source.read_from is None:
             return ["-- after the publications, never in their transaction", f"{create};"]
-        where = on_one_line(repr(self.read_from))
+        where = on_one_line(repr(source.read_from))
         return [
             (
                 "-- after the publications, once the standby has replayed them: run this"
@@ -198,12 +195,12 @@ class SetupPlan:
         """Returns findings and plan as readable text."""
         found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
         script = self.as_sql() or "nothing to do: publications and slot match the pipeline file"
-        fed = ["targets:", *(f"  - {line}" for line in self.sources)] if self.sources else []
+        targets = [f"  - {line}" for line in self.targets.describe()]
         lines = [] if self.estimate is None else self.estimate.describe()
         return "\n".join(
             [
                 *(["preflight:", *found] if found else ["preflight: no findings"]),
-                *fed,
+                *(["targets:", *targets] if targets else []),
                 "plan:",
                 script,
                 *(
@@ -218,7 +215,7 @@ class SetupPlan:
         """Returns the plan with an estimate of the initial copy, for which tables are sampled."""
         from waldelta.stages.setup.estimate import estimate_copies
 
-        if self.targets is None or self.server is None:
+        if self.server is None:
             return self
         if any(f.severity == "problem" and f.lacks is None for f in self.findings):
             estimate = None  # A filter that PostgreSQL refuses can't be sampled either.
@@ -267,13 +264,15 @@ def _plan_setup(
 ) -> SetupPlan:
     source = job.pipeline.source
     facts = _read_facts(conn, slot_conn, job, renew=renew)
-    in_force = _publications_in_force(conn, job, facts)
-    facts = replace(facts, refused_patterns=refused_patterns(conn, in_force.filters))
+    in_force, objections = _publications_in_force(conn, job, facts)
+    managed = [in_force[entry.name] for entry in source.publications if entry.manage]
+    filters = [t.row_filter for p in in_force.values() for t in p.tables if t.row_filter]
+    facts = replace(facts, refused_patterns=refused_patterns(conn, filters))
     findings = [
-        *judge(job.pipeline, facts, in_force.by_name),
-        *in_force.objections,
-        *_judge_privileges(in_force.managed, facts),
-        *judge_newer(conn, slot_conn, job, in_force.managed, facts),
+        *judge(job.pipeline, facts, in_force),
+        *objections,
+        *_judge_privileges(managed, facts),
+        *judge_newer(conn, slot_conn, job, managed, facts),
         *judge_standby(conn, slot_conn, job, facts),
         *(judge_waits(conn) if facts.slot is None else ()),
     ]
@@ -281,9 +280,8 @@ def _plan_setup(
     with suppress(SlotMissing):  # Before the first setup there are no targets.
         states = job.read_states()
     if _can_be_queried(facts):
-        targets = plan_targets(conn, job.pipeline, in_force.by_name, facts)
-        filters = judge_wheres(conn, job.pipeline, targets)
-        findings += [*targets.findings, *filters]
+        targets = plan_targets(conn, job.pipeline, in_force, facts)
+        findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets)]
         if not renew:  # A lost slot is recreated whatever the expectations are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
     findings += _forgotten(job, facts.actual)
@@ -293,15 +291,11 @@ def _plan_setup(
         findings += judge_history(job, facts.slot)
     return SetupPlan(
         findings=tuple(dict.fromkeys(findings)),
-        statements=plan_publications(in_force.managed, facts.actual),
+        statements=plan_publications(managed, facts.actual),
         create_slot=facts.slot is None,
-        slot=source.slot,
-        two_phase=source.options.two_phase,
-        read_from=source.read_from,
-        failover=bool(source.failover),
+        source=source,
         alter_failover=failover_to_set(source, facts.slot),
         scripted=scripted,
-        sources=tuple(targets.describe()),
         role=sql_name(facts.server.role),
         targets=targets,
         server=facts.slot_server,
@@ -368,8 +362,8 @@ def carry_out(
         ensure_slot(conn, slot_conn, job, scripted=plan.scripted)
     if plan.alter_failover is not None:
         lock.verify()
-        alter_failover(job.source.conninfo, plan.slot, failover=plan.alter_failover)
-        log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
+        alter_failover(job.source.conninfo, plan.source.slot, failover=plan.alter_failover)
+        log.info("slot=%s failover=%s", plan.source.slot, plan.alter_failover)
     return plan
 
 
@@ -444,35 +438,19 @@ def run_statements(
 # ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _PublicationsInForce:
-    """The publications in force after setup, and PostgreSQL's objections to them.
-
-    ``managed`` are those that setup creates and alters.
-    """
-
-    by_name: Mapping[str, PublicationState]
-    managed: Sequence[PublicationState]
-    objections: Sequence[Finding]
-
-    @property
-    def filters(self) -> list[str]:
-        """Returns the row filters of all their tables."""
-        return [t.row_filter for s in self.by_name.values() for t in s.tables if t.row_filter]
-
-
-def _publications_in_force(conn: Connection, job: Job, facts: Facts) -> _PublicationsInForce:
+def _publications_in_force(
+    conn: Connection, job: Job, facts: Facts
+) -> tuple[dict[str, PublicationState], list[Finding]]:
+    """Returns the publications in force after setup, and PostgreSQL's objections to them."""
     by_name: dict[str, PublicationState] = {}
     objections: list[Finding] = []
-    entries = job.pipeline.source.publications
-    for entry in entries:
+    for entry in job.pipeline.source.publications:
         if entry.manage:
             by_name[entry.name], found = _wanted(conn, job, entry, facts)
             objections += found
         elif entry.name in facts.actual:
             by_name[entry.name] = facts.actual[entry.name]
-    managed = [by_name[entry.name] for entry in entries if entry.manage]
-    return _PublicationsInForce(by_name, managed, objections)
+    return by_name, objections
 
 
 def _judge_privileges(managed: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:

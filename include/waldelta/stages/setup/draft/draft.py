@@ -304,7 +304,7 @@ def _publications(file: PipelineFile, actual: Mapping[str, PublicationState]) ->
     if not planned:
         yield "-- They are as the pipeline file says."
         return
-    script = SetupPlan((), planned, create_slot=False, slot=file.source.slot).as_sql()
+    script = SetupPlan((), planned, create_slot=False, source=file.source).as_sql()
     yield script.removeprefix(f"{STOP_ON_ERROR}\n")
 
 

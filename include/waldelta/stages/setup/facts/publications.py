@@ -116,15 +116,8 @@ class Mark:
     @classmethod
     def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
         """Returns the mark of the pipeline file's current definition."""
-        # Publications created before an option existed keep their mark. What becomes of new tables
-        # is no matter of setup.
-        without = {"new_tables"}
-        if entry.publish_generated_columns == "none":
-            without.add("publish_generated_columns")
-        document = entry.model_dump(mode="json", exclude=without)
-        for table in document["tables"]:
-            if not table["exclude"]:
-                del table["exclude"]
+        # What becomes of new tables is no matter of setup.
+        document = entry.model_dump(mode="json", exclude={"new_tables"})
         text = json.dumps(document, sort_keys=True)
         return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12], slot)
 

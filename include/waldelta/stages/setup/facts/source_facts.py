@@ -76,7 +76,8 @@ class TableFacts:
     has_usage: bool
     hidden_rows: bool
     has_children: bool
-    foreign_functions: tuple[ForeignFunction, ...] = ()
+    # Which of its objects use which functions of other roles.
+    foreign_functions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,34 +442,16 @@ order by n.nspname, c.relname
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignFunction:
-    """A function of another role (``owner``), and the object of a table that uses it.
-
-    >>> str(ForeignFunction("index public.i", "public.f(integer)", "app"))
-    'index public.i uses public.f(integer) of role app'
-    """
-
-    used_by: str
-    name: str
-    owner: str
-
-    def __str__(self) -> str:
-        return f"{self.used_by} uses {self.name} of role {self.owner}"
-
-
-def read_foreign_functions(
-    conn: Connection, oids: Collection[int]
-) -> dict[int, tuple[ForeignFunction, ...]]:
-    """Return by table the functions that belong neither to the current role nor to a superuser.
+def read_foreign_functions(conn: Connection, oids: Collection[int]) -> dict[int, tuple[str, ...]]:
+    """Return by table its objects that use functions of neither the current role nor a superuser.
 
     Those of a table's partitions count as its own. This reads catalogs only, and no definition, so
     it plans nothing of these tables.
     """
-    found: dict[int, list[ForeignFunction]] = {oid: [] for oid in oids}
+    uses: dict[int, list[str]] = {oid: [] for oid in oids}
     for row in fetch(conn, _FUNCTIONS, {"oids": list(oids)}):
-        found[row.root].append(ForeignFunction(row.used_by, row.name, row.owner))
-    return {oid: tuple(functions) for oid, functions in found.items()}
+        uses[row.root].append(f"{row.used_by} uses {row.name} of role {row.owner}")
+    return {oid: tuple(texts) for oid, texts in uses.items()}
 
 
 # A function that PostgreSQL's own code or operators call has no entry in pg_depend.

@@ -91,7 +91,7 @@ def judge_functions(
     """Yields a warning if objects of the table use functions of other roles."""
     found = facts.tables.get(table.id)
     if found is not None and found.foreign_functions:
-        named = first_of([str(each) for each in found.foreign_functions], between="; ")
+        named = first_of(found.foreign_functions, between="; ")
         yield warning(
             f"publication {state.name!r}, table {table.id}: {named}: PostgreSQL calls such"
             f" functions as role {facts.server.role} when it plans a query of the table, so their"

@@ -318,18 +318,6 @@ def _judge_source(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Filtered:
-    """A target with a filter, the filter's table, and how that is published."""
-
-    name: str
-    text: str
-    relation: CatalogRelation
-    columns: frozenset[str]
-    updates: bool
-    leaves: tuple[Leaf, ...]
-
-
 def judge_wheres(
     conn: Connection, pipeline: PipelineFile, planned: PlannedTargets
 ) -> list[Finding]:
@@ -349,8 +337,8 @@ def judge_wheres(
             ):
                 raise ConfigError(_why_unfed(conn, name, planned))
             if mapping is not None and mapping.where is not None:
-                found = _filtered(conn, name, mapping, planned)
-                findings += _judge(conn, found, pipeline.target.types_of(name))
+                options = pipeline.target.types_of(name)
+                findings += _judge_where(conn, name, mapping.where, options, planned)
         except PrivilegeMissing as err:
             needs = [] if mapping is None else _needed(conn, mapping)
             findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
@@ -416,39 +404,25 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
     return "no publication of this pipeline publishes the table: check its name"
 
 
-def _filtered(
-    conn: Connection, name: str, mapping: TargetSource, planned: PlannedTargets
-) -> _Filtered:
-    fed = planned.relations_of(name)
-    relation = (
-        fed[0].relation if mapping.root_id is None else read_relations(conn, [mapping.root_id])[0]
-    )
-    leaves = read_leaves(conn, [part.relation.oid for part in fed])
-    return _Filtered(
-        name,
-        mapping.where or "",
-        relation,
-        frozenset.intersection(*(frozenset(part.columns) for part in fed)),
-        any("update" in part.publishes for part in fed),
-        tuple(leaf for part in fed for leaf in leaves[part.relation.oid]),
-    )
-
-
-def _judge(conn: Connection, found: _Filtered, options: TypeOptions) -> Iterator[Finding]:
-    relation = found.relation
-    readable = next(
-        (leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id
-    )
-    row_filter = resolve_filter(conn, readable, found.text)
-    if absent := sorted(set(row_filter.columns) - found.columns):
-        yield problem(unpublished(found.name, absent))
-        return
-    columns = [c for c in relation.columns if c.name in found.columns]
+def _judge_where(
+    conn: Connection, name: str, where: str, options: TypeOptions, planned: PlannedTargets
+) -> list[Finding]:
+    """Returns findings about a target's filter; raises ConfigError, and FilterNotTranslatable."""
+    parts, root = planned.relations_of(name), planned.sources[name].root_id
+    relation = parts[0].relation if root is None else read_relations(conn, [root])[0]
+    by_part = read_leaves(conn, [part.relation.oid for part in parts])
+    leaves = [leaf for part in parts for leaf in by_part[part.relation.oid]]
+    readable = next((leaf.read_as for leaf in leaves if leaf.oid == relation.oid), relation.id)
+    row_filter = resolve_filter(conn, readable, where)
+    published = set.intersection(*(part.columns for part in parts))
+    if absent := sorted(set(row_filter.columns) - published):
+        return [problem(unpublished(name, absent))]
+    columns = [c for c in relation.columns if c.name in published]
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
-    # Raises FilterNotTranslatable.
     spark_condition(row_filter, column_states(columns, key, options))
-    if found.updates:
-        yield from _identity(found.name, row_filter, found.leaves)
+    if any("update" in part.publishes for part in parts):
+        return list(_identity(name, row_filter, leaves))
+    return []
 
 
 def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
