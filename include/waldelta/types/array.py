@@ -42,15 +42,14 @@ class Array(TargetType):
     def read(self, text: ArrowArray) -> Representable:
         """Find the elements of all values at once, then let the element's type read them."""
         text = utf8(text)
-        empty = self.brackets
-        source, offsets = packed(text, empty)
+        source, offsets = packed(text, self.brackets)
         held = self._is_plain(source, offsets)
         if not held.all():
-            source, offsets = packed(split_representable(text, held)[0], empty)
+            source, offsets = packed(split_representable(text, held)[0], self.brackets)
         quotes = find_quotes(source, offsets)
         if quotes is not None and not quotes.balanced.all():
             held &= quotes.balanced
-            source, offsets = packed(split_representable(text, held)[0], empty)
+            source, offsets = packed(split_representable(text, held)[0], self.brackets)
             quotes = find_quotes(source, offsets)
         starts, ends, bounds = self._places(source, offsets, quotes)
         elements = self._elements(source, offsets, quotes, starts, ends)
@@ -97,14 +96,12 @@ class Array(TargetType):
         # The mark follows each element instead of separating them, so an empty element differs from
         # none.
         elements = pc.binary_join_element_wise(elements, marks.element, "")
-        texts: ArrowArray = pc.binary_join_element_wise("[", joined(values, elements, ""), "]", "")
-        return texts
+        return pc.binary_join_element_wise("[", joined(values, elements, ""), "]", "")
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return each array as a literal whose elements are all quoted."""
         elements = quoted(self.element.pg_text(storage(values.flatten())))
-        texts: ArrowArray = pc.binary_join_element_wise("{", joined(values, elements, ","), "}", "")
-        return texts
+        return pc.binary_join_element_wise("{", joined(values, elements, ","), "}", "")
 
     def exact_sql(self, value: str) -> str:
         """Return the array of its elements' exact forms."""
@@ -171,21 +168,10 @@ class Array(TargetType):
         is_null[is_null] = np.logical_and.reduce(
             [source[places + k] == byte for k, byte in enumerate(_NULL_WORD)]
         )
-        return take_bytes(
-            source,
-            keep & ~_covered(len(source), starts[is_null], ends[is_null]),
-            starts,
-            ends,
-            ~is_null,
-        )
+        for k in range(len(_NULL_WORD)):
+            keep[np.minimum(starts[is_null] + k, ends[is_null] - 1)] = False
+        return take_bytes(source, keep, starts, ends, ~is_null)
 
 
 def _transformed(value: str, element: str) -> str:
     return value if element == "x" else f"transform({value}, x -> {element})"
-
-
-def _covered(size: int, starts: Positions, ends: Positions) -> Mask:
-    covered = np.zeros(size, np.bool_)
-    for k in range(len(_NULL_WORD)):
-        covered[np.minimum(starts + k, ends - 1)] = True
-    return covered

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from psycopg import sql
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.byte_readers import ArrowArray, Mask
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, arrow_buffer
 
 if TYPE_CHECKING:
     from waldelta.types.checksum import Marks
@@ -24,6 +25,7 @@ Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
 # How values of a foreign key are compared. Trailing blanks don't count on either side ("padded"),
 # or only where the referring side is char(n) ("own padded").
 Comparison: TypeAlias = Literal["same", "integer", "number", "padded", "own padded"]
+_STRING = pa.string()
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,12 @@ class TargetType(ABC):
             return pa.nulls(len(values), self.arrow), None
         if not may_be_text(values.type):
             return values.cast(self.arrow), None
-        typed, raw = self.read(_as_string(values))
+        if pa.types.is_large_binary(values.type):
+            values = values.cast(pa.binary())
+        if pa.types.is_large_string(values.type):
+            values = values.cast(pa.string())
+        # A view, not a cast: most families' own parsers are stricter than a check for UTF-8.
+        typed, raw = self.read(values.view(pa.string()))
         return typed, raw if raw is not None and raw.null_count < len(raw) else None
 
     @abstractmethod
@@ -149,21 +156,7 @@ class TargetType(ABC):
 
 def may_be_text(kind: pa.DataType) -> bool:
     """Return True for Arrow types that may contain PostgreSQL's text."""
-    t = pa.types
-    return bool(
-        t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind)
-    )
-
-
-def _as_string(values: ArrowArray) -> ArrowArray:
-    if pa.types.is_string(values.type):
-        return values
-    if pa.types.is_binary(values.type):
-        # A view, not a cast: most families' own parsers are stricter than a check for UTF-8.
-        return values.view(pa.string())
-    return values.cast(pa.binary() if pa.types.is_large_binary(values.type) else pa.string()).view(
-        pa.string()
-    )
+    return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 def utf8(text: ArrowArray) -> ArrowArray:
@@ -233,6 +226,16 @@ def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, held: Mask) -> None:
                 ranges += [(first, middle), (middle, last)]
 
 
-def validity(held: Mask) -> pa.Buffer | None:
-    """Return an Arrow validity bitmap."""
-    return pa.py_buffer(np.packbits(held, bitorder="little").tobytes())
+def strings(
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.integer[Any]],
+    valid: Mask | None = None,
+    kind: pa.DataType = _STRING,
+) -> ArrowArray:
+    """Build an array of strings, or of another kind with offsets, from bytes and the offsets of its
+    values; ``valid`` None: none is null.
+    """
+    bitmap = None if valid is None else arrow_buffer(np.packbits(valid, bitorder="little"))
+    width = np.int64 if kind == pa.large_binary() else np.int32
+    buffers = [bitmap, arrow_buffer(offsets.astype(width)), arrow_buffer(data)]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)

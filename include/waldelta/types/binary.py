@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from waldelta.pgoutput.byte_readers import ArrowArray, Mask, arrow_buffer
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 from waldelta.types.base import (
     Representable,
     Selected,
     TargetType,
     as_text,
     split_representable,
-    validity,
+    strings,
 )
 from waldelta.types.checksum import Marks, hex_text
 from waldelta.types.scan import packed
@@ -45,16 +45,13 @@ class Bytea(TargetType):
         Each value has an even length, so the pairs of digits are aligned over the whole buffer.
         """
         held = _is_hex(text)
-        raw = None
-        if not held.all():
-            text, raw = split_representable(text, held)
+        text, raw = (text, None) if held.all() else split_representable(text, held)
         valid = text.is_valid().to_numpy(zero_copy_only=False)
         digits, offsets = packed(text, "\\x")
         pairs = _NIBBLES[digits].reshape(-1, 2)
         data = np.delete((pairs[:, 0] << 4) | (pairs[:, 1] & 15), offsets[:-1] // 2)
-        ends = (offsets // 2 - np.arange(len(offsets))).astype(np.int32)
-        buffers: list[pa.Buffer | None] = [validity(valid), arrow_buffer(ends), arrow_buffer(data)]
-        return pa.Array.from_buffers(pa.binary(), len(text), buffers), raw
+        ends = offsets // 2 - np.arange(len(offsets))
+        return strings(data, ends, valid, pa.binary()), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """Return the value itself."""
@@ -66,8 +63,7 @@ class Bytea(TargetType):
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return the text in hexadecimal."""
-        prefixed: ArrowArray = pc.binary_join_element_wise("\\x", hex_text(values), "")
-        return prefixed
+        return pc.binary_join_element_wise("\\x", hex_text(values), "")
 
 
 def _is_hex(text: ArrowArray) -> Mask:

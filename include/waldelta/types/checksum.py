@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waldelta.pgoutput.byte_readers import ArrowArray, arrow_buffer
-from waldelta.types.base import validity
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask
+from waldelta.types.base import strings
+from waldelta.types.scan import packed
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HEX = np.stack([np.repeat(_DIGITS, 16), np.tile(_DIGITS, 16)], axis=1)
@@ -49,27 +50,15 @@ def bytea_text(numbers: NDArray[Any], values: ArrowArray) -> ArrowArray:
     texts[:, 2:] = _HEX[
         np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), size)
     ].reshape(len(numbers), 2 * size)
-    offsets = np.arange(len(numbers) + 1, dtype=np.int32) * (2 + 2 * size)
-    return _string(offsets, texts.reshape(-1), values)
+    offsets = np.arange(len(numbers) + 1) * (2 + 2 * size)
+    return strings(texts.reshape(-1), offsets, _valid(values))
 
 
 def hex_text(values: ArrowArray) -> ArrowArray:
     """Returns the bytes of each text or binary value in hexadecimal."""
-    values = values.cast(pa.binary())
-    filled = pc.fill_null(values, b"") if values.null_count else values
-    _, offsets, data = filled.buffers()
-    at = np.frombuffer(memoryview(offsets), np.int32)[
-        filled.offset : filled.offset + len(filled) + 1
-    ].astype(np.int64)
-    raw = (
-        np.frombuffer(memoryview(data), np.uint8)[at[0] : at[-1]]
-        if data is not None
-        else np.zeros(0, np.uint8)
-    )
-    return _string(((at - at[0]) * 2).astype(np.int32), _HEX[raw].reshape(-1), values)
+    data, offsets = packed(values.cast(pa.binary()), b"")
+    return strings(_HEX[data].reshape(-1), 2 * offsets, _valid(values))
 
 
-def _string(offsets: NDArray[np.int32], data: NDArray[np.uint8], like: ArrowArray) -> ArrowArray:
-    valid = validity(like.is_valid().to_numpy(zero_copy_only=False)) if like.null_count else None
-    buffers: list[pa.Buffer | None] = [valid, arrow_buffer(offsets), arrow_buffer(data)]
-    return pa.Array.from_buffers(pa.string(), len(like), buffers)
+def _valid(values: ArrowArray) -> Mask | None:
+    return values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import storage
-from waldelta.pgoutput.byte_readers import ArrowArray, Mask
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
 from waldelta.types.scan import (
     find_quotes,
@@ -41,7 +41,7 @@ class Hstore(TargetType):
     def read(self, text: ArrowArray) -> Representable:
         """Read keys and values: the quoted texts before and after each => outside quotes."""
         text = utf8(text)
-        held = _has_shape(text)
+        held = np.asarray(pc.fill_null(pc.match_substring_regex(text, _SHAPE), True))
         kept, raw = (text, None) if held.all() else split_representable(text, held)
         source, offsets = packed(kept, "")
         valid = kept.is_valid().to_numpy(zero_copy_only=False)
@@ -71,16 +71,15 @@ class Hstore(TargetType):
         """Return the map, which has no equality, as an array of entries."""
         return f"array_sort(map_entries({value}))"
 
+    # Only maps with the same entries are equal.
+    equal_sql = exact_sql
+
     def pg_text(self, values: ArrowArray) -> ArrowArray:
         """Return each map as hstore prints it."""
         lists = values.cast(_ENTRIES)
         entries = lists.flatten()
         keys, texts = (quoted(storage(entries.field(n)).cast(pa.string())) for n in (0, 1))
         return joined(lists, pc.binary_join_element_wise(keys, texts, "=>"), ", ")
-
-    def equal_sql(self, value: str) -> str:
-        """Return the same, since only maps with the same entries are equal."""
-        return self.exact_sql(value)
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
         """Return the entries in the order of their keys, packed."""
@@ -91,11 +90,4 @@ class Hstore(TargetType):
         order = numbers(np.lexsort((numbered(keys), rows)))
         return lists_as_bytes(lists, keys.take(order), texts.take(order))
 
-    def equal_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the same, since only maps with the same entries are equal."""
-        return self.exact_values(values)
-
-
-def _has_shape(text: ArrowArray) -> Mask:
-    matched: ArrowArray = pc.match_substring_regex(text, _SHAPE)
-    return np.asarray(matched.fill_null(True).to_numpy(zero_copy_only=False))
+    equal_values = exact_values

@@ -84,16 +84,12 @@ class AnyNumber(TargetType):
     def compared_with(self, referenced: TargetType) -> Comparison | None:
         """Compare integers and decimals as numbers; a float may be rounded."""
         kinds = self.arrow, referenced.arrow
-        found = super().compared_with(referenced)
-        if found is None and all(map(pa.types.is_integer, kinds)):
-            found = "integer"
-        elif found is None and all(map(_is_exact, kinds)):
-            found = "number"
-        return found
-
-
-def _is_exact(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+        if (comparison := super().compared_with(referenced)) is not None:
+            return comparison
+        if all(map(pa.types.is_integer, kinds)):
+            return "integer"
+        is_exact = all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds)
+        return "number" if is_exact else None
 
 
 @dataclass(frozen=True)
@@ -138,25 +134,22 @@ class Fraction(AnyNumber):
 
     def equal_values(self, values: ArrowArray) -> ArrowArray:
         """Return the numbers, with one zero."""
+        is_floating = pa.types.is_floating(values.type)
         # Adding 0 turns -0 into 0.
-        return pc.add(values, pa.scalar(0.0, values.type)) if _is_floating(values) else values
+        return pc.add(values, pa.scalar(0.0, values.type)) if is_floating else values
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
         """Return the texts of floats, which distinguish -0 from 0."""
-        return values.cast(pa.string()) if _is_floating(values) else values
+        return values.cast(pa.string()) if pa.types.is_floating(values.type) else values
 
-
-def _is_floating(values: ArrowArray) -> bool:
-    return bool(pa.types.is_floating(values.type))
+    def exact_sql(self, value: str) -> str:
+        """Return the text of a float, which distinguishes -0 from 0."""
+        return f"cast({value} as string)" if pa.types.is_floating(self.arrow) else value
 
 
 @dataclass(frozen=True)
 class Float(Fraction, Number):
     """Floats, including NaN, the infinities and negative zero."""
-
-    def exact_sql(self, value: str) -> str:
-        """Return the text, which distinguishes -0 from 0."""
-        return f"cast({value} as string)"
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Return the bits, which is faster than printing; floats have many NaN bit patterns."""
@@ -205,19 +198,16 @@ class Decimal(Fraction):
         values, scale = values.cast(self.arrow), self.arrow.scale
         if scale <= _EXACT_DIGITS:
             return values.cast(pa.string())
-        whole = _as_integers(values).cast(pa.string())
+        # The digits are those of a decimal of scale 0.
+        integer = pa.decimal128(values.type.precision, 0)
+        whole = pa.Array.from_buffers(
+            integer, len(values), values.buffers(), values.null_count, values.offset
+        ).cast(pa.string())
         negative = pc.starts_with(whole, "-")
         digits = pc.utf8_lpad(pc.utf8_ltrim(whole, "-"), scale + 1, "0")
         parts = pc.utf8_slice_codeunits(digits, 0, -scale), pc.utf8_slice_codeunits(digits, -scale)
         text: ArrowArray = pc.binary_join_element_wise(*parts, ".")
         return pc.if_else(negative, pc.binary_join_element_wise("-", text, ""), text)
-
-
-def _as_integers(values: ArrowArray) -> ArrowArray:
-    """Return a decimal's digits as a decimal of scale 0."""
-    valid, data = values.buffers()
-    kind = pa.decimal128(values.type.precision, 0)
-    return pa.Array.from_buffers(kind, len(values), [valid, data], values.null_count, values.offset)
 
 
 @dataclass(frozen=True)
@@ -252,10 +242,6 @@ class NumericAsDouble(Fraction):
             rounded if raw is None else pc.coalesce(raw, rounded)
         )
 
-    def exact_sql(self, value: str) -> str:
-        """Return the text, which distinguishes -0 from 0."""
-        return f"cast({value} as string)"
-
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Return the digits without trailing zeros, whether a double can hold them or not."""
         return sql.SQL("pg_catalog.trim_scale({}::pg_catalog.numeric)::text").format(column), None
@@ -269,7 +255,8 @@ class NumericAsDouble(Fraction):
         texts: ArrowArray = values.cast(pa.string())
         odd = pc.match_substring_regex(texts, "[en]")  # The text has an exponent, or is nan or inf.
         if pc.any(odd).as_py():
-            plain = [_plain(text) for text in texts.filter(odd).to_pylist()]
+            odd_texts = texts.filter(odd).to_pylist()
+            plain = [_NAMES.get(text) or format(Exact(text), "f") for text in odd_texts]
             texts = pc.replace_with_mask(
                 texts, pc.fill_null(odd, False), pa.array(plain, pa.string())
             )
@@ -277,13 +264,8 @@ class NumericAsDouble(Fraction):
 
     def checksum_raw(self, raw: ArrowArray) -> ArrowArray:
         """Return the digits without trailing zeros."""
-        trimmed = pc.utf8_rtrim(pc.utf8_rtrim(raw, "0"), ".")
-        found: ArrowArray = pc.if_else(pc.match_substring(raw, "."), trimmed, raw)
-        return pc.if_else(pc.equal(found, "-0"), "0", found)
-
-
-def _plain(text: str) -> str:
-    return _NAMES.get(text) or format(Exact(text), "f")
+        texts = _without_zeros(raw)
+        return pc.if_else(pc.equal(texts, "-0"), "0", texts)
 
 
 @dataclass(frozen=True)
@@ -297,8 +279,13 @@ class NumericAsText(Text):
 
     def equal_values(self, values: ArrowArray) -> ArrowArray:
         """Return the texts without the zeros at the end of a fraction."""
-        shortest = pc.utf8_rtrim(pc.utf8_rtrim(values, "0"), ".")
-        return pc.if_else(pc.match_substring(values, "."), shortest, values)
+        return _without_zeros(values)
+
+
+def _without_zeros(texts: ArrowArray) -> ArrowArray:
+    """Return texts of numbers without the zeros at the end of a fraction."""
+    shortest = pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
+    return pc.if_else(pc.match_substring(texts, "."), shortest, texts)
 
 
 def _digits(text: ArrowArray) -> ArrowArray:
@@ -307,8 +294,7 @@ def _digits(text: ArrowArray) -> ArrowArray:
     >>> _digits(pa.array(["-0.0120", "1.2e-05"])).to_pylist()
     ['12', '12']
     """
-    mantissa: ArrowArray = pc.replace_substring_regex(text, "e.*$|[-.]", "")
-    return pc.utf8_trim(mantissa, "0")
+    return pc.utf8_trim(pc.replace_substring_regex(text, "e.*$|[-.]", ""), "0")
 
 
 def scaled_decimal(scale: int) -> Decimal:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions, arrow_buffer
-from waldelta.types.base import validity
+from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
+from waldelta.types.base import strings
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
@@ -23,12 +23,11 @@ def numbers(values: NDArray[Any], null: Mask | None = None) -> ArrowArray:
     return pa.array(values.astype(np.int32), mask=null)
 
 
-def packed(text: ArrowArray, null: str) -> tuple[Bytes, Positions]:
+def packed(text: ArrowArray, null: str | bytes) -> tuple[Bytes, Positions]:
     """Return the values' bytes without gaps, and their offsets; ``null`` is the text used for
     nulls.
     """
     text = pc.fill_null(text, null) if text.null_count else text
-    offsets: Any
     _, offsets, data = text.buffers()
     at = np.frombuffer(memoryview(offsets), np.int32)[
         text.offset : text.offset + len(text) + 1
@@ -79,15 +78,8 @@ def lists_as_bytes(lists: ArrowArray, *elements: ArrowArray) -> ArrowArray:
     numbers_of = np.stack([numbered(column) for column in elements], axis=1)
     width = numbers_of.itemsize * len(elements)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) * width
-    return pa.Array.from_buffers(
-        pa.large_binary(),
-        len(lists),
-        [
-            validity(np.asarray(lists.is_valid())),
-            arrow_buffer(offsets),
-            arrow_buffer(numbers_of.reshape(-1)),
-        ],
-    )
+    valid = np.asarray(lists.is_valid())
+    return strings(numbers_of.reshape(-1).view(np.uint8), offsets, valid, pa.large_binary())
 
 
 def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
@@ -127,10 +119,5 @@ def take_bytes(
     Every kept byte must be within one of these ranges.
     """
     kept = np.concatenate([[0], np.cumsum(keep)])
-    offsets = np.concatenate([[0], np.cumsum(kept[ends] - kept[starts])]).astype(np.int32)
-    buffers: list[pa.Buffer | None] = [
-        validity(valid),
-        arrow_buffer(offsets),
-        arrow_buffer(source[keep]),
-    ]
-    return pa.Array.from_buffers(pa.string(), len(starts), buffers)
+    offsets = np.concatenate([[0], np.cumsum(kept[ends] - kept[starts])])
+    return strings(source[keep], offsets, valid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +57,8 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
     for row in np.flatnonzero(is_odd & valid):
         first = int(count[:row].sum())
         own = _elements(read(elements.slice(first, int(count[row])), True), delimiter).to_pylist()
-        shape = [_pair(values, int(row), k) for k in range(int(dimensions[row]))]
+        # The size and the lower bound of each dimension.
+        shape = list(struct.iter_unpack("!ii", values.at(int(row))[12 : 12 + 8 * dimensions[row]]))
         text = pc.replace_with_mask(
             text,
             pa.array(np.arange(len(valid)) == row),
@@ -65,12 +67,7 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
     return masked(text, valid)
 
 
-def _pair(values: Messages, row: int, dimension: int) -> tuple[int, int]:
-    size, lower = struct.unpack_from("!ii", values.at(row), 12 + 8 * dimension)
-    return size, lower
-
-
-def _printed(texts: list[str], shape: list[tuple[int, int]], delimiter: str) -> str:
+def _printed(texts: list[str], shape: list[tuple[Any, ...]], delimiter: str) -> str:
     if not texts:
         return "{}"
     for size, _ in reversed(shape):

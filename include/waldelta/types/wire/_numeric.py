@@ -40,10 +40,6 @@ def _boolean(values: Messages, valid: Mask) -> ArrowArray:
     return pc.if_else(pa.array(true, mask=~valid), b"t", b"f")
 
 
-def _u8(source: Bytes, start: Positions) -> Positions:
-    return i8(source, start).view(np.uint64)
-
-
 def _integer(
     values: Messages, valid: Mask, *, read: Callable[[Bytes, Positions], Positions], size: int
 ) -> ArrowArray:
@@ -81,14 +77,9 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     order = rows[np.argsort(shapes[rows], kind="stable")]
     bounds = np.append(np.searchsorted(shapes[order], kinds), len(order))
     parts = []
-    for k in range(len(kinds)):
-        row = rows[first[k]]
-        chosen = order[bounds[k] : bounds[k + 1]]
-        parts.append(
-            _printed(
-                source, start[chosen] + 8, *(int(of[row]) for of in (count, weight, sign, scale))
-            )
-        )
+    for k, row in enumerate(rows[first]):
+        shape = (int(of[row]) for of in (count, weight, sign, scale))
+        parts.append(_printed(source, start[order[bounds[k] : bounds[k + 1]]] + 8, *shape))
     if not parts:
         return pa.nulls(len(valid), pa.string())
     places = np.empty(len(valid), np.int64)
@@ -180,7 +171,7 @@ CONVERTERS: dict[str, Converter] = {
     "float4": partial(_float, size=4),
     "float8": partial(_float, size=8),
     "pg_lsn": _lsn,
-    "xid8": partial(_integer, read=_u8, size=8),
+    "xid8": partial(_integer, read=lambda source, at: i8(source, at).view(np.uint64), size=8),
     **dict.fromkeys(("oid", "xid", "cid"), partial(_integer, read=u4, size=4)),
 }
 EXACT: dict[str, Converter] = {

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions, arrow_buffer
-from waldelta.types.base import validity
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions
+from waldelta.types.base import strings
 
 # Converts values of one type to texts, as string or binary; nulls stay null.
 Converter = Callable[[Messages, Mask], ArrowArray]
@@ -45,26 +46,13 @@ def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
     size = np.where(valid, values.end - start, 0)
     offsets = np.concatenate([[0], np.cumsum(size)])
     source = np.repeat(start - offsets[:-1], size) + np.arange(offsets[-1])
-    return strings(values.bytes[source], offsets, valid)
-
-
-def strings(data: np.ndarray, offsets: Positions, valid: Mask) -> ArrowArray:
-    """Build a binary array from bytes and the offsets of its values."""
-    buffers: list[pa.Buffer | None] = [
-        validity(valid),
-        arrow_buffer(offsets.astype(np.int32)),
-        arrow_buffer(data),
-    ]
-    return pa.Array.from_buffers(pa.binary(), len(valid), buffers)
+    return strings(values.bytes[source], offsets, valid, pa.binary())
 
 
 def fixed(characters: np.ndarray) -> ArrowArray:
     """Return rows of characters of one width as strings."""
     count, width = characters.shape
-    offsets = arrow_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(width))
-    return pa.Array.from_buffers(
-        pa.string(), count, [None, offsets, arrow_buffer(characters.reshape(-1))]
-    )
+    return strings(characters.reshape(-1), np.arange(count + 1) * width)
 
 
 def digits(numbers: Positions, width: int) -> ArrowArray:
@@ -75,8 +63,7 @@ def digits(numbers: Positions, width: int) -> ArrowArray:
 
 def joined(*parts: ArrowArray | str) -> ArrowArray:
     """Concatenate strings; null where one of them is."""
-    made: ArrowArray = pc.binary_join_element_wise(*parts, "")
-    return made
+    return pc.binary_join_element_wise(*parts, "")
 
 
 def masked(texts: ArrowArray, valid: Mask) -> ArrowArray:
@@ -91,21 +78,15 @@ def one_by_one(read: Callable[[bytes], str]) -> Converter:
     """
 
     def convert(values: Messages, valid: Mask) -> ArrowArray:
-        known: dict[bytes, str] = {}
-        found: list[str | None] = []
-        for row, is_valid in enumerate(valid):
-            if not is_valid:
-                found.append(None)
-                continue
-            data = values.at(row)
-            if data not in known:
-                try:
-                    known[data] = read(data)
-                except (ValueError, IndexError, struct.error, OverflowError) as err:
-                    raise values.error(
-                        row, "value", int(values.start[row]), str(err) or "cut off"
-                    ) from None
-            found.append(known[data])
-        return pa.array(found, pa.string())
+        known = cache(read)
+        texts: list[str | None] = [None] * len(valid)
+        for row in np.flatnonzero(valid).tolist():
+            try:
+                texts[row] = known(values.at(row))
+            except (ValueError, IndexError, struct.error, OverflowError) as err:
+                raise values.error(
+                    row, "value", int(values.start[row]), str(err) or "cut off"
+                ) from None
+        return pa.array(texts, pa.string())
 
     return convert
