@@ -101,6 +101,7 @@ def test_the_first_page_has_nothing_to_attend_to(demo, outcome):
         assert [run.state for run in airflow.runs(MAINTENANCE)] == ["success"]
 
 
+@pytest.mark.nightly("a comparison that fails, as in test_compare")
 def test_one_changed_value_is_found(demo, outcome):
     """No toy: one altered value in one row of a target makes the comparison fail, and names the
     row.

@@ -270,6 +270,7 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
     assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
+@pytest.mark.nightly("a statement that outlives its client, as in a copy")
 def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
     runner, database, lake, tmp_path
 ):

@@ -31,7 +31,13 @@ alter table t replica identity full;
 COLUMNS = ("a", "b", "n", "m", "f", "fs", "j", "w", "y", "big")
 
 
-@pytest.fixture(autouse=True, params=["merged by the driver", "merged by Spark"])
+@pytest.fixture(
+    autouse=True,
+    params=[
+        "merged by the driver",
+        pytest.param("merged by Spark", marks=pytest.mark.nightly("merged by a statement")),
+    ],
+)
 def _merged(request: pytest.FixtureRequest) -> None:
     """The driver merges what is small, Spark what is larger; both must do the same."""
     if request.param == "merged by Spark":

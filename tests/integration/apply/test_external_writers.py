@@ -414,6 +414,7 @@ def _failure_of(act, seconds=240):
     return str(ended[0])
 
 
+@pytest.mark.nightly("each job, of which a copy is ordinary")
 def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
     runner, database, lake, tmp_path
 ):

@@ -292,6 +292,7 @@ def test_the_next_vacuum_full_costs_nothing_either(runner, database, job):
     assert not check_idle(job).has_work
 
 
+@pytest.mark.nightly("a default long before its rows")
 def test_a_volatile_default_long_before_the_first_rows_with_it(runner, database, job):
     """Runs in between don't forget that the file was another one when the column came."""
     write(database, 1)

@@ -162,6 +162,7 @@ def test_every_mode_holds_what_the_source_has_and_had(
         assert len(keys) == len(set(keys)), what
 
 
+@pytest.mark.nightly("a copy in each mode; the first test has one")
 def test_a_copy_of_a_target_that_keeps_more(runner, database, lake, workload, monkeypatch):
     """Of a source that went on unseen it takes what differs, and changes go on from there."""
     connection = workload.connection

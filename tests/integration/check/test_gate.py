@@ -892,6 +892,7 @@ def enabled(made):
     return replace(made.job, pipeline=made.job.pipeline.model_copy(update={"quality": quality}))
 
 
+@pytest.mark.nightly("the checks after a decision that ordinary tests take")
 def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
     """Accepted and released rows are in the target because somebody decided so: no check of the
     table turns a run red for them, and other programs hear of the table again.

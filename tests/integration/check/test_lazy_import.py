@@ -9,6 +9,8 @@ import sys
 
 IMPORT = """
 import sys
+import pytest
+
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 import_great_expectations(sys.argv[1:])
 unused = ("sqlalchemy", "psycopg2", "pyspark.ml", "scipy.stats._stats_py", "altair.vegalite")
@@ -37,6 +39,7 @@ def test_what_a_check_doesnt_use_is_not_imported():
     assert known == "ExpectColumnValuesToBeUnique False"
 
 
+@pytest.mark.nightly("an import that a run needs")
 def test_an_expectation_that_needs_them_has_them():
     """KL divergence bins numbers with pyspark.ml."""
     unused, _, known = run("expect_column_kl_divergence_to_be_less_than")

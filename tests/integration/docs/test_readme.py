@@ -18,6 +18,7 @@ from benchmarks.verify import delta_extension
 from demo.stack.__main__ import READERS
 
 pytestmark = pytest.mark.spark
+SPARK_ALONE = pytest.mark.nightly("a JVM of its own")
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 PROGRAMS = [
     text
@@ -34,7 +35,13 @@ def test_make_up_prints_what_readme_shows():
     ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=list(READERS))
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(text, id=name, marks=[] if name != "Spark" else SPARK_ALONE)
+        for name, text in zip(READERS, PROGRAMS, strict=True)
+    ],
+)
 def test_the_lake_is_read_as_readme_shows(program, tmp_path):
     write_deltalake(
         tmp_path / ".waldelta/lake/public/flights", pa.table({"origin": ["JFK", "EWR", "JFK"]})

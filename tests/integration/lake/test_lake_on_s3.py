@@ -97,6 +97,7 @@ def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, runne
     assert nothing_was_made(database)
 
 
+@pytest.mark.nightly("a race in a store, as on a disk in test_maintain")
 def test_a_target_that_another_writer_compacts_is_compacted_again(
     pipeline, database, bucket, proxy, runner, monkeypatch
 ):

@@ -72,6 +72,7 @@ def test_requests_of_runs(pipeline, database, runner, bucket, monkeypatch):
     assert {row["v"] for row in rows(pipeline, "public.t4")} == {"a", "a!!"}
 
 
+@pytest.mark.nightly("many runs, of which test_requests_of_runs has the first")
 def test_they_dont_grow(pipeline, database, runner, monkeypatch):
     """Each run is a process of its own here, which begins with what the one before has left."""
     only_copies(monkeypatch)
@@ -83,6 +84,7 @@ def test_they_dont_grow(pipeline, database, runner, monkeypatch):
     assert {row["v"] for row in rows(pipeline, "public.t0")} == {"a", "a" + "!" * 13}
 
 
+@pytest.mark.nightly("a store from which others take away")
 def test_a_run_without_what_was_left(pipeline, database, runner, bucket, monkeypatch):
     """It is read again, by more requests; and by another run, where only something is missing."""
     only_copies(monkeypatch)
@@ -99,6 +101,7 @@ def test_a_run_without_what_was_left(pipeline, database, runner, bucket, monkeyp
     assert check_idle(pipeline.job()).has_work is False
 
 
+@pytest.mark.nightly("a store from which others take away")
 def test_a_target_that_is_gone_is_noticed(pipeline, database, runner, bucket):
     change(database)
     for key in bucket.keys("lake/public/t2/"):

@@ -125,6 +125,7 @@ def test_a_commit_by_another_writer_is_no_lost_answer(table, proxy):
     assert table.rows() == [0, 1, 2]
 
 
+@pytest.mark.nightly("a throttled store")
 def test_a_throttled_store_gets_each_commit_once(table, proxy):
     proxy.fail_share = 0.1
     for row in range(1, THROTTLED_ROUNDS):

@@ -59,6 +59,7 @@ def test_only_a_key_opens_the_store(seaweedfs, bucket):
     assert bucket.read("a") == b"content"
 
 
+@pytest.mark.nightly("the tests' own servers")
 def test_a_killed_server_keeps_its_objects(tmp_path):
     """Those that it has answered for."""
     with SeaweedFS(tmp_path) as server:

@@ -91,6 +91,7 @@ def failure(runner, job, *stages):
     return str(failed.value.__cause__)
 
 
+@pytest.mark.nightly("further holes, beside a batch that lost a message")
 def test_a_batch_whose_commit_was_overwritten(runner, database, job):
     """Later batches landed on top: no run is green, no target is brought past it, one gap is
     recorded, and a resync ends it.
@@ -136,6 +137,7 @@ def test_a_batch_that_lost_a_message(runner, database, job):
     assert not open_gaps(job.ledger.gaps(job.pipeline.source.slot))
 
 
+@pytest.mark.nightly("further holes, beside a batch that lost a message")
 def test_what_all_targets_have_applied(runner, database, job, monkeypatch):
     """Runs go on without it. A replay that needs it is refused. What maintenance dropped is no
     hole.

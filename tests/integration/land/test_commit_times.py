@@ -49,6 +49,7 @@ def commit_at(database, origin, moment, statement):
         session.execute("select pg_replication_origin_session_reset()")
 
 
+@pytest.mark.nightly("each kind of clock in whole runs")
 def test_any_commit_time_is_right(runner, database, lake):
     """The slot, what has landed, a mirror, a history, cuts, pages, a look and a resync: each takes
     and shows all of them.

@@ -197,6 +197,7 @@ def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkey
     assert "MB of WAL left, about" in caplog.text
 
 
+@pytest.mark.nightly("a smaller window, as after a timeout")
 def test_an_answer_that_has_no_room_means_a_smaller_bite(
     runner, database, wide, monkeypatch, caplog
 ):
@@ -422,6 +423,7 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(
     assert [batch.transactions.inserts for batch in drained.batches] == [len(runs[-1][0])]
 
 
+@pytest.mark.nightly("how far a slot goes back")
 def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(
     runner, database, lake, monkeypatch
 ):

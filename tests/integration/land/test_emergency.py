@@ -51,6 +51,7 @@ def oldest_wal(database):
     return name
 
 
+@pytest.mark.nightly("every command of a page of the docs")
 def test_the_page(runner, database, lake, tmp_path):
     slot, file = f"s_{database.name}", tmp_path / "flights.yml"
     source = {

@@ -166,6 +166,7 @@ def test_a_look_starts_no_run_for_a_lock(runner, database, job):
         assert not check_idle(job).has_work
 
 
+@pytest.mark.nightly("a lock beside an incomplete row")
 def test_a_row_to_be_completed_waits_for_its_table_alone(runner, database, job, lake):
     """A row that enters the target's filter comes without its TOASTed value, which can't be read
     while the table is locked.

@@ -156,6 +156,7 @@ def test_messages_within_streamed_transactions(runner, database, lake):
     assert_same(runner, job, database)
 
 
+@pytest.mark.nightly("a kill, which the mode faults have")
 def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
     runner, database, lake, monkeypatch
 ):
@@ -226,6 +227,7 @@ create table b(
 """
 
 
+@pytest.mark.nightly("both formats of each type; test_wire_format has the types")
 def test_binary_and_text_make_the_same_targets(runner, database, lake):
     """Every value, those that stand verbatim in _wd_raw too; keys, old rows and unchanged TOAST as
     well.
@@ -301,6 +303,7 @@ def test_binary_and_text_make_the_same_targets(runner, database, lake):
     assert sum("infinity" in (text or "") for text in found[True]["raw"]) >= 1
 
 
+@pytest.mark.nightly("both formats in one run")
 def test_batches_of_both_formats_are_applied_together(runner, database, lake):
     """Whatever waited while the option was switched; equal rows are equal in either format."""
     database.execute(

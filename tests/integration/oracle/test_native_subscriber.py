@@ -96,6 +96,7 @@ def test_every_two_properties_meet():
     assert pairs(some_cases()) == pairs(all_cases())
 
 
+@pytest.mark.nightly("the cross product, beside random scenarios")
 def test_cross_product(runner, database, postgres, lake):
     """Replica identity x operation x filter in publisher or Spark x partition root x column list;
     all in a soak.
@@ -167,6 +168,7 @@ REFUSED = (
 )
 
 
+@pytest.mark.nightly("publications of others, beside random scenarios")
 def test_publications_of_others_that_refuse_updates(runner, database, postgres, lake):
     """What setup wouldn't bring about it says, with the consequence; the pipeline then does as
     PostgreSQL's subscriber.

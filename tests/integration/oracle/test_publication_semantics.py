@@ -505,6 +505,7 @@ def test_filters_become_redundant_for_all_tables(start):
             both.step(*statements)
 
 
+@pytest.mark.nightly("values, as in test_wire_format")
 def test_values_come_as_their_output_functions_print_them(start):
     """Point 12: booleans, padded char(n), bytea; in either format."""
     tables = "create table t(id int primary key, c char(5), b boolean, y bytea, v varchar(3));"
@@ -522,6 +523,7 @@ def test_values_come_as_their_output_functions_print_them(start):
         )
 
 
+@pytest.mark.nightly("a further point of the protocol's page")
 def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
     """Point 14: the relation changes back in mid-transaction, and what other savepoints wrote
     counts.
@@ -537,6 +539,7 @@ def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
         )
 
 
+@pytest.mark.nightly("a further point of the protocol's page")
 def test_what_is_decoded_need_not_be_visible(start, runner, database, monkeypatch):
     """Point 15: a commit that waits for a synchronous standby arrives; a copy waits until its
     snapshot would see it.

@@ -33,7 +33,13 @@ MERGED_BY_TASKS = "streamed, binary"
 RUNS = 2
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("protocol 1", marks=pytest.mark.nightly("the simplest protocol")),
+        "streamed, binary",
+    ],
+)
 def test_targets_equal_their_sources(runner, database, lake, name, request):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()

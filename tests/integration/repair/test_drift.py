@@ -81,6 +81,7 @@ def test_a_changed_filter_of_the_target_is_mended(runner, database, lake, before
     assert changed.consume(runner, "two").warnings == []
 
 
+@pytest.mark.nightly("a page's figure after a changed filter")
 def test_report_keeps_the_filter_of_the_copy(runner, database, lake):
     """drift: report routes on by the copy's filter and tells so in every run; a sync mends it."""
     database.execute(DDL)
@@ -109,6 +110,7 @@ def test_a_changed_filter_of_our_publication_is_mended(runner, database, lake):
     assert changed.consume(runner, "two").warnings == []
 
 
+@pytest.mark.nightly("a DBA's publication, beside one of ours")
 def test_a_dbas_publication_is_told(runner, database, lake):
     """As PostgreSQL's subscriber has it: old rows stay, new ones come. The check knows both
     filters.

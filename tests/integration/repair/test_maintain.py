@@ -97,6 +97,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(runner, database, pipelin
         assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
+@pytest.mark.nightly("months of a change log")
 def test_what_the_slot_may_hold_again_is_not_forgotten(runner, database, pipeline, monkeypatch):
     """However old: a server that stops without a checkpoint has its slot back where it was, and the
     next run compares.
@@ -193,7 +194,9 @@ class Overtaken(Statements):
         return super().sql(statement)
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "times", [1, pytest.param(3, marks=pytest.mark.nightly("a race that is lost each time"))]
+)
 def test_a_target_that_others_write_is_compacted_again_and_vacuumed(
     runner, database, pipeline, times, monkeypatch
 ):
@@ -274,6 +277,7 @@ def test_a_table_in_use_is_left_and_named(runner, database, pipeline):
     assert {stage.status for stage in done.stages.values()} == {"succeeded"}
 
 
+@pytest.mark.nightly("a damaged target among others")
 def test_a_damaged_target_is_named_once_all_others_are_done(
     runner, database, pipeline, monkeypatch
 ):

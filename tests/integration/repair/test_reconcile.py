@@ -226,6 +226,7 @@ def test_a_fresh_copy_is_equal(runner, pipeline):
     assert (row.status, row.source_rows, row.target_rows, row.differing) == ("equal", 1000, 1000, 0)
 
 
+@pytest.mark.nightly("a refusal in a whole run")
 def test_a_target_that_keeps_more_than_the_source_isnt_compared(runner, database, lake):
     """Its deleted rows aren't the source's: it says so instead of calling them differences."""
     database.execute(SOURCE)
@@ -239,6 +240,7 @@ def test_a_target_that_keeps_more_than_the_source_isnt_compared(runner, database
     )
 
 
+@pytest.mark.nightly("the same differences on the other runner")
 def test_spark_finds_the_same_differences(runner, pipeline, read_both_ways):
     """Of rows that differ in their columns: how both show and compare them."""
     target(pipeline).delete("day = '2024-01-05'")
@@ -252,6 +254,7 @@ def test_spark_finds_the_same_differences(runner, pipeline, read_both_ways):
         assert here == there, name
 
 
+@pytest.mark.nightly("the same comparison on the other runner")
 def test_a_large_target_is_read_by_spark(runner, pipeline, read_by_spark):
     """It says the same."""
     target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
@@ -515,6 +518,7 @@ def test_tables_without_a_key_are_multisets(runner, database, lake):
     )
 
 
+@pytest.mark.nightly("each kind of published part at once")
 def test_filters_partitions_and_column_lists_are_those_of_the_copy(runner, database, lake):
     """Via the root, gathered leaves, one partition, a target's own filter: each target holds its
     own part of the source.
@@ -584,6 +588,7 @@ def test_what_can_not_be_compared_is_told_why(runner, database, pipeline):
     assert row.status == "not compared"
 
 
+@pytest.mark.nightly("a truncation in flight")
 def test_a_truncation_in_flight_is_no_difference(runner, database, pipeline):
     """All keys are touched by it: there is an answer once it was applied."""
     database.execute("truncate t")
@@ -726,6 +731,7 @@ def test_a_source_in_another_encoding_differs_in_nothing_else(runner, postgres, 
         assert reconcile(runner, made, "again")["t"].status == "equal"
 
 
+@pytest.mark.nightly("a quarantined row, as in test_gate")
 def test_rows_that_the_target_is_known_to_lack_are_told_as_such(runner, database, pipeline):
     """Quarantined or discarded: no difference, none that a repair should bring back, nor forget.
     Whatever stands there is compared.
@@ -792,7 +798,9 @@ def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
     assert (row.status, row.source_rows) == ("equal", 1000)
 
 
-@pytest.mark.parametrize("repairs", [False, True])
+@pytest.mark.parametrize(
+    "repairs", [False, pytest.param(True, marks=pytest.mark.nightly("the same before a repair"))]
+)
 def test_a_backlog_is_landed_before_a_snapshot_is_held(
     runner, database, pipeline, monkeypatch, repairs
 ):

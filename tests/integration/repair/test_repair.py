@@ -100,6 +100,7 @@ def told(result):
     return found[0]
 
 
+@pytest.mark.nightly("each kind of moving row at once; test_drift has one changed filter")
 @pytest.mark.spark
 def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
     """Files that no row leaves stay; touched rows are read again; the stream goes on behind the

@@ -46,6 +46,7 @@ def rows(pipeline, table, columns):
     return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True))
 
 
+@pytest.mark.nightly("a table in several publications, as in the oracle")
 def test_single_tables_with_several_publications(runner, database, lake):
     """UPDATEs that enter the filter arrive as INSERT, those that leave it as DELETE."""
     database.execute(TABLES)
@@ -118,6 +119,7 @@ create table child partition of parent default;
             "public.child",
             [(5,), (6,), (7,)],
             id="leaves",
+            marks=pytest.mark.nightly("leaves instead of the root"),
         ),
     ],
 )

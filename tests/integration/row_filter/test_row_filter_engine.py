@@ -293,6 +293,7 @@ def test_filters_that_were_wrong_once(database, runner):
             judges.translate(text)
 
 
+@pytest.mark.nightly("random filters, beside those that were wrong once")
 def test_random_filters(database, runner, seed):
     """Random expressions over rows with NULLs and special values: no difference, and few are
     refused.

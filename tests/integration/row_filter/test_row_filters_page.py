@@ -183,6 +183,7 @@ def test_what_setup_refuses(database, conn, lake):
     assert database.execute("select count(*) from pg_publication") == [(0,)]
 
 
+@pytest.mark.nightly("a page's words; test_drift has the change")
 def test_what_a_run_says_when_a_filter_changed(runner, database, lake, monkeypatch):
     """In one run: of a DBA's publication, which stays, and of a target's own filter, which is
     repaired.

@@ -63,6 +63,7 @@ def select(home, query):
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.nightly("Airflow's own commands; the demo's stack makes pools and connections")
 def test_pools_and_connections(airflow, write_pipeline, pipelines, tmp_path):
     write_pipeline("shop")
     home = tmp_path / "airflow"
@@ -99,6 +100,7 @@ def test_pools_and_connections(airflow, write_pipeline, pipelines, tmp_path):
     assert PASSWORD not in stored
 
 
+@pytest.mark.nightly("Airflow's own commands; the demo's run has its connections")
 def test_commands_know_airflows_connections(airflow, write_pipeline, tmp_path):
     """``init`` and the verbs take them from where Airflow does; the environment goes first."""
     path = write_pipeline("shop")

@@ -113,6 +113,7 @@ def alerts(job, database, tmp_path) -> Iterator[Alerts]:
             process.communicate(timeout=60)
 
 
+@pytest.mark.nightly("whole runs; unit tests have each alert and channel")
 def test_alerts_begin_wait_for_their_channel_and_end(alerts, job, database):
     """A paused DAG, a table whose copy fails, a channel that refuses, and a slot that is gone; no
     run of the pipeline takes part.

@@ -200,6 +200,7 @@ TRACE = re.compile(
 )
 
 
+@pytest.mark.nightly("processes of their own; unit tests have the last line")
 @pytest.mark.pg
 @pytest.mark.spark
 def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_path):
@@ -342,7 +343,7 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
 @pytest.mark.parametrize(
     "step",
     [
-        "sync.reading",
+        pytest.param("sync.reading", marks=pytest.mark.nightly("a JVM that is killed")),
         pytest.param("sync.begun", marks=pytest.mark.soak("another moment of a kill")),
     ],
 )

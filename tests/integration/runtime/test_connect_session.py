@@ -156,6 +156,7 @@ with open_session("test", job, "columns") as spark:
 """
 
 
+@pytest.mark.nightly("a server's own caches, which make test-all asks")
 def test_the_next_run_is_given_nothing_of_an_earlier_one(server, database, lake, tmp_path):
     """The server keeps analysed plans for a session under numbers that each process counts from the
     same beginning.
@@ -263,7 +264,11 @@ else:
 
 
 @pytest.mark.parametrize(
-    "key", ["", "one run at a time"], ids=["any session", "a session by its key"]
+    "key",
+    [
+        pytest.param("", marks=pytest.mark.nightly("a session without a key"), id="any session"),
+        pytest.param("one run at a time", id="a session by its key"),
+    ],
 )
 def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
     """PySpark sends one without TLS to the host named localhost, and speaks TLS to every other,
@@ -303,6 +308,7 @@ except Exception as err:
 """
 
 
+@pytest.mark.nightly("a server's log; unit tests have its settings")
 def test_the_servers_log_has_no_values_of_rows(server):
     """Of an error about a value, it has the name, as the log of a local session does. Its ports
     refuse programs without the secret that Spark made up.

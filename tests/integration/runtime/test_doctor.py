@@ -164,6 +164,7 @@ def test_doctor_probes_an_object_store(path, answer, bucket, monkeypatch, identi
     assert bucket.keys() == []
 
 
+@pytest.mark.nightly("asks Spark's workers; unit tests have what is said of them")
 @pytest.mark.spark
 def test_doctor_asks_sparks_workers(runner, monkeypatch):
     (fine,) = run_check("workers", check_workers, 120)

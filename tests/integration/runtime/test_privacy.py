@@ -55,6 +55,7 @@ def give_tasks_the_usual_umask(runner) -> None:
     runner.spark().range(0, 4, 1, 4).mapInArrow(set_umask, "id bigint").collect()
 
 
+@pytest.mark.nightly("permissions of each kind of file; unit tests have those of each writer")
 def test_a_lake_is_its_owners_alone(runner, database, tmp_path, monkeypatch, staged):
     """Spark's JVM and its Python tasks, delta-rs and pyarrow here: targets, change log, ledger,
     what is staged, reports.

@@ -13,6 +13,7 @@ from waldelta.spark.session import borrowed_session
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.nightly("a JVM of its own; unit tests have the setting")
 def test_the_drivers_port_refuses_a_stranger(runner):
     """Another user of the machine could send it messages, and run code."""
     jvm, conf = runner.spark().sparkContext._jvm, runner.spark().sparkContext.getConf()
@@ -48,6 +49,7 @@ def test_workers_that_are_started_ahead_are_those_of_every_task(runner):
     assert ahead == [daemon]
 
 
+@pytest.mark.nightly("a session of two threads")
 def test_a_check_in_another_thread_leaves_the_session_running(runner):
     """Spark keeps the active session by thread; a thread without one has the default session.
 

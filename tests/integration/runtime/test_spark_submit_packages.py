@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import waldelta
 from tests.support.other_python import python_without_ours
 from waldelta_airflow.launchers.spark_submit import shipped_packages
@@ -20,6 +22,7 @@ print(json.dumps({name: m.__file__ for name, m in found}))
 """
 
 
+@pytest.mark.nightly("an archive of all modules; test_release has the wheel's")
 def test_every_module_is_found_in_the_zip(tmp_path):
     """Whichever a task imports, at once or within a function."""
     archive, names = (

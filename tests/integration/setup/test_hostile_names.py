@@ -213,6 +213,7 @@ def win1252(postgres, monkeypatch):
         yield database
 
 
+@pytest.mark.nightly("names that UTF-8 lacks, of each further kind")
 def test_names_that_utf_8_lacks_elsewhere(runner, win1252, lake):
     """What nobody publishes stops neither copy, run nor comparison."""
     pipeline = Pipeline(pipeline_file(lake, f"s_{win1252.name}"))

@@ -252,6 +252,7 @@ def test_no_role_is_asked_to_own_tables(shop):
             assert shop.named("grant shop_owner") not in lacks
 
 
+@pytest.mark.nightly("every statement of a page; test_init has the role's own")
 def test_the_page(runner, shop):
     """Setup and teardown by one role, everything else by the other; each grant that is taken away
     is named by check.

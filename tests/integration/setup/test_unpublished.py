@@ -19,6 +19,7 @@ from waldelta.stages.setup.setup import apply_setup
 pytestmark = pytest.mark.pg
 
 
+@pytest.mark.nightly("a table that left, as in test_pipeline_life")
 @pytest.mark.spark
 def test_a_column_dropped_with_cascade_takes_its_table_out(runner, database, lake, caplog):
     """As PostgreSQL's own hint has it. Green runs that say it once would leave a target that is

@@ -89,6 +89,7 @@ def failed(run):
     return type(caught.value.__cause__), caught.value.result
 
 
+@pytest.mark.nightly("further messages that can't be decoded; a byte without an equivalent is one")
 @pytest.mark.parametrize(
     "any_postgres",
     [

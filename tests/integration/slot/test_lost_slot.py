@@ -107,6 +107,7 @@ def differing(runner, job):
     return {name: difference for name, difference in found.items() if difference.rows}
 
 
+@pytest.mark.nightly("each step of losing a slot; test_resync continues after one")
 @pytest.mark.spark
 def test_a_dropped_slot(runner, database, lake, monkeypatch):
     """Rows that stayed as they were aren't written; killed thrice, once in a run that came before

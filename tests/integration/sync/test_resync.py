@@ -37,6 +37,7 @@ def is_equal(runner, job):
     )
 
 
+@pytest.mark.nightly("how little a copy reads")
 def test_batches_that_the_copy_holds_are_not_read_for_it(runner, database, job):
     """All five landed before its snapshot was taken; nothing is left to read until more comes."""
     sync(runner, job)
@@ -121,6 +122,7 @@ create type hstore (input = hstore_in, output = hstore_out, like = text)
 """
 
 
+@pytest.mark.nightly("one type's values")
 def test_an_empty_hstore_is_another_value_than_null(runner, database, job):
     """Both ways; neither is found equal to the other."""
     for statement in HSTORE.split(";\n"):

@@ -70,6 +70,7 @@ def status(job):
     return state.status, state.generation
 
 
+@pytest.mark.nightly("a table's size decides; unit tests have the rule")
 @pytest.mark.spark
 def test_a_large_table_is_left_to_a_sync(runner, database, job, monkeypatch):
     """Others go on, landing goes on, and after the copy the table gets what came meanwhile, from

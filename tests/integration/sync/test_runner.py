@@ -106,6 +106,7 @@ def test_small_runs_need_no_java(commands, database, lake):
     assert held(lake, "t") == source(database, "t")
 
 
+@pytest.mark.nightly("three further processes; small runs without Java are ordinary")
 def test_more_work_names_the_missing_java(commands, database, lake):
     """What was landed stays, and a run that has Java goes on."""
     commands.run("sync", **WITHOUT_JAVA)

@@ -614,6 +614,7 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     assert result.bill.xmin_age < 50
 
 
+@pytest.mark.nightly("a damaged target")
 def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
     """By the same snapshot, which a comparison must not have let go of by then."""
     lake = lake_of(

@@ -66,7 +66,9 @@ def with_publications(job, *publications):
     return replace(job, pipeline=job.pipeline.model_copy(update={"source": source}))
 
 
-@pytest.mark.parametrize("via_root", [False, True])
+@pytest.mark.parametrize(
+    "via_root", [True, pytest.param(False, marks=pytest.mark.nightly("leaves instead of roots"))]
+)
 def test_setup_writes_out_what_a_pattern_stands_for(any_database, lake, via_root):
     """Ordinary tables and partition roots, by name; a second setup changes nothing."""
     any_database.execute(SALES)

@@ -111,7 +111,14 @@ def changed(conn, before):
     )
 
 
-@pytest.mark.parametrize("most", [1000, 8, 0], ids=["few", "by schema", "many schemas"])
+@pytest.mark.parametrize(
+    "most",
+    [
+        pytest.param(1000, id="few"),
+        pytest.param(8, id="by schema", marks=pytest.mark.nightly("more objects by schema")),
+        pytest.param(0, id="many schemas", marks=pytest.mark.nightly("more objects at once")),
+    ],
+)
 def test_the_columns_that_print_another_text(any_database, role, monkeypatch, most):
     """Each is noticed, also where so many objects exist that only digests of schemas are recorded,
     or one of all; one that names another object of the kind may be, too.
@@ -129,6 +136,7 @@ def test_the_columns_that_print_another_text(any_database, role, monkeypatch, mo
         assert changed(conn, before) == (set(), set())
 
 
+@pytest.mark.nightly("a copy after a renamed object; units have the rule")
 def test_only_a_name_that_a_row_has_asks_for_a_copy(runner, database, lake):
     """In the target, or in a change that has landed and isn't applied."""
     database.execute("create schema s; create table s.one(); create table s.two()")

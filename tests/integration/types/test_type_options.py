@@ -202,6 +202,7 @@ def test_another_choice_copies_again(runner, database, lake):
         assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
+@pytest.mark.nightly("a choice that stops a table")
 @pytest.mark.parametrize(
     "policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak("the other policy"))]
 )
@@ -226,6 +227,7 @@ def test_another_choice_stops_where_nothing_may_follow(runner, database, lake, p
     )
 
 
+@pytest.mark.nightly("a variant by Spark alone")
 def test_an_added_document_is_a_variant_too(runner, database, lake):
     """With and without a default for the rows that exist."""
     database.execute(
@@ -264,6 +266,7 @@ def test_without_a_key_documents_stay_text(runner, database, lake):
     assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
+@pytest.mark.nightly("keys that end a table, each in whole runs")
 @pytest.mark.parametrize(
     "binary", [False, pytest.param(True, marks=pytest.mark.soak("the same values in binary"))]
 )
