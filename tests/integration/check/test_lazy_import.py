@@ -7,10 +7,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-IMPORT = """
-import sys
 import pytest
 
+IMPORT = """
+import sys
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 import_great_expectations(sys.argv[1:])
 unused = ("sqlalchemy", "psycopg2", "pyspark.ml", "scipy.stats._stats_py", "altair.vegalite")

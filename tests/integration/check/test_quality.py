@@ -342,7 +342,7 @@ def test_hostile_names(lake):
     assert all((lake.docs / unquote(unescape(link))).is_file() for link in links)
 
 
-@pytest.mark.nightly("old reports")
+@pytest.mark.nightly("reports of many days")
 def test_old_reports_are_pruned(lake):
     """Only the last runs' reports are kept, of each pipeline in the folder, and the index has no
     dead links.
