@@ -36,7 +36,7 @@ from waldelta.stages.repair.replay.interval import REPLAY
 if TYPE_CHECKING:
     import argparse
 
-    from waldelta.pipeline import RunResult
+    from waldelta.pipeline import Job, RunResult
     from waldelta.stages.setup.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A lost JVM is a named error. Py4J logs a stack trace for each call that finds the JVM
             # gone, some by the root logger.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
-            logging.getLogger().addFilter(_is_not_of_py4j)
+            logging.getLogger().addFilter(lambda record: "/py4j/" not in record.pathname)
         check_values(options)
         if (verb := _WITHOUT_FILE.get(options.verb)) is not None:
             verb(options, output)
@@ -123,7 +123,7 @@ def _end_with(err: WaldeltaError, options: argparse.Namespace, output: Output) -
     _log_last(err)
     output.fail(describe_error(err))
     output.close()
-    _write_failure(options, err)
+    _write_result(options, err)
 
 
 def _check_rich() -> None:
@@ -227,7 +227,7 @@ def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> N
         # The plan has just listed the problems.
         log.error("PreflightFailed: %s, listed above", counted(len(err.problems), "problem"))
         output.fail(describe_error(err))
-        _write_failure(options, err)
+        _write_result(options, err)
         raise SystemExit(1) from None
 
 
@@ -237,7 +237,7 @@ def _setup(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> N
         return
     plan = pipeline.setup(options.run_id)
     output.show(plan_document(pipeline.file, plan), plan_text(plan))
-    _write_simple(options, "setup", plan.describe())
+    _write_result(options, plan.describe())
 
 
 def _show_plan(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> SetupPlan:
@@ -250,7 +250,7 @@ def _show_plan(pipeline: Pipeline, options: argparse.Namespace, output: Output) 
             log.warning("%s", finding)
     text = plan.as_sql() if options.sql else plan.describe()
     output.show(plan_document(pipeline.file, plan), text if options.sql else plan_text(plan))
-    _write_simple(options, options.verb, text)
+    _write_result(options, text)
     return plan
 
 
@@ -261,7 +261,7 @@ def _status(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> 
     output.show(status, status_table(status))
     if (err := slot_error(status)) is not None:
         raise err
-    _write_simple(options, "status", json.dumps(status, indent=2))
+    _write_result(options, json.dumps(status, indent=2))
 
 
 def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
@@ -280,7 +280,7 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     # Scripts read what it prints into a pipe, which has been JSON since the first version.
     output.as_json = output.as_json or not sys.stdout.isatty()
     output.show(found, quarantine_table(found))
-    _write_simple(options, "quarantine", json.dumps(found, indent=2, ensure_ascii=False))
+    _write_result(options, json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
@@ -298,7 +298,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
         nothing = "nothing to drop: this pipeline made neither slot nor publications"
     text = "\n".join(lines) or nothing
     output.show({"pipeline": pipeline.file.pipeline, key: lines}, text)
-    _write_simple(options, "teardown", text)
+    _write_result(options, text)
 
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
@@ -322,7 +322,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     ) as runner:
         cause: BaseException | None = None
         try:
-            result = _run_of(options)(runner, job)
+            result = _run(runner, job, options)
         except RunFailed as failed:
             result, cause = failed.result, failed.__cause__
     output.show_run(result, stage=options.stage[0] if options.stage else None)
@@ -334,51 +334,51 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
         raise SystemExit(1)
 
 
-def _run_of(options: argparse.Namespace) -> Callable[..., RunResult]:
-    from waldelta.jobs.consume import consume
-    from waldelta.jobs.maintain import run_maintain
-    from waldelta.jobs.replay import replay
-    from waldelta.jobs.resync import run_resync
-    from waldelta.jobs.sync import run_sync
-    from waldelta.jobs.validate import run_validate
+def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
+    tables, stages = options.tables, options.stage
+    match options.verb:
+        case "sync":
+            from waldelta.jobs.sync import run_sync
 
-    if options.verb in ("sync", "resync"):
-        copy: Callable[..., RunResult]
-        if options.verb == "resync":
-            copy = partial(run_resync, accept_server=options.accept_server)
-        else:
-            copy = partial(run_sync, only_waiting=options.due)
-        return lambda runner, job: copy(runner, job, options.tables, options.reason, options.stage)
-    if options.verb == "consume":
-        return lambda runner, job: consume(runner, job, options.stage)
-    if options.verb == REPLAY:
-        return lambda runner, job: replay(runner, job, options.stage, options.tables)
-    if options.verb in ("quarantine", "reconcile"):
-        return _operator_job(options)
-    if options.verb == "maintain":
-        return run_maintain
-    return run_validate
+            result = run_sync(runner, job, tables, options.reason, stages, only_waiting=options.due)
+        case "resync":
+            from waldelta.jobs.resync import run_resync
 
+            server = options.accept_server
+            result = run_resync(runner, job, tables, options.reason, stages, accept_server=server)
+        case "consume":
+            from waldelta.jobs.consume import consume
 
-def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
-    """Returns the job of a verb for which the ledger records the operator."""
-    if options.verb == "quarantine":
-        from waldelta.jobs.retry_quarantined import run_accept, run_retry
+            result = consume(runner, job, stages)
+        case "quarantine":
+            from waldelta.jobs.retry_quarantined import run_accept, run_retry
 
-        if options.accept:
-            return lambda runner, job: run_accept(
-                runner, job, options.row or (), options.tables, options.by, options.reason
+            operator = tables, options.by, options.reason
+            if options.accept:
+                result = run_accept(runner, job, options.row or (), *operator)
+            else:
+                result = run_retry(runner, job, *operator)
+        case "reconcile":
+            from waldelta.jobs.reconcile import run_reconcile
+            from waldelta.stages.repair import ReconcileRequest
+
+            order = ReconcileRequest.of(
+                tables, repair=options.repair, by=options.by, reason=options.reason
             )
-        return lambda runner, job: run_retry(
-            runner, job, options.tables, options.by, options.reason
-        )
-    from waldelta.jobs.reconcile import run_reconcile
-    from waldelta.stages.repair import ReconcileRequest
+            result = run_reconcile(runner, job, order, stages)
+        case "maintain":
+            from waldelta.jobs.maintain import run_maintain
 
-    order = ReconcileRequest.of(
-        options.tables, repair=options.repair, by=options.by, reason=options.reason
-    )
-    return lambda runner, job: run_reconcile(runner, job, order, options.stage)
+            result = run_maintain(runner, job)
+        case "validate":
+            from waldelta.jobs.validate import run_validate
+
+            result = run_validate(runner, job)
+        case _:
+            from waldelta.jobs.replay import replay
+
+            result = replay(runner, job, stages, tables)
+    return result
 
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
@@ -394,23 +394,18 @@ def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
     return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{verb}:{stages}"
 
 
-def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
+def _write_result(options: argparse.Namespace, end: str | WaldeltaError) -> None:
+    """Write the result of a verb without stages: the text that it printed, or its error."""
     if options.result is None:
         return
     from waldelta.pipeline import RunResult, StageResult
 
-    stage = StageResult("succeeded", 0.0, text)
-    RunResult(verb, options.run_id or "", "succeeded", {verb: stage}).write(options.result)
-
-
-def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
-    if options.result is None:
-        return
-    from waldelta.pipeline import RunResult
-
-    RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(
-        options.result
-    )
+    run_id, verb = options.run_id or "", options.verb
+    if isinstance(end, str):
+        result = RunResult(verb, run_id, "succeeded", {verb: StageResult("succeeded", 0.0, end)})
+    else:
+        result = RunResult(verb, run_id, "failed", error=describe_error(end))
+    result.write(options.result)
 
 
 class _Formatter(logging.Formatter):
@@ -425,10 +420,6 @@ class _Formatter(logging.Formatter):
         if ei[1] is None or log.isEnabledFor(logging.DEBUG):
             return super().formatException(ei)
         return stack_without_values(ei[1])
-
-
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    return "/py4j/" not in record.pathname
 
 
 def _log_last(err: BaseException) -> None:

@@ -456,7 +456,7 @@ def _lake(pipeline: Pipeline) -> Iterator[CheckResult]:
     from waldelta.lake.storage import local_path, why_not_writable
     from waldelta.lake.write_errors import named_write_errors
     from waldelta.pipeline.job import lake_of
-    from waldelta.stages.setup.preflight.store_probe import probe_commits
+    from waldelta.stages.setup.preflight.lake import probe_commits
 
     target, root = pipeline.file.target, pipeline.file.target.root
     # Reads the lake without the source's connection.

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from waldelta.cli._options import split_names
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.errors import ConfigError
-from waldelta.postgres import Connection, TableId, connect
+from waldelta.postgres import TableId, connect
 from waldelta.postgres.connection import conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter, refused_filter
@@ -57,14 +57,18 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
         actual = read_publications(connection, names)
         if options.where is not None:
             (table,) = choose_named(inventory, options.tables)
-            _check_filter(connection, table, options.where)
+            # PostgreSQL rejects it here, before the owner runs the SQL.
+            if refused := refused_filter(connection, table.id, options.where):
+                raise ConfigError(f"{table.id}: {refused}: correct --where")
     if file is not None:
         _write_sql_again(options.sql, file, inventory, actual, output)
         return
     if not inventory.tables:
+        reasons = [f"{table.id}: {table.reason}" for table in inventory.excluded]
+        left_out = f"; left out: {first_of(reasons, between='; ')}" if reasons else ""
         raise ConfigError(
             f"database {inventory.database!r} has no table that can be replicated: name another"
-            f" database in connection {options.conn!r}{_why_none(inventory)}"
+            f" database in connection {options.conn!r}{left_out}"
         )
     draft = _proposed(options, inventory)
     if asks:
@@ -76,7 +80,14 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
     sql = draft.as_sql()
     _write(path, draft.as_yaml())
     _write(sql_path, sql)
-    output.show(_document(draft, path, sql_path), _summary(draft, path, sql_path, sql))
+    document = {
+        "file": str(path),
+        "sql": str(sql_path),
+        "pipeline": draft.pipeline,
+        "tables": [str(table.id) for table in draft.tables],
+        "left_out": {str(table.id): table.reason for table in inventory.excluded},
+    }
+    output.show(document, _summary(draft, path, sql_path, sql))
 
 
 def check_options(options: argparse.Namespace, *, asks: bool) -> None:
@@ -105,12 +116,6 @@ def check_options(options: argparse.Namespace, *, asks: bool) -> None:
         _check_new(options.output, options.output.with_suffix(".sql"))
 
 
-def _check_filter(connection: Connection, table: FoundTable, where: str) -> None:
-    """Raise ConfigError for a filter that PostgreSQL rejects, before the owner runs the SQL."""
-    if refused := refused_filter(connection, table.id, where):
-        raise ConfigError(f"{table.id}: {refused}: correct --where")
-
-
 def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
     tables: Sequence[FoundTable] = inventory.tables
     if options.tables or options.schema:
@@ -124,11 +129,10 @@ def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
         tuple(tables),
         options.conn,
         options.pipeline or pipeline_name(inventory.database),
-        options.root or f"file://{Path.cwd() / 'lake'}",
+        options.root or _default_root(),
         where=options.where,
     )
     # A name from the command line is the user's own; a default must not be refused.
-    draft = draft if options.root else replace(draft, root=_usable_root(draft.root))
     return draft if options.pipeline else draft.with_free_names()
 
 
@@ -161,8 +165,9 @@ def _write_sql_again(
     output.show(document, f"{sql_path}, for the owner or a superuser:\n\n{sql}")
 
 
-def _usable_root(root: str) -> str:
-    """Returns a default for the lake's root; the working directory's name may be unfit for one."""
+def _default_root() -> str:
+    """Returns a root for the lake; the working directory's name may be unfit for one."""
+    root = f"file://{Path.cwd() / 'lake'}"
     return root if re.fullmatch(r"file:///[\w./+@~,=-]+", root) else "file:///tmp/lake"
 
 
@@ -185,11 +190,6 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(
             f"{path} can't be written ({err.strerror}): name another file (--output)"
         ) from err
-
-
-def _why_none(inventory: Inventory) -> str:
-    named = [f"{table.id}: {table.reason}" for table in inventory.excluded]
-    return f"; left out: {first_of(named, between='; ')}" if named else ""
 
 
 def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
@@ -217,17 +217,6 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     width = max(len(f"waldelta {verb} {path}") for verb, _ in _COMMANDS)
     lines += [f"  {f'waldelta {verb} {path}':<{width}}  # {does}" for verb, does in _COMMANDS]
     return "\n".join(lines)
-
-
-def _document(draft: Draft, path: Path, sql_path: Path) -> dict[str, Any]:
-    """Returns what ``--json`` prints."""
-    return {
-        "file": str(path),
-        "sql": str(sql_path),
-        "pipeline": draft.pipeline,
-        "tables": [str(table.id) for table in draft.tables],
-        "left_out": {str(table.id): table.reason for table in draft.inventory.excluded},
-    }
 
 
 def choose_named(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]:

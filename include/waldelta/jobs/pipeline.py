@@ -56,8 +56,7 @@ class Pipeline:
         from waldelta.findings import lacking
         from waldelta.lake.storage import why_not_writable
         from waldelta.stages.check.judge_suites import judging
-        from waldelta.stages.setup.preflight.lake import judge_altered
-        from waldelta.stages.setup.preflight.store_probe import probe_store
+        from waldelta.stages.setup.preflight.lake import judge_altered, probe_store
         from waldelta.stages.setup.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
@@ -89,7 +88,7 @@ class Pipeline:
         judged as by check().
         """
         from waldelta.stages.check.judge_suites import judging
-        from waldelta.stages.setup.preflight.store_probe import probe_store
+        from waldelta.stages.setup.preflight.lake import probe_store
         from waldelta.stages.setup.setup import apply_setup
 
         job = self.job(run_id)

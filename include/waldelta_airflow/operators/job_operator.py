@@ -181,10 +181,11 @@ class WaldeltaJobOperator(BaseOperator):
         It does both by Spark.
         """
         from waldelta.config.expectation_files import has_suites
-        from waldelta.stages.setup.preflight.lake import is_in_store
+        from waldelta.lake.storage import local_path
 
         return self.verb in _PREFLIGHT and (
-            is_in_store(self.pipeline.target) or has_suites(self.pipeline.quality.suites)
+            local_path(self.pipeline.target.root) is None
+            or has_suites(self.pipeline.quality.suites)
         )
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:

@@ -125,9 +125,7 @@ def test_a_target_that_another_writer_compacts_is_compacted_again(
 def test_a_store_that_ignores_conditions_is_refused(pipeline, database, runner, monkeypatch):
     """It would let one of two writers overwrite the other's commit."""
     database.execute(DDL)
-    monkeypatch.setattr(
-        "waldelta.stages.setup.preflight.store_probe.replace_by_rows", lambda *_: None
-    )
+    monkeypatch.setattr("waldelta.stages.setup.preflight.lake.replace_by_rows", lambda *_: None)
     with pytest.raises(PreflightFailed, match="two writers make the same commit"):
         pipeline.setup(spark=runner.spark())
     assert nothing_was_made(database)

@@ -1,29 +1,51 @@
-"""Problems with tables in the lake: a store that loses commits, names that Delta can't distinguish,
-values that would be lost, targets that an external writer altered; part of preflight.
+"""Problems with the lake: a store that can't be written or loses commits, names that Delta can't
+distinguish, values that would be lost, targets that an external writer altered; part of preflight.
+
+A store is probed before anything is made: whether delta-rs and Spark can write and read it, and
+whether it lets two writers make the same commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import NeedsSync, PreflightFailed, SlotMissing, StateError, TargetAltered
+from waldelta.errors import (
+    NeedsSync,
+    PreflightFailed,
+    SlotMissing,
+    StateError,
+    TargetAltered,
+    raised_as,
+    without_values,
+)
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake import Lake, TableError
+from waldelta.lake import DeltaTarget, Lake, TableError, Tag
+from waldelta.lake.data_file import replace_by_rows
+from waldelta.lake.delta_target import Overtaken
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED
-from waldelta.lake.storage import local_path
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import local_path, remove_folder
+from waldelta.lake.write_errors import named_write_errors
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_definition import check_columns
 from waldelta.postgres import CatalogRelation, TableColumn
+from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
 from waldelta.stages.setup.facts.source_facts import Facts
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import column_types
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # For these schemes, Spark's default log store checks whether a commit exists and then writes it,
 # overwriting one written in between.
@@ -33,6 +55,8 @@ _OVERWRITTEN = frozenset({"s3", "s3a"})
 _DELTAS_STORES = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
 # Targets that are opened at once; in an object store, opening one waits for requests.
 _AT_ONCE = 8
+_ROW = pa.table({"writer": ["waldelta"]})
+_SPARK = "Spark can't write the lake that delta-rs writes"
 _DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 
 
@@ -68,11 +92,6 @@ def _alteration(job: Job, state: TableState) -> TargetAltered | None:
     except (StateError, NeedsSync, TableError):
         return None
     return None
-
-
-def is_in_store(target: Target) -> bool:
-    """Return whether the lake is in an object store, which setup and ``check`` probe by Spark."""
-    return local_path(target.root) is None
 
 
 def _is_on_s3(target: Target) -> bool:
@@ -145,3 +164,69 @@ def _published(
     if table.columns is not None:
         return [column for column in relation.columns if column.name in table.columns]
     return [column for column in relation.columns if state.sends(column)]
+
+
+def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
+    """Commit to a Delta table of the probe's own, by delta-rs and by Spark; it is removed again.
+
+    Without ``spark``, a session as jobs have is opened. Nothing is done for a lake on a disk.
+    Raises TargetNotWritable when delta-rs can't write and read there, and PreflightFailed when
+    Spark can't, or when a commit could overwrite another writer's. A killed probe leaves a staged
+    folder, which maintenance removes.
+    """
+    if local_path(target.root) is not None:
+        return
+    with probe_commits(target, lake) as probe, borrowed_session(spark) as session:
+        scheme = urlsplit(target.root).scheme
+        check_log_store(target, read_log_store(session, scheme), lake)
+        _probe_spark(session, probe)
+
+
+@contextmanager
+def probe_commits(target: Target, lake: Lake) -> Iterator[DeltaTarget]:
+    """Commit to a Delta table of the probe's own by delta-rs alone; the block's end removes it.
+
+    Raises TargetNotWritable, and PreflightFailed as probe_store() does.
+    """
+    probe = DeltaTarget(lake, staging_folder(lake, "probe", 0, 0, ""))
+    try:
+        with named_write_errors(lake.root):
+            is_exclusive = _is_exclusive(probe)
+        if not (is_exclusive or target.accept_unsafe_store):
+            text = (
+                f"{lake.root}: the store let two writers make the same commit, so that one of them"
+                " would be lost: it ignores If-None-Match (conditional writes); use another store,"
+                " or a release of it that respects them, or accept the loss"
+                " (target.accept_unsafe_store: true)"
+            )
+            raise PreflightFailed([text])
+        yield probe
+    finally:
+        remove_folder(probe.uri)
+
+
+def _is_exclusive(probe: DeltaTarget) -> bool:
+    """Return whether only the first of two writers who have read the same version commits."""
+    probe.create(_ROW.schema)
+    first, second = probe.open(), probe.open()
+    replace_by_rows(first, [], _ROW, Tag("probe", 0, "first"))
+    try:
+        replace_by_rows(second, [], _ROW, Tag("probe", 1, "second"))
+    except Overtaken:
+        return True
+    return False
+
+
+def _probe_spark(spark: SparkSession, probe: DeltaTarget) -> None:
+    """Let Spark append to the table, and delta-rs read what it wrote."""
+    root = probe.lake.root
+    with raised_as(lambda err: PreflightFailed([f"{root}: {_SPARK}: {without_values(err)}"])):
+        probe.write(spark.createDataFrame([("Spark",)], "writer string"), "append")
+    with named_write_errors(root):
+        written = probe.open().dataset().to_table()["writer"].to_pylist()
+    if sorted(written) != ["Spark", "waldelta"]:
+        text = (
+            f"{root}: {_SPARK}: it wrote to another store; give both the same endpoint"
+            " (AWS_ENDPOINT_URL and spark.hadoop.fs.s3a.endpoint)"
+        )
+        raise PreflightFailed([text])
