@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from waldelta.config import DagKind, PipelineFile
-from waldelta.monitoring import Glance
 from waldelta.monitoring.attention import Attention
+from waldelta.monitoring.overview import Glance
 from waldelta.quantities import duration
 
 # DAGs other than the CDC DAG that run by a schedule.
@@ -34,11 +34,9 @@ class DagsOfPipeline:
 
 
 def of_dags(
-    pipeline: PipelineFile, glance: Glance, dags: DagsOfPipeline | None, at: datetime
+    pipeline: PipelineFile, glance: Glance, dags: DagsOfPipeline, at: datetime
 ) -> Iterator[Attention]:
     """Yields attention for a DAG that doesn't run, or fails before it writes to the ledger."""
-    if dags is None:
-        return
     if dags.is_paused and glance.is_set_up:
         yield Attention(
             "failed", "paused", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"

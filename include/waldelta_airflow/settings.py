@@ -80,8 +80,3 @@ def land_timeout(longest_call_s: float) -> timedelta:
 def package_folder() -> Path:
     """Returns the folder of the package waldelta, whose code jobs run."""
     return Path(waldelta.__file__).parent
-
-
-def application() -> Path:
-    """Returns the application that spark-submit runs; its first argument is the verb."""
-    return package_folder() / "cli" / "submitted" / "waldelta_job.py"

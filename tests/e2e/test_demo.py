@@ -20,7 +20,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.stack import have_parsed
 from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import Ledger
-from waldelta.monitoring import read_glance
+from waldelta.monitoring.overview import read_glance
 
 pytestmark = pytest.mark.e2e
 

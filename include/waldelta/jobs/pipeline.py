@@ -209,7 +209,7 @@ class Pipeline:
 
     def status(self) -> dict[str, Any]:
         """Returns slot, lag, targets and last run, without Spark."""
-        from waldelta.monitoring import read_status
+        from waldelta.monitoring.status import read_status
 
         return read_status(self.job())
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import Any
 
 from waldelta.config import PipelineFile, Source
@@ -49,7 +50,6 @@ from waldelta.monitoring.table_list import (
     read_changed,
     read_copied_rows,
     read_tables,
-    total,
 )
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
 from waldelta.postgres.unpublished_tables import listed
@@ -169,7 +169,7 @@ def read_glance(
         runs=tuple(run for run in runs if run.at >= since),
         latest=landing[0] if landing else None,
         lag=tuple(point for point in lag_points(runs) if point.at >= since),
-        operations=total(recent.values()),
+        operations=reduce(RowCounts.plus, (of.operations for of in recent.values()), RowCounts()),
         copied=read_copied_rows(ledger, since),
         changed_tables=len(recent),
         tables=tuple(tables if pipeline.quality.enabled else map(_without_old_check, tables)),

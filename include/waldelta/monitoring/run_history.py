@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RunLine:
+class RunLine(Run):
     """What the ledger has of a run in one line; ``at`` is its latest event.
 
     ``seconds`` is the sum of its stages' durations. ``as_of``: the run landed everything that the
@@ -47,21 +47,6 @@ class RunLine:
     which targets have everything that landed, which a run that failed before didn't.
     """
 
-    run_id: str
-    verb: str
-    status: str
-    run_type: str
-    at: datetime
-    as_of: datetime | None
-    start_lsn: int | None
-    end_lsn: int | None
-    changes: int
-    seconds: float
-    lag_before_bytes: int | None
-    lag_bytes: int | None
-    retained_bytes: int | None
-    wal_status: str | None
-    applied: bool
     came_to_apply: bool = True
 
     @property
@@ -131,10 +116,9 @@ def _line(row: dict[str, Any]) -> RunLine:
     # time.
     if row["as_of"] is None and row["verb"] in LANDING and row["end_lsn"] is not None:
         row["as_of"] = began
-    came_to_apply = applied is not None or row["status"] == "succeeded"
-    if applied is None:
-        applied = row["status"] == "succeeded"
-    return RunLine(applied=bool(applied), came_to_apply=came_to_apply, **row)
+    is_over = row["status"] == "succeeded"
+    is_applied = is_over if applied is None else applied
+    return RunLine(applied=is_applied, came_to_apply=applied is not None or is_over, **row)
 
 
 Results = Callable[[RunLine], dict[str, Any]]

@@ -36,25 +36,18 @@ _MOST_MESSAGES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A row that fails: its key (empty where unknown) and the values that the expectation reads."""
-
-    key: Mapping[str, Any]
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Unmet:
     """An expectation that stops a table; ``finding`` is the result, without values.
 
-    ``examples`` are some of the rows, with values.
+    ``examples`` are some of the rows: each has its ``key``, empty where unknown, and the ``values``
+    that the expectation reads.
     """
 
     meaning: str
     since: datetime
     finding: str
     may_pass: bool
-    examples: tuple[Example, ...] = ()
+    examples: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class Stopped:
                 "reason": f"{one.meaning}: {one.finding}",
                 "since": one.since.isoformat(),
                 "waiting": self.waiting,
-                "examples": [{"key": e.key, "values": e.values} for e in one.examples],
+                "examples": list(one.examples),
             }
             for one in self.unmet
         ]
@@ -215,13 +208,8 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
         first["at"],
         told,
         meaning.startswith(STOP),
-        tuple(map(_example, last["examples"] or ())),
+        tuple(map(json.loads, last["examples"] or ())),
     )
-
-
-def _example(text: str) -> Example:
-    found = json.loads(text)
-    return Example(found.get("key") or {}, found["values"])
 
 
 def _count(log: ChangeLog, batches: BatchNumbers, state: TableState) -> int:

@@ -298,11 +298,6 @@ def _not_applied(ledger: Ledger, run: RunLine) -> list[str]:
     return [str(name) for name in (result or {}).get("not_applied") or ()]
 
 
-def total(changed: Iterable[WindowChanges]) -> RowCounts:
-    """Returns the operations on all tables together."""
-    return reduce(RowCounts.plus, (of.operations for of in changed), RowCounts())
-
-
 @dataclass(frozen=True, slots=True)
 class TargetContent:
     """``limits`` are all reasons known to the ledger why a target's rows or columns aren't those of

@@ -24,13 +24,14 @@ from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder
 from waldelta.errors import WaldeltaError, stack_without_values
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.monitoring import Glance, read_glance
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
 from waldelta.monitoring.overview import (
     OVERVIEW_AT_ONCE,
     OVERVIEW_HOURS,
     OVERVIEW_REACH,
     AirflowRuns,
+    Glance,
+    read_glance,
 )
 from waldelta.monitoring.slot_status import of_live_slot
 from waldelta.pipeline import Job, SourceConnections
@@ -106,10 +107,11 @@ def _evaluate(
     if runs is not None and runs.dags.is_paused and lives and lives[-1].event == "dropped":
         return Evaluation(name, (), frozenset(KINDS))
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
-    found = [*of_dags(pipeline, glance, runs.dags if runs is not None else None, at)]
+    unknown, found = _OF_DAGS, list[Attention]()
     if runs is not None:
+        unknown = frozenset()
+        found += of_dags(pipeline, glance, runs.dags, at)
         found += _of_failed_runs(name, glance, runs, since)
-    unknown = frozenset() if runs is not None else _OF_DAGS
     if any(item.kind == "source" for item in slot):
         unknown |= {"slot"}
     # The server's answer about the slot replaces that of the latest run.

@@ -122,8 +122,10 @@ def _facts(pipeline: PipelineFile, path: str) -> Iterator[str]:
     yield f"| Spark | connection `{pipeline.spark_conn_id}` |"
     yield f"| pool | `{pipeline.pool}` (one slot; without the pool, tasks wait forever) |"
     for publication in pipeline.source.publications:
-        published = _cell("<br>".join(_published(publication)))
-        yield f"| publication `{publication.name}` | {published} |"
+        # Names may have any characters.
+        published = visible(" ".join("<br>".join(_published(publication)).split()))
+        escaped = published.replace("|", "\\|")
+        yield f"| publication `{publication.name}` | {escaped} |"
 
 
 def _published(publication: Publication) -> Iterator[str]:
@@ -136,8 +138,3 @@ def _published(publication: Publication) -> Iterator[str]:
         columns = f" ({', '.join(table.columns)})" if table.columns else ""
         without = f" without `{'`, `'.join(table.exclude)}`" if table.exclude else ""
         yield f"`{table.name}`{without}{columns}{where}"
-
-
-def _cell(text: str) -> str:
-    """Return a text for a cell of a table: names may have any characters."""
-    return visible(" ".join(text.split())).replace("|", "\\|")

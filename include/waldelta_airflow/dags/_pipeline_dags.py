@@ -116,8 +116,7 @@ class _Job:
     @property
     def on_timeout(self) -> list[NotifyTimeout] | None:
         """Returns the callbacks for a run that ends by dagrun_timeout."""
-        found = [NotifyTimeout(one) for one in self.callbacks if one.is_for("TimedOut")]
-        return found or None
+        return [NotifyTimeout(one) for one in self.callbacks if one.is_for("TimedOut")] or None
 
     def dag(self, kind: DagKind, schedule: str | None, **kwargs: Any) -> DAG:
         pipeline = self.pipeline
@@ -169,11 +168,15 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     Raises ConfigError for its notifiers.
     """
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
+    due = {"due": "{{ params.due }}"}
+    # Outside of the slot's pool, because changes must land while tables are compared. The slot's
+    # lock excludes other runs while the slot is recreated.
+    accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
     return [
         _in_bounded_time(_setup(job)),
-        _initial_sync(job),
+        _copies(job, "initial_sync", "sync", {"due": _REQUIRED_ONLY}, due),
         _in_bounded_time(_cdc(job)),
-        _resync(job),
+        _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server),
         _reconcile(job),
         _quarantine(job),
         _maintenance(job),
@@ -210,19 +213,6 @@ def _setup(job: _Job) -> DAG:
     return dag
 
 
-def _initial_sync(job: _Job) -> DAG:
-    return _copies(
-        job, "initial_sync", "sync", {"due": _REQUIRED_ONLY}, {"due": "{{ params.due }}"}
-    )
-
-
-def _resync(job: _Job) -> DAG:
-    # Outside of the slot's pool, because changes must land while tables are compared. The slot's
-    # lock excludes other runs while the slot is recreated.
-    accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
-    return _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server)
-
-
 def _quarantine(job: _Job) -> DAG:
     params = {"action": _ACTION, "tables": _QUARANTINED, "rows": _ROWS, "reason": _WHY}
     options = {action: f"{{{{ params.action == '{action}' }}}}" for action in DECISIONS}
@@ -251,16 +241,14 @@ def _copies(
     job: _Job,
     kind: DagKind,
     verb: str,
-    params: dict[str, Param] | None = None,
-    options: dict[str, str] | None = None,
+    params: dict[str, Param],
+    options: dict[str, str],
 ) -> DAG:
     """Returns a DAG whose first stage, named like its verb, copies tables.
 
     ``params`` are further params, and ``options`` are made of them.
     """
-    with job.dag(
-        kind, None, params={"tables": _TABLES, "reason": _REASON, **(params or {})}
-    ) as dag:
+    with job.dag(kind, None, params={"tables": _TABLES, "reason": _REASON, **params}) as dag:
         copy = job.task(
             verb,
             verb,
@@ -269,7 +257,7 @@ def _copies(
             options={
                 "tables": "{{ (params.tables or []) | join(',') }}",
                 "reason": "{{ params.reason or '' }}",
-                **(options or {}),
+                **options,
             },
             execution_timeout=settings.SYNC_TIMEOUT,
         )

@@ -64,15 +64,11 @@ def create_dags() -> dict[str, DAG]:
             refused = RefusedFile(path, err if isinstance(err, ConfigError) else ConfigError(why))
             dags[refused.dag_id] = refused
     if alert_connections():
-        alerts = _alerts_dag()
+        try:
+            check_alerts_version()
+            alerts = build_alerts_dag()
+        except ConfigError as err:
+            # Where Airflow is too old for it, the others work.
+            alerts = RefusedFile(Path(ALERTS_VARIABLE), err)
         dags[alerts.dag_id] = alerts
     return dags
-
-
-def _alerts_dag() -> DAG:
-    """Returns the DAG of alerts; where Airflow is too old for it, the others work."""
-    try:
-        check_alerts_version()
-    except ConfigError as err:
-        return RefusedFile(Path(ALERTS_VARIABLE), err)
-    return build_alerts_dag()

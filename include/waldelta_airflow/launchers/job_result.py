@@ -97,17 +97,13 @@ class JobResult:
 
     def failure(self, stage: str | None = None) -> TaskFailed | TaskFailedForGood | None:
         """Returns the failure of the job, or of this stage; None when it didn't fail."""
-        if self._status(stage) in _DONE:
+        outcome = self._stages.get(stage or "", self.document)
+        if outcome.get("status") in _DONE:
             return None
         error = self._stages.get(stage or "", {}).get("error") or self.document.get("error") or {}
         kinds = [error["class"], *error.get("causes", ())] if error else []
         kind = TaskFailed if error.get("retryable") else TaskFailedForGood
         return kind(self._failure_text(stage, error), kinds, error.get("message"))
-
-    def _status(self, stage: str | None) -> str:
-        if stage is None or not self.knows(stage):
-            return str(self.document.get("status"))
-        return str(self._stages[stage].get("status"))
 
     @property
     def _stages(self) -> dict[str, Any]:
@@ -122,24 +118,17 @@ class JobResult:
                 else f"{what} failed without naming an error"
             )
         ]
-        if not self._is_of_report(error):  # The report is about other tables.
+        # The stages that write the run's report; after another's failure it is about other tables.
+        writers = (self._stages.get(name, {}) for name in _WRITING_REPORTS)
+        if not any(error == stage["error"] for stage in writers if stage.get("error")):
             return lines[0]
-        lines += [
-            f"  failed: {name}" for name in self._failed_expectations() if name not in lines[0]
-        ]
+        failed = self.document.get("failed_expectations") or []
+        names = [item if isinstance(item, str) else json.dumps(item) for item in failed]
+        lines += [f"  failed: {name}" for name in names if name not in lines[0]]
         report = self.document.get("report")
         if report and "\nreport: " not in lines[0]:
             lines.append(f"report: {report}")
         return "\n".join(lines)
-
-    def _is_of_report(self, error: dict[str, Any]) -> bool:
-        """Returns whether the failure is of the stage that wrote the run's report."""
-        writers = (self._stages.get(name, {}) for name in _WRITING_REPORTS)
-        return any(error == stage["error"] for stage in writers if stage.get("error"))
-
-    def _failed_expectations(self) -> list[str]:
-        failed = self.document.get("failed_expectations") or []
-        return [item if isinstance(item, str) else json.dumps(item) for item in failed]
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from waldelta_airflow.reporting.assets import (
 )
 from waldelta_airflow.reporting.metrics import differing_rows, emit, gauges_of, metrics_of
 from waldelta_airflow.reporting.notify import LAND, notify_critical
-from waldelta_airflow.settings import FORK_SERVER_VARIABLE, LOCK_WAIT, application
+from waldelta_airflow.settings import FORK_SERVER_VARIABLE, LOCK_WAIT, package_folder
 
 if TYPE_CHECKING:
     from waldelta.pipeline import Job
@@ -226,7 +226,8 @@ class WaldeltaJobOperator(BaseOperator):
             self._running = job = spark_submit(
                 spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
-            code = job.run(application(), environment)
+            application = package_folder() / "cli" / "submitted" / "waldelta_job.py"
+            code = job.run(application, environment)
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)

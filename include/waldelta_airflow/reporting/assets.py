@@ -48,7 +48,7 @@ def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         table: (
             {
                 **{name: int(counts.get(name) or 0) for name in _COUNTS},
-                "truncated": _truncated(counts),
+                "truncated": bool(counts.get("truncated")),
             }
             | {key: counts[key] for key in ("rows", "version") if counts.get(key) is not None}
             | bounds
@@ -75,13 +75,5 @@ def _fine(result: Mapping[str, Any], table: str) -> bool:
 
 def _changed(counts: Mapping[str, Any]) -> bool:
     # A copy may have no rows, but the target exists from now on.
-    copied = counts.get("rows") is not None
-    return (
-        copied
-        or _truncated(counts)
-        or any(counts.get(name) for name in ("inserted", "updated", "deleted"))
-    )
-
-
-def _truncated(counts: Mapping[str, Any]) -> bool:
-    return bool(counts.get("truncated"))
+    is_copied = counts.get("rows") is not None
+    return is_copied or any(counts.get(n) for n in ("inserted", "updated", "deleted", "truncated"))

@@ -130,33 +130,28 @@ def notify_critical(pipeline: PipelineFile, texts: Sequence[str], context: Conte
     Errors of notifiers don't stop the task, because landing is what helps the slot.
     """
     kind = SlotCritical.__name__
-    concerned = [
-        told
-        for entry in pipeline.notify
-        if (told := NotifyOn(pipeline.pipeline, entry)).is_for(kind)
-    ]
+    callbacks = [NotifyOn(pipeline.pipeline, entry) for entry in pipeline.notify]
+    concerned = [callback for callback in callbacks if callback.is_for(kind)]
     if not texts or not concerned or _notified_lately(context):
         return
     failure = _described(pipeline.pipeline, kind, "\n".join(texts))
-    for entry in concerned:
-        with _going_on(f"notifier {entry.entry.notifier}"):
-            entry.notify(context, failure)
+    for callback in concerned:
+        with _going_on(f"notifier {callback.entry.notifier}"):
+            callback.notify(context, failure)
     with _going_on("XCom"):
         context["ti"].xcom_push(_NOTIFIED_AT, datetime.now(UTC).isoformat())
 
 
 def _notified_lately(context: Context) -> bool:
     with _going_on("XCom"):
-        for task_id in (IDLE_CHECK, LAND):
-            told = context["ti"].xcom_pull(
+        earliest = datetime.now(UTC) - settings.NOTIFY_CRITICAL_AGAIN
+        times = (
+            context["ti"].xcom_pull(
                 task_ids=task_id, key=_NOTIFIED_AT, map_indexes=-1, include_prior_dates=True
             )
-            if (
-                told
-                and datetime.now(UTC) - datetime.fromisoformat(told)
-                < settings.NOTIFY_CRITICAL_AGAIN
-            ):
-                return True
+            for task_id in (IDLE_CHECK, LAND)
+        )
+        return any(at and datetime.fromisoformat(at) > earliest for at in times)
     return False
 
 

@@ -33,7 +33,7 @@ from waldelta_airflow.views._render import (
     INDEX_HEADERS,
     REPORT_HEADERS,
     STYLE_HEADERS,
-    SecurityHeaders,
+    add_headers,
     render,
     url,
 )
@@ -133,7 +133,7 @@ def create_app() -> FastAPI:
         default_response_class=HTMLResponse,
         dependencies=[Depends(requires_authenticated())],
     )
-    app.add_middleware(SecurityHeaders)
+    app.middleware("http")(add_headers)
     for kind in (HTTPException, 404, 405):  # Addresses without a route raise another class.
         app.add_exception_handler(kind, _failed)
     app.add_exception_handler(RequestValidationError, _not_understood)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -19,7 +19,6 @@ from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
-from waldelta.monitoring import Glance, read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.attention import (
     IN_DOUBT,
     Attention,
@@ -34,10 +33,13 @@ from waldelta.monitoring.overview import (
     OVERVIEW_REACH,
     REACH,
     AirflowRuns,
+    Glance,
+    read_glance,
 )
-from waldelta.monitoring.run_details import read_work
-from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points
+from waldelta.monitoring.run_details import read_run, read_work
+from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.slot_status import LastSlot, last_slot
+from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta.stages.check.reports import CheckedRun
 from waldelta.stages.check.reports.page import run_table
@@ -82,7 +84,7 @@ class Card:
 
     name: str
     glance: Glance | None = None
-    schedule: Schedule | None = None
+    schedule: Schedule = field(default_factory=Schedule)
     attention: tuple[Attention, ...] = ()
     problem: str | None = None
     spark: Markup | None = None
@@ -116,27 +118,24 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
     It shows runs of only the DAGs that the reader may read.
     """
     at = now()
-    schedules = {
-        name: replace(found, dags=reader.shown(found.dags))
-        for name, found in read_schedules(
-            [found for found in pipelines.values() if isinstance(found, PipelineFile)]
-        ).items()
-    }
+    schedules = read_schedules([one for one in pipelines.values() if isinstance(one, PipelineFile)])
+
+    def card(name: str) -> Card:
+        schedule = schedules.get(name, Schedule())
+        shown = replace(schedule, dags=reader.shown(schedule.dags))
+        return _card(name, pipelines[name], shown, at)
+
     with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
-        asked = [
-            pool.submit(_card, name, found, schedules.get(name), at)
-            for name, found in pipelines.items()
-        ]
-    cards = [card.result() for card in asked]
+        cards = list(pool.map(card, pipelines))
     order = {"failed": 0, "warning": 1, "unknown": 2, "ok": 3}
     cards.sort(key=lambda card: (order[card.state], card.name))
-    is_under_way = any(card.schedule.under_way for card in cards if card.schedule is not None)
+    is_under_way = any(card.schedule.under_way for card in cards)
     return render(
         "overview.html", base, at, is_under_way=is_under_way, here="overview", cards=cards
     )
 
 
-def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at: datetime) -> Card:
+def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule, at: datetime) -> Card:
     if isinstance(pipeline, str):
         return Card(name, problem=pipeline)
     airflow = _airflow_runs(pipeline, schedule)
@@ -153,11 +152,8 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         # An error of one lake must not hide the others.
         if not isinstance(err, READ_ERRORS):
             log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
-        return Card(
-            name,
-            problem=f"its lake can't be read from here: {reason(err, pipeline)}",
-            schedule=schedule,
-        )
+        problem = f"its lake can't be read from here: {reason(err, pipeline)}"
+        return Card(name, problem=problem, schedule=schedule)
     values = [point.seconds for point in glance.lag]
     if glance.upto is not None:
         values.append((at - glance.upto).total_seconds())
@@ -170,39 +166,24 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         _attention(pipeline, glance, schedule, at),
         spark=spark,
         worst=worst,
-        slot=_last_slot(glance, schedule, at, airflow),
+        slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
     )
 
 
-def _airflow_runs(pipeline: PipelineFile, schedule: Schedule | None) -> AirflowRuns:
+def _airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
     """Returns what only Airflow knows of the runs.
 
     A standby's idle check doesn't count, because it may have lagged behind.
     """
-    if schedule is None:
-        return AirflowRuns()
     counts = pipeline.source.read_from is None
     return AirflowRuns(schedule.idle_checked_at if counts else None, schedule.active)
 
 
-def _last_slot(
-    glance: Glance, schedule: Schedule | None, at: datetime, airflow: AirflowRuns
-) -> LastSlot:
-    failed = schedule.failed if schedule is not None else None
-    return last_slot(glance, at, airflow.idle_checked_at, failed)
-
-
 def _attention(
-    pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
+    pipeline: PipelineFile, glance: Glance, schedule: Schedule, at: datetime
 ) -> tuple[Attention, ...]:
-    lacks = () if schedule is None else schedule.lacks
-    return worst_first(
-        (
-            *lacks,
-            *of_dags(pipeline, glance, schedule, at),
-            *glance.attention,
-        )
-    )
+    of_airflow = of_dags(pipeline, glance, schedule, at)
+    return worst_first((*schedule.lacks, *of_airflow, *glance.attention))
 
 
 def pipeline_page(request: PipelineRequest, hours: int) -> str:
@@ -211,19 +192,19 @@ def pipeline_page(request: PipelineRequest, hours: int) -> str:
     """
     at, pipeline = now(), request.pipeline
     hours = hours if hours in HOURS else HOURS[0]
-    schedule = read_schedules([pipeline]).get(pipeline.pipeline)
+    schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
     airflow = _airflow_runs(pipeline, schedule)
     glance = read_glance(pipeline, request.ledger, at, hours, airflow)
     link = partial(_link_to_run, request)
     return request.render(
         "pipeline.html",
         at,
-        is_under_way=schedule is not None and bool(schedule.under_way),
-        dags=request.reader.lines(schedule.dags) if schedule is not None else [],
+        is_under_way=bool(schedule.under_way),
+        dags=request.reader.lines(schedule.dags),
         here="pipeline",
         pipeline=pipeline,
         glance=glance,
-        slot=_last_slot(glance, schedule, at, airflow),
+        slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
         schedule=schedule,
         attention=_attention(pipeline, glance, schedule, at),
         plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
@@ -239,7 +220,8 @@ def _link_to_run(request: PipelineRequest, point: LagPoint) -> str:
 def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline)
+    schedules = read_schedules([pipeline], finds_lacks=False)
+    schedule = schedules.get(pipeline.pipeline, Schedule())
     runs = read_runs(ledger, at - HISTORY_SHOWN)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
@@ -253,8 +235,8 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
         plot=lag_plot(lag_points(runs), _SECONDS, partial(_link_to_run, request)),
-        active=schedule.active if schedule is not None else frozenset(),
-        is_under_way=schedule is not None and bool(schedule.under_way),
+        active=schedule.active,
+        is_under_way=bool(schedule.under_way),
     )
 
 
@@ -307,9 +289,9 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     """
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     states = ledger.table_rows(table)
-    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline)
-    hours = REACH // timedelta(hours=1)
-    glance = read_glance(pipeline, ledger, at, hours, _airflow_runs(pipeline, schedule))
+    schedules = read_schedules([pipeline], finds_lacks=False)
+    airflow = _airflow_runs(pipeline, schedules.get(pipeline.pipeline, Schedule()))
+    glance = read_glance(pipeline, ledger, at, REACH // timedelta(hours=1), airflow)
     text = request.render(
         "table.html",
         at,
@@ -339,9 +321,7 @@ def reports_page(
         listed = [run for run in listed if run.verdict == "failed"]
     turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
     shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
-    table = run_table(
-        shown, lambda entry: url(base, "docs", entry.pipeline) + "/" + _quoted(entry.page)
-    )
+    table = run_table(shown, lambda run: url(base, "docs", run.pipeline, *run.page.split("/")))
     return render(
         "reports.html",
         base,
@@ -372,10 +352,6 @@ def stranger_page(base: str, dag_id: str) -> str:
     Airflow shows the tab on every DAG.
     """
     return render("unknown_dag.html", base, dag_id=dag_id)
-
-
-def _quoted(path: str) -> str:
-    return url("", *path.split("/"))[1:]
 
 
 @dataclass(frozen=True, slots=True)

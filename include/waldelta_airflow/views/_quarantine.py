@@ -99,8 +99,7 @@ def _open_keys(ledger: Ledger) -> pa.Table:
 
     Folders of this server are left out of the reasons, because an address contains them too.
     """
-    quarantine = Quarantine(ledger.lake)
-    keys = quarantine.scan_open(target_generations(ledger), ("reason",))
+    keys = Quarantine(ledger.lake).scan_open(target_generations(ledger), ("reason",))
     reason = pc.fill_null(keys["reason"], "")
     for folder in server_folders():
         reason = pc.replace_substring(reason, folder, "")

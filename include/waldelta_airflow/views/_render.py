@@ -7,8 +7,10 @@ from functools import cache, partial
 from typing import Any
 from urllib.parse import quote
 
+from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.middleware.base import RequestResponseEndpoint
 
 from waldelta.control_characters import visible
 from waldelta.lake.ledger.records import now
@@ -48,31 +50,12 @@ STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Option
 _REFRESH_S = 10
 
 
-class SecurityHeaders:
-    """ASGI middleware that adds HEADERS to every response, also to those that FastAPI makes.
-
-    A header that a page sets itself stays.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Respond to a request."""
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message.get("headers", ())}
-                lacking = (
-                    (name.lower().encode(), value.encode()) for name, value in HEADERS.items()
-                )
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    *(pair for pair in lacking if pair[0] not in present),
-                ]
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
+async def add_headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Respond with HEADERS, also where FastAPI makes the response; a page's own headers stay."""
+    response = await call_next(request)
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
 
 
 def url(base: str, *parts: str, **query: str | int) -> str:
@@ -108,16 +91,12 @@ def render(
             url=partial(url, base),
             airflow=partial(airflow_url, base),
             now=moment,
-            ago=partial(_ago, moment),
+            ago=partial(ago, now=moment),
             marks=MARKS,
             refresh_s=_REFRESH_S if is_under_way else None,
             **values,
         )
     )
-
-
-def _ago(moment: datetime, at: datetime | None) -> str:
-    return ago(at, moment)
 
 
 class Exact(str):

@@ -29,7 +29,7 @@ from waldelta.lake.ledger.check_records import (
 from waldelta.lake.ledger.quarantine import COMPLETED, QUARANTINED, RESOLVED, SentMessage
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.monitoring import read_status
+from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets import RequiredAction

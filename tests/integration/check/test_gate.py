@@ -24,8 +24,8 @@ from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
-from waldelta.monitoring import read_glance
 from waldelta.monitoring.check_results import read_latest_checks
+from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_decided
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed
@@ -537,7 +537,7 @@ def test_any_expectation_can_stop(gated, database):
         assert item.partition(",")[0].removeprefix("{type: ") in told, name
         assert made.rows() == [], name
         (stopped,) = made.stopped()
-        found = [(dict(e.key), dict(e.values)) for one in stopped.unmet for e in one.examples]
+        found = [(e["key"], e["values"]) for one in stopped.unmet for e in one.examples]
         assert found == EXAMPLES.get(name, []), name
 
 

@@ -15,7 +15,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
-from waldelta.monitoring import read_glance
+from waldelta.monitoring.overview import read_glance
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position

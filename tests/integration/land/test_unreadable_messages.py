@@ -10,7 +10,7 @@ from tests.support.servers.tampering import send_right, send_wrong, tamper_with
 from waldelta.errors import ConfigError, DecodeError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
-from waldelta.monitoring import read_status
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, skip_messages

@@ -17,7 +17,7 @@ from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
-from waldelta.monitoring import read_status
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position
 

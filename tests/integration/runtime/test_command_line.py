@@ -26,7 +26,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
 from waldelta.lake.ledger.records import now
-from waldelta.monitoring import read_status
+from waldelta.monitoring.status import read_status
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.targets.unreadable_messages import notices, record_unreadable, skip_messages

@@ -20,7 +20,8 @@ from waldelta.jobs.resync import run_resync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lsn import Lsn
-from waldelta.monitoring import read_glance, read_status
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.server_errors.sqlstate import ServerError

@@ -19,7 +19,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.monitoring import read_status
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_position

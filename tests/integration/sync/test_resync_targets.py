@@ -19,7 +19,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import RowCounts, now
-from waldelta.monitoring import read_status
+from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed

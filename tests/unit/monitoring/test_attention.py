@@ -21,9 +21,8 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
-from waldelta.monitoring import read_glance
 from waldelta.monitoring.attention import concerning
-from waldelta.monitoring.overview import AirflowRuns
+from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.stages.check.gate.verdicts import STOP
 

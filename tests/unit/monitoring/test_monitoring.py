@@ -30,7 +30,6 @@ from waldelta.lake.ledger.check_records import (
     keep_results,
 )
 from waldelta.lake.ledger.records import RowCounts, Run, SlotReading
-from waldelta.monitoring import read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.check_results import (
     expectations_map,
     missed_earlier,
@@ -38,8 +37,11 @@ from waldelta.monitoring.check_results import (
     read_latest_checks,
     tables_map,
 )
+from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_of_run, read_open
-from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
+from waldelta.monitoring.run_details import read_run
+from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
+from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_list import read_changed, read_tables
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import LandedChanges, ReportedLag, TableResult

@@ -8,7 +8,7 @@ from tests.support.bookkeeping import minutes, pipeline, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Gap
-from waldelta.monitoring import read_glance
+from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.slot_status import last_slot
 
 READ = run("r", minutes(0), wal_status="reserved", retained_bytes=7)

@@ -12,8 +12,8 @@ from tests.support.bookkeeping import minutes, pipeline, result, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import SlotMove
-from waldelta.monitoring import read_glance
-from waldelta.monitoring.stopped_tables import Example, read_stopped, unmet_in_run
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.stopped_tables import read_stopped, unmet_in_run
 from waldelta.stages.check.gate.verdicts import STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
@@ -91,5 +91,5 @@ def test_a_run_keeps_the_examples_of_the_gates_that_stopped_its_tables(book):
     book.append_all([replace(later, version=None)])
     ((table, (unmet,)),) = unmet_in_run(book, "stuck", ["public.a", "public.b"]).items()
     assert (table, unmet.meaning) == ("public.a", "amount is positive")
-    assert unmet.examples == (Example({"id": "7"}, {"amount": "-1"}),)
+    assert unmet.examples == ({"key": {"id": "7"}, "values": {"amount": "-1"}},)
     assert unmet_in_run(book, "stuck", ["public.b"]) == {}

@@ -39,7 +39,7 @@ from waldelta.lake.ledger.records import Release, Run, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.attention import Attention
-from waldelta.monitoring.stopped_tables import Example, Stopped, Unmet
+from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.gate.verdicts import STOP
 from waldelta.stages.check.reports import ReportEntry
@@ -1135,7 +1135,10 @@ def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
 
 def stopped(table, waiting=7, released=None, may_pass=True):
     since = now() - timedelta(hours=3)
-    examples = (Example({"id": "7"}, {"amount": "v4lue"}), Example({}, {"amount": None}))
+    examples = (
+        {"key": {"id": "7"}, "values": {"amount": "v4lue"}},
+        {"key": {}, "values": {"amount": None}},
+    )
     unmet = (Unmet("amount is positive", since, "2 rows", may_pass, examples),)
     return Stopped(table, unmet, waiting, released)
 
