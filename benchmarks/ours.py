@@ -19,8 +19,7 @@ from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
 from tests.soak.lakes import SoakLake
 from waldelta.jobs import Pipeline
-from waldelta.lake import target_uri
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path, target_uri
 from waldelta.stages.setup.estimate import CopyEstimate
 from waldelta_airflow.launchers.child_process import ChildProcess
 from waldelta_airflow.launchers.forked_job import ForkedJob

@@ -23,17 +23,21 @@ from rich.table import Table
 from tests.support.plugin_app import plugin_app
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
+    DISCARDED,
+    QUARANTINED,
+    ExpectationResult,
     IncompleteRow,
     Ledger,
     Quarantine,
     Reconciliation,
+    Run,
+    SentMessage,
     TableState,
     TargetCut,
+    now,
 )
-from waldelta.lake.ledger.check_records import ExpectationResult, keep_results
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
+from waldelta.lake.ledger.check_records import keep_results
 from waldelta.lake.ledger.reconciliations import Reconciliations
-from waldelta.lake.ledger.records import Run, now
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

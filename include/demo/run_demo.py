@@ -28,9 +28,9 @@ from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
 from waldelta.config import PipelineFile, dag_id_of, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
+from waldelta.lake import is_store_variable
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.store_connection import is_store_variable
-from waldelta.pipeline.job import ledger_of
+from waldelta.pipeline import ledger_of
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from airflow.sdk.log import mask_secret
 from waldelta.config import PipelineFile
 from waldelta.config.airflow_connection import variable_of
 from waldelta.errors import ConfigError
-from waldelta.lake.store_connection import REQUEST_LIMITS, is_store_variable, read_store_options
+from waldelta.lake import REQUEST_LIMITS, is_store_variable, read_store_options
 from waldelta_airflow._airflow_versions import AirflowNotFoundException
 
 if TYPE_CHECKING:

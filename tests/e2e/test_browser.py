@@ -29,8 +29,7 @@ from tests.e2e.shop import Shop, change, make_shop
 from tests.support.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.support.machine_load import times_longer
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger, Quarantine
-from waldelta.lake.ledger.quarantine import IncompleteRow
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
 
 pytestmark = [
     pytest.mark.e2e,

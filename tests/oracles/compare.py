@@ -26,13 +26,11 @@ from waldelta.lake import target_uri
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import is_local
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline.targets import ReplicatedTarget
-from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets import ReplicatedTarget, filter_of
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.postgres import TableId
-from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.chunks import Chunk, plan_chunks, plan_tasks
-from waldelta.snapshot.exported_snapshot import reader_name
+from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name
+from waldelta.snapshot.chunks import plan_tasks
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl

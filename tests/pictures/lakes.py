@@ -19,21 +19,24 @@ from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import (
     BatchCut,
     ColumnState,
+    ExpectationResult,
+    ExternalCommit,
+    Gap,
     IncompleteRow,
     Ledger,
     Quarantine,
     Reconciliation,
+    RowDifference,
+    Run,
+    SlotReading,
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.check_records import ExpectationResult
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
-from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, SlotReading
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations
 from waldelta.lsn import Lsn
-from waldelta.pipeline import RunResult, StageResult
+from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.pipeline.run_result import ReportedLag
-from waldelta.pipeline.task_errors import describe_error
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports.index import add_entry
 

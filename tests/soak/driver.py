@@ -27,7 +27,7 @@ import waldelta.slot.recovery
 import waldelta.stages.maintain.maintain
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 
 MASTER = "local[2,4]"

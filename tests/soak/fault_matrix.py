@@ -38,7 +38,7 @@ from tests.soak.steps import FAULTS, STEPS, Kind, Step, cells, disk_is_free
 from tests.soak.within import Within
 from tests.support.servers.store_proxy import Hold
 from waldelta.failpoints import SOCKET
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 
 LANES = 4
 _ATTEMPTS = 3

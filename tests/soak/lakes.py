@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 
 from tests.support.servers.s3_server import Bucket, SeaweedFS
 from tests.support.servers.store_proxy import Hold, StoreProxy
-from waldelta.lake import bookkeeping_uri
-from waldelta.lake.storage import CHANGES, local_path
+from waldelta.lake import bookkeeping_uri, local_path
+from waldelta.lake.storage import CHANGES
 
 DELAY_S = 0.03
 FAIL_SHARE = 0.05

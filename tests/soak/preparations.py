@@ -14,9 +14,8 @@ from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
 from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs import Pipeline
-from waldelta.lake import Lake, target_uri, write_parquet
-from waldelta.lake.ledger.records import now
-from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake import Lake, staging_folder, target_uri, write_parquet
+from waldelta.lake.ledger import now
 
 
 def changes(scene: Scene) -> None:

@@ -46,7 +46,7 @@ from tests.soak.scene import (
 )
 from tests.support.fixtures.postgres import chosen_version
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from tests.soak.network import Network
 from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
 from waldelta.jobs import Pipeline
-from waldelta.lake import bookkeeping_uri
-from waldelta.lake.storage import MESSAGES
+from waldelta.lake import MESSAGES, bookkeeping_uri
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"

@@ -11,9 +11,8 @@ from deltalake import write_deltalake
 
 from waldelta.config import PipelineFile
 from waldelta.lake import DeltaTarget, Lake, bookkeeping_uri
-from waldelta.lake.ledger import Ledger, TargetCut
-from waldelta.lake.ledger.check_records import ExpectationResult
-from waldelta.lake.ledger.records import LedgerRow, Run, schema_of
+from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TargetCut
+from waldelta.lake.ledger.records import LedgerRow, schema_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

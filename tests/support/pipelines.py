@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.ledger import SlotMove, now
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position

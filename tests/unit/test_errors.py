@@ -13,7 +13,8 @@ from deltalake.exceptions import DeltaError
 from waldelta.cli.command_line import _Formatter
 from waldelta.errors import without_values
 from waldelta.lake.write_errors import store_text
-from waldelta.pipeline.task_errors import describe_error, unexpected_error, writing_error
+from waldelta.pipeline import describe_error, unexpected_error
+from waldelta.pipeline.task_errors import writing_error
 
 SECRET = "s3cret-4711"
 CAST = f"""\

@@ -12,10 +12,8 @@ from threading import Barrier, Thread
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.lake import Lake, check_writable
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Run, now
-from waldelta.lake.storage import local_path
+from waldelta.lake import Lake, check_writable, local_path
+from waldelta.lake.ledger import Ledger, Run, now
 from waldelta.permissions import UMASK_VARIABLE, lake_umask, private_files
 from waldelta.spark.settings import driver_settings
 

@@ -19,7 +19,7 @@ from demo.jars import STORES_VARIABLE
 from demo.s3_server import REGION, Identity, SeaweedFS, s3_client
 from demo.stack.processes import Part, StackError
 from waldelta.config.airflow_connection import variable_of
-from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options
+from waldelta.lake import REQUEST_LIMITS, read_store_options
 from waldelta.spark.settings import S3_JARS, jars
 
 BUCKET = "lake"

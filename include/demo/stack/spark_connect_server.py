@@ -12,7 +12,7 @@ from pathlib import Path
 from demo.java import java_home
 from demo.stack.processes import Part, StackError, start
 from waldelta.errors import ConfigError
-from waldelta.lake.store_connection import is_store_variable
+from waldelta.lake import is_store_variable
 from waldelta.spark.connect_server import HOST, TOKEN_VARIABLE, ConnectServer, port_on_ipv6
 
 

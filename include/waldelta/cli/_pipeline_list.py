@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from waldelta.cli._output import Output, table
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
-from waldelta.lake.write_errors import named_write_errors
-from waldelta.pipeline.job import ledger_of
-from waldelta.pipeline.task_errors import describe_error
+from waldelta.lake import named_write_errors
+from waldelta.pipeline import describe_error, ledger_of
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:

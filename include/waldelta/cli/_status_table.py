@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from waldelta.errors import SlotError
-from waldelta.lake.ledger.quarantine import SKIPPED
+from waldelta.lake.ledger import SKIPPED
 from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.quantities import counted, size

@@ -27,8 +27,8 @@ from waldelta.control_characters import as_one_entry
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
-from waldelta.pipeline.lock_wait import waiting_for_locks
-from waldelta.pipeline.task_errors import describe_error, last_error
+from waldelta.pipeline import describe_error, waiting_for_locks
+from waldelta.pipeline.task_errors import last_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
 from waldelta.stages.repair.replay.interval import REPLAY

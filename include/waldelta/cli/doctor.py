@@ -452,9 +452,8 @@ def _preflight(pipeline: Pipeline) -> Iterator[CheckResult]:
 
 def _lake(pipeline: Pipeline) -> Iterator[CheckResult]:
     from waldelta.errors import TargetNotWritable
+    from waldelta.lake import local_path, named_write_errors, why_not_writable
     from waldelta.lake.ledger import Ledger
-    from waldelta.lake.storage import local_path, why_not_writable
-    from waldelta.lake.write_errors import named_write_errors
     from waldelta.pipeline.job import lake_of
     from waldelta.stages.setup.preflight.lake import probe_commits
 
@@ -487,7 +486,7 @@ def _store_jars(root: str) -> Iterator[CheckResult]:
 
 def _slot(pipeline: Pipeline, path: Path) -> Iterator[CheckResult]:
     from waldelta.cli._status_table import slot_error
-    from waldelta.pipeline.job import ledger_of
+    from waldelta.pipeline import ledger_of
 
     if not ledger_of(pipeline.file).slot_lives():
         text = f"slot {pipeline.file.source.slot} was never set up for this lake"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import ReportedLag
+from waldelta.pipeline.targets import synced_states
 from waldelta.pipeline.targets.corrected_expectations import corrected
-from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn

@@ -11,11 +11,9 @@ from functools import partial
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.permissions import private_files
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.lock_wait import waiting_for_locks
+from waldelta.pipeline import Job, RunResult, StageResult, describe_error, waiting_for_locks
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import notices
-from waldelta.pipeline.task_errors import describe_error
 from waldelta.spark import Runner
 
 Stage = Callable[["Runner", Job, RunResult, StageResult], None]

@@ -25,9 +25,8 @@ from waldelta.errors import SlotGap, SlotUnreadable, WaldeltaError
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.jobs.replay import replay
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.targets.watermarks import synced_states
-from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.pipeline import Job, RunResult, StageResult, unexpected_error
+from waldelta.pipeline.targets import synced_states
 from waldelta.quantities import counted
 from waldelta.slot.gaps import breaks_recorded
 from waldelta.spark import Runner

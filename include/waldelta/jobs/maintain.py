@@ -15,11 +15,9 @@ import logging
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.jobs._stages import Stage, all_failures, run_stages
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table, unexpected_error
+from waldelta.pipeline.targets import synced_states
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
-from waldelta.pipeline.targets.watermarks import synced_states
-from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.maintain import (

@@ -54,7 +54,7 @@ class Pipeline:
         object store is probed as by probe_store(), also for errors.
         """
         from waldelta.findings import lacking
-        from waldelta.lake.storage import why_not_writable
+        from waldelta.lake import why_not_writable
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.lake import judge_altered, probe_store
         from waldelta.stages.setup.setup import plan_setup
@@ -374,7 +374,7 @@ def _check_readable(job: Job) -> None:
     """Raise TargetNotWritable for a lake whose ledger can't be read, before the source is
     queried.
     """
-    from waldelta.lake.write_errors import named_write_errors
+    from waldelta.lake import named_write_errors
 
     with named_write_errors(job.pipeline.target.root):
         job.ledger.slot_lives()

@@ -19,13 +19,8 @@ from collections.abc import Collection
 from waldelta.errors import TargetDiffers
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
-from waldelta.lake.ledger.reconciliations import (
-    DIFFERENT,
-    EQUAL,
-    REPAIRED,
-    Reconciliations,
-)
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, now
+from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.run_result import CheckFindings
 from waldelta.pipeline.targets.unreadable_messages import close_compared

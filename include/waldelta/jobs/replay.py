@@ -13,8 +13,7 @@ from collections.abc import Collection
 
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import all_failures, continued, run_stages
-from waldelta.lake.ledger import BatchCut
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import BatchCut, now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner

@@ -18,7 +18,7 @@ from waldelta.errors import LockHeld, SlotUnreadable
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, continued, run_stages
 from waldelta.jobs.sync import copied_tables
-from waldelta.lake.ledger.records import Gap
+from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.slot import remaining_on_primary

@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
-from waldelta.lake.ledger import Quarantine, TableState
-from waldelta.lake.ledger.quarantine import watched_rows
+from waldelta.lake.ledger import Quarantine, TableState, watched_rows
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, cast
 from waldelta.errors import SyncFailed
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, continued, run_stages
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline import Job, RunResult, StageResult, TableResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 

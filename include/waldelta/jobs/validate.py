@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from waldelta.jobs._shared_stages import check_tables
 from waldelta.jobs._stages import run_stages
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.run_result import TableResult
-from waldelta.pipeline.targets.watermarks import synced_states
+from waldelta.pipeline import Job, RunResult, StageResult, TableResult
+from waldelta.pipeline.targets import synced_states
 from waldelta.spark import Runner
 
 

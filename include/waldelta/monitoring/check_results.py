@@ -14,14 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.check_records import (
-    CAN_BE_JUDGED,
-    NO_CHECKS,
-    ON_OTHERS,
-    ExpectationResult,
-)
-from waldelta.lake.ledger.table import of_tables
+from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, Ledger, of_tables
+from waldelta.lake.ledger.check_records import NO_CHECKS, ON_OTHERS
 from waldelta.quantities import counted
 
 R = TypeVar("R")

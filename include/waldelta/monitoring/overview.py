@@ -11,8 +11,7 @@ from typing import Any
 
 from waldelta.config import PipelineFile, Source
 from waldelta.errors import SlotUnreadable
-from waldelta.lake.ledger import Ledger, Reconciliation, TableState
-from waldelta.lake.ledger.records import (
+from waldelta.lake.ledger import (
     COPYING,
     FAILED,
     NEEDS_SYNC,
@@ -20,7 +19,10 @@ from waldelta.lake.ledger.records import (
     SYNCED,
     ExternalCommit,
     Gap,
+    Ledger,
+    Reconciliation,
     RowCounts,
+    TableState,
 )
 from waldelta.monitoring.attention import (
     UNNAMED,
@@ -51,10 +53,11 @@ from waldelta.monitoring.table_list import (
     read_copied_rows,
     read_tables,
 )
-from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
+from waldelta.pipeline.targets import open_messages
+from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE
 from waldelta.postgres.unpublished_tables import listed
 from waldelta.quantities import counted, duration, size
-from waldelta.slot.gaps import open_gaps
+from waldelta.slot import open_gaps
 
 # Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)

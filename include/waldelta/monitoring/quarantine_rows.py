@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
-from waldelta.lake.ledger import IncompleteRow, Ledger
-from waldelta.lake.ledger.quarantine import (
+from waldelta.lake.ledger import (
     ACCEPTED,
     DISCARDED,
-    MESSAGE_HEAD,
-    OF_ID,
     QUARANTINED,
     RESOLVED,
     SKIPPED,
-    message_of,
+    IncompleteRow,
+    Ledger,
+    Release,
 )
-from waldelta.lake.ledger.records import Release, schema_of
+from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, OF_ID, message_of
+from waldelta.lake.ledger.records import schema_of
 
 _KEY = ("table_name", "generation", "key")
 # Messages are left out: a row may have megabytes of them, which no list shows.

@@ -9,17 +9,10 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import Ledger, Reconciliation
-from waldelta.lake.ledger.reconciliations import (
-    ANSWERS,
-    DIFFERENT,
-    kept_out,
-    last_answers,
-    last_whole,
-)
+from waldelta.lake.ledger import DIFFERENT, Ledger, Reconciliation, last_rows
+from waldelta.lake.ledger.reconciliations import ANSWERS, kept_out, last_answers, last_whole
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.lake.ledger.records import rows_of
-from waldelta.lake.ledger.table import last_rows
 from waldelta.monitoring.attention import Attention, names, on_names
 from waldelta.monitoring.check_results import Verdict
 from waldelta.monitoring.table_list import copied_at

@@ -10,16 +10,23 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
-from waldelta.lake.ledger.records import SYNCED, Run, SlotReading, row_of
-from waldelta.lake.ledger.table import last_rows, of_run
+from waldelta.lake.ledger import (
+    SYNCED,
+    IncompleteRow,
+    Ledger,
+    Run,
+    SlotReading,
+    TableState,
+    last_rows,
+    of_run,
+)
+from waldelta.lake.ledger.records import row_of
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
 from waldelta.monitoring.table_list import read_operations
-from waldelta.pipeline.run_result import TableResult
-from waldelta.pipeline.source_load import SourceBill
+from waldelta.pipeline import SourceBill, TableResult
 from waldelta.quantities import counted
 
 # A verb and the id of a run.

@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Run
-from waldelta.lake.ledger.table import of_run
+from waldelta.lake.ledger import Ledger, Run, of_run
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)

@@ -10,13 +10,12 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.monitoring.attention import SLOT_WORDS, Attention, shortened
 from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.run_history import LANDING
 from waldelta.pipeline import Job
-from waldelta.slot import read_slot
-from waldelta.slot.health import slot_warnings
+from waldelta.slot import read_slot, slot_warnings
 
 # After this time without a run or an idle check, the slot may be in another state.
 _KNOWN_FOR = timedelta(hours=1)

@@ -7,24 +7,33 @@ from typing import Any
 
 from waldelta.config.parse_text import parse_json
 from waldelta.errors import StateError
-from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.records import Gap, now
+from waldelta.lake.ledger import Gap, Quarantine, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.overview import recorded_drift
 from waldelta.monitoring.table_list import read_content
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets import TableLifecycle
+from waldelta.pipeline.targets import (
+    TableLifecycle,
+    open_messages,
+    read_lifecycles,
+    read_published,
+    target_generations,
+)
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, target_generations
 from waldelta.pipeline.targets.target_definition import describe
-from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
+from waldelta.pipeline.targets.unreadable_messages import as_json
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.unpublished_tables import new_tables, unpublished
-from waldelta.slot import SlotState, read_slot, slot_position
-from waldelta.slot.gaps import open_gaps
-from waldelta.slot.health import SlotWarning, forecast, slot_warnings
-from waldelta.slot.standby import standby_warnings
+from waldelta.slot import (
+    SlotState,
+    open_gaps,
+    read_slot,
+    slot_position,
+    slot_warnings,
+    standby_warnings,
+)
+from waldelta.slot.health import SlotWarning, forecast
 
 
 def read_status(job: Job) -> dict[str, Any]:

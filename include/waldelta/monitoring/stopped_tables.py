@@ -18,9 +18,7 @@ from waldelta.errors import SlotMissing, StateError
 from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.check_records import ExpectationResult
-from waldelta.lake.ledger.records import Release
+from waldelta.lake.ledger import ExpectationResult, Ledger, Release, TableState
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.pipeline import Job, SourceConnections

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from waldelta.lake import READ_FAILURES
+from waldelta.lake import READ_FAILURES, row_count
 from waldelta.lake.ledger import ColumnState, Ledger, Quarantine, TableState
-from waldelta.lake.storage import row_count
 from waldelta.metadata_columns import PREFIX
 from waldelta.monitoring.table_list import TargetContent, read_content
 from waldelta.types.json import Variant

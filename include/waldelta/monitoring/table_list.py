@@ -13,21 +13,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import Ledger, Quarantine, TableState
-from waldelta.lake.ledger.records import (
+from waldelta.lake.ledger import (
     COPYING,
     FAILED,
     NEEDS_SYNC,
     REMOVED,
     SYNCED,
+    Ledger,
+    Quarantine,
     RowCounts,
     Run,
-    rows_of,
+    TableState,
+    last_rows,
+    of_run,
+    of_tables,
 )
-from waldelta.lake.ledger.table import last_rows, of_run, of_tables
+from waldelta.lake.ledger.records import rows_of
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.run_history import LANDING, RunLine, read_result
-from waldelta.pipeline.targets.lifecycle import target_generations
+from waldelta.pipeline.targets import target_generations
 from waldelta.postgres.publication_membership import from_texts, rules
 from waldelta.quantities import counted
 from waldelta.target_modes import MIRROR

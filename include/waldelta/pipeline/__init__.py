@@ -6,26 +6,47 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock, target_lock
-    from waldelta.pipeline.job import Job
-    from waldelta.pipeline.run_result import RunResult, StageResult
+    from waldelta.pipeline.job import Job, ledger_of
+    from waldelta.pipeline.lock_wait import waiting_for_locks
+    from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
     from waldelta.pipeline.slot_identity import SlotIdentity
     from waldelta.pipeline.source_connections import SourceConnections
+    from waldelta.pipeline.source_load import SourceBill
+    from waldelta.pipeline.task_errors import (
+        describe_error,
+        is_conflict,
+        named_error,
+        of_table,
+        unexpected_error,
+    )
 
 __all__ = [
     "AdvisoryLock",
     "Job",
     "RunResult",
     "SlotIdentity",
+    "SourceBill",
     "SourceConnections",
     "StageResult",
+    "TableResult",
+    "describe_error",
+    "is_conflict",
+    "ledger_of",
+    "named_error",
+    "of_table",
     "slot_lock",
     "target_lock",
+    "unexpected_error",
+    "waiting_for_locks",
 ]
 __getattr__ = lazy_exports(
     __name__,
     advisory_locks="AdvisoryLock slot_lock target_lock",
-    job="Job",
-    run_result="RunResult StageResult",
+    job="Job ledger_of",
+    lock_wait="waiting_for_locks",
+    run_result="RunResult StageResult TableResult",
     slot_identity="SlotIdentity",
     source_connections="SourceConnections",
+    source_load="SourceBill",
+    task_errors="describe_error is_conflict named_error of_table unexpected_error",
 )

@@ -11,15 +11,9 @@ from typing import Any, get_args
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import RUNNER_VARIABLE, RunnerName
 from waldelta.errors import ConfigError
-from waldelta.lake import Lake
+from waldelta.lake import REQUEST_LIMITS, Lake, is_store_variable, read_store_options
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import now
-from waldelta.lake.store_connection import (
-    REQUEST_LIMITS,
-    is_store_variable,
-    read_store_options,
-)
+from waldelta.lake.ledger import Ledger, TableState, now
 from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.pipeline.source_connections import SourceConnections
 from waldelta.postgres.connection import conninfo_from_environment

@@ -8,8 +8,7 @@ from pathlib import Path
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.findings import Finding, problem
-from waldelta.lake import bookkeeping_uri
-from waldelta.lake.storage import local_path
+from waldelta.lake import bookkeeping_uri, local_path
 
 ENTRIES_FOLDER = ".entries"
 

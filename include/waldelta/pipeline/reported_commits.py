@@ -9,8 +9,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Run
+from waldelta.lake.ledger import Ledger, Run
 from waldelta.pipeline.run_result import RunResult
 
 # Maximum difference between the clocks of the run that reports and the run that committed.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config.parse_text import parse_json
-from waldelta.lake.ledger import BatchCut, TargetCut
-from waldelta.lake.ledger.records import RowCounts, Run, SlotReading, now, row_of
+from waldelta.lake.ledger import BatchCut, RowCounts, Run, SlotReading, TargetCut, now
+from waldelta.lake.ledger.records import row_of
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SourceBill

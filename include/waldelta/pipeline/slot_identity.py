@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from waldelta.errors import SlotMissing, StateError
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import SlotMove, TableState
 
 
 @dataclass(frozen=True, slots=True)

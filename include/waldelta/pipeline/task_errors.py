@@ -8,12 +8,8 @@ from typing import Any
 
 from waldelta import errors
 from waldelta.errors import without_values
-from waldelta.lake.write_errors import (
-    not_writable_by_spark,
-    not_writable_from_text,
-    storage_refusal,
-    store_error,
-)
+from waldelta.lake import not_writable_by_spark
+from waldelta.lake.write_errors import not_writable_from_text, storage_refusal, store_error
 from waldelta.server_errors import texts
 
 DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"

@@ -2,7 +2,23 @@
 health.
 """
 
-from waldelta.slot.slot import SlotState, read_slot
-from waldelta.slot.standby import remaining_on_primary, slot_position
+from waldelta.slot.failover import check_system
+from waldelta.slot.gaps import open_gaps
+from waldelta.slot.health import slot_warnings
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import PLUGIN, SlotState, check_ours, read_slot
+from waldelta.slot.standby import remaining_on_primary, slot_position, standby_warnings
 
-__all__ = ["SlotState", "read_slot", "remaining_on_primary", "slot_position"]
+__all__ = [
+    "PLUGIN",
+    "SlotState",
+    "check_ours",
+    "check_system",
+    "open_gaps",
+    "read_slot",
+    "recover",
+    "remaining_on_primary",
+    "slot_position",
+    "slot_warnings",
+    "standby_warnings",
+]

@@ -27,9 +27,8 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.transaction_counts import Transactions
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.changelog import Transactions
+from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole

@@ -19,8 +19,7 @@ import psycopg
 from waldelta.errors import LateWriter, SourceChanged
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED, SlotMove, now
+from waldelta.lake.ledger import SYNCED, SlotMove, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity, target_lock
 from waldelta.pipeline.slot_identity import incarnation_of

@@ -24,11 +24,10 @@ from waldelta.errors import (
     SourceChanged,
     SourceError,
 )
-from waldelta.lake.ledger.records import Gap, now
+from waldelta.lake.ledger import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.pipeline.targets import RequiredAction
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
+from waldelta.pipeline.targets import RequiredAction, read_lifecycles, read_published, requiring
 from waldelta.quantities import counted
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import slot_position

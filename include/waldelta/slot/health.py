@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.lake.ledger.records import SlotMove, SlotReading
+from waldelta.lake.ledger import SlotMove, SlotReading
 from waldelta.quantities import duration, size
 from waldelta.slot.slot import SlotState
 

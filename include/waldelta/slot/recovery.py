@@ -24,7 +24,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import BatchNumbers, ChangeLog
-from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.ledger import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.postgres.server_position import ServerPosition

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
-from waldelta.pipeline.task_errors import named_error
+from waldelta.pipeline import named_error
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.session import open_session, sibling_session
 from waldelta.spark.session_settings import is_connect, shared_settings

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from waldelta.errors import WaldeltaError
-from waldelta.pipeline.task_errors import named_error
+from waldelta.pipeline import named_error
 
 _Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from waldelta.errors import TargetNotWritable, without_values
-from waldelta.lake.storage import why_not_writable
-from waldelta.lake.write_errors import not_writable_by_spark, storage_refusal
+from waldelta.lake import not_writable_by_spark, why_not_writable
+from waldelta.lake.write_errors import storage_refusal
 from waldelta.spark import Runner
 
 

@@ -181,7 +181,7 @@ class WaldeltaJobOperator(BaseOperator):
         It does both by Spark.
         """
         from waldelta.config.expectation_files import has_suites
-        from waldelta.lake.storage import local_path
+        from waldelta.lake import local_path
 
         return self.verb in _PREFLIGHT and (
             local_path(self.pipeline.target.root) is None

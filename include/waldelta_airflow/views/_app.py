@@ -15,8 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import Ledger, now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta_airflow._connections import pipeline_lake

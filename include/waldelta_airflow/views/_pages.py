@@ -14,11 +14,8 @@ from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
-from waldelta.lake import READ_FAILURES
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.quarantine import QUARANTINED
-from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import local_path
+from waldelta.lake import READ_FAILURES, local_path
+from waldelta.lake.ledger import QUARANTINED, Ledger, now
 from waldelta.monitoring.attention import (
     IN_DOUBT,
     Attention,

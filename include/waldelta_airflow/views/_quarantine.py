@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
-from waldelta.lake.ledger.quarantine import SentMessage
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, SentMessage
 from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
-from waldelta.pipeline.targets.lifecycle import target_generations
-from waldelta.pipeline.targets.unreadable_messages import open_messages
+from waldelta.pipeline.targets import open_messages, target_generations
 from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._formats import server_folders
 from waldelta_airflow.views._pages import Turning

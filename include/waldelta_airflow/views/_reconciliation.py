@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from waldelta.lake.ledger import Reconciliation
-from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliations, last_answers
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import DIFFERENT, Reconciliation, now
+from waldelta.lake.ledger.reconciliations import Reconciliations, last_answers
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
 from waldelta_airflow.views._access import PipelineRequest

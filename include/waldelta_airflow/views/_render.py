@@ -13,7 +13,7 @@ from markupsafe import Markup
 from starlette.middleware.base import RequestResponseEndpoint
 
 from waldelta.control_characters import visible
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.settings import URL_PREFIX
 from waldelta_airflow.views._formats import FILTERS, MARKS, ago

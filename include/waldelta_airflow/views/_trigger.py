@@ -14,7 +14,7 @@ from airflow.models.dag import DagModel
 from airflow.utils.types import DagRunTriggeredByType
 from fastapi import HTTPException, Request
 
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta_airflow._airflow_versions import AirflowException
 from waldelta_airflow.views._dag_states import ActionDag
 

@@ -22,12 +22,11 @@ from tests.support.connect_operations import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import RowCounts, now
-from waldelta.lake.staging_leftovers import staged_for, staging_folder
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path, staging_folder
+from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
+from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline import TableResult
 from waldelta.spark import OnSpark
 from waldelta.stages.apply import _select_targets as fed
 from waldelta.stages.apply.apply import apply

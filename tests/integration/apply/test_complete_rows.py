@@ -19,21 +19,25 @@ from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake import DeltaTarget, Lake
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
-from waldelta.lake.ledger.check_records import (
+from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
-    VALUES_KNOWN,
+    QUARANTINED,
+    RESOLVED,
     ExpectationResult,
-    recorded_unknown,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    SentMessage,
+    now,
 )
-from waldelta.lake.ledger.quarantine import COMPLETED, QUARANTINED, RESOLVED, SentMessage
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.check_records import VALUES_KNOWN, recorded_unknown
+from waldelta.lake.ledger.quarantine import COMPLETED
 from waldelta.lsn import Lsn
 from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
-from waldelta.pipeline.run_result import RunFailed, TableResult
-from waldelta.pipeline.targets import RequiredAction
-from waldelta.pipeline.targets.lifecycle import read_published
+from waldelta.pipeline import TableResult
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets import RequiredAction, read_published
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair._by_driver import merge_rows_in_driver

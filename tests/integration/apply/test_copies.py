@@ -15,7 +15,7 @@ from tests.oracles.native_subscriber import native_subscriber, wait_until_caught
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline import TableResult
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync

@@ -25,9 +25,8 @@ from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
-from waldelta.lake import TargetVersion
+from waldelta.lake import TargetVersion, local_path
 from waldelta.lake.ledger import TargetCut
-from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

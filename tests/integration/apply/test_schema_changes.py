@@ -18,7 +18,7 @@ from tests.support.pipelines import bare_slot, beside_superuser, pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync

@@ -8,7 +8,7 @@ import waldelta.changes.stage.split as split_module
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]

@@ -20,7 +20,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.quarantine import COMPLETED
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets import filter_of
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.unsent_changes import replaced_files, with_truncated
 from waldelta.postgres import connect

@@ -9,8 +9,7 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger import BatchCut, ColumnState, TableState
-from waldelta.lake.ledger.records import SYNCED, now
+from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState, now
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid

@@ -10,8 +10,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
-from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints import read_declared_types

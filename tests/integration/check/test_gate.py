@@ -20,16 +20,15 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.jobs.validate import run_validate
-from waldelta.lake.ledger import Ledger, Quarantine
-from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED
-from waldelta.lake.ledger.records import Release, now
+from waldelta.lake.ledger import ACCEPTED, QUARANTINED, RESOLVED, Ledger, Quarantine, Release, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_decided
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed
-from waldelta.pipeline.run_result import RunFailed, TableResult
+from waldelta.pipeline import TableResult
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined, release_tables
 from waldelta.stages.land import check_idle

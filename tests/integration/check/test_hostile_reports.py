@@ -27,9 +27,8 @@ from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
 from waldelta.config import PipelineFile, split_table_name
 from waldelta.lake import Lake, target_uri
-from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, TableState
-from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
+from waldelta.lake.ledger.reconciliations import ColumnDifference
 from waldelta.stages.check.check import check
 from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports._result_view import check_page

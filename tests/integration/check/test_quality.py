@@ -22,8 +22,8 @@ from waldelta.lake.ledger import (
     Quarantine,
     TableState,
     TargetCut,
+    now,
 )
-from waldelta.lake.ledger.records import now
 from waldelta.stages.check import RunOutcome
 from waldelta.stages.check.check import check
 from waldelta.stages.check.reports import prune_reports

@@ -239,8 +239,7 @@ def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
 
 def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     """Nulls and keys are looked for in its files."""
-    from waldelta.lake.ledger import ColumnState, TableState
-    from waldelta.lake.ledger.records import now
+    from waldelta.lake.ledger import ColumnState, TableState, now
 
     lake.target([(1, "JFK", "1.50", None), (2, "JFK", "0.00", None)], row_filter=None)
     columns = [

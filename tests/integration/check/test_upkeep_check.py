@@ -17,11 +17,9 @@ from waldelta.changes.merge.statements import session_settings
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
-from waldelta.lake import Lake
+from waldelta.lake import Lake, local_path, staging_folder
 from waldelta.lake.ledger import Ledger, Quarantine
 from waldelta.lake.ledger.check_records import latest_suites
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 

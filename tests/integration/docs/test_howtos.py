@@ -18,9 +18,7 @@ from waldelta.cli._options import _OWN, ALIASES, COMMAND
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Quarantine
-from waldelta.lake.ledger.quarantine import QUARANTINED
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import QUARANTINED, IncompleteRow, Quarantine, now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -18,11 +18,11 @@ from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.resync import run_resync
-from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path
+from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.slot.gaps import open_gaps
+from waldelta.slot import open_gaps
 from waldelta.stages.land import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -15,8 +15,8 @@ from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets import read_unlocked_sources
 from waldelta.pipeline.targets.lifecycle import read_table_bytes
-from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.snapshot import SnapshotHolder

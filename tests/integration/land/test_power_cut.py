@@ -23,8 +23,8 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.power_cut import Disk, volatile
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
+from waldelta.lake import local_path
 from waldelta.lake.ledger import Ledger
-from waldelta.lake.storage import local_path
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

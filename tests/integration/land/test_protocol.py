@@ -16,8 +16,8 @@ from tests.support.landing import land_only, told
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.jobs.maintain import run_maintain
-from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import MESSAGES
+from waldelta.lake import MESSAGES
+from waldelta.lake.ledger import now
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply

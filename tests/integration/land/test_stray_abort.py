@@ -10,7 +10,7 @@ from tests.oracles.compare import compare_target
 from tests.support.landing import land_only, told
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unread
 from waldelta.slot.read.peek import call, whole

@@ -12,8 +12,8 @@ import pytest
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.jobs import Pipeline
-from waldelta.lake import bookkeeping_uri
-from waldelta.lake.storage import CHANGES, why_not_writable
+from waldelta.lake import bookkeeping_uri, why_not_writable
+from waldelta.lake.storage import CHANGES
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.spark.write_errors import why_not_writable_in_task
 from waldelta.stages.land.drain import drain

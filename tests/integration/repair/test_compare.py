@@ -15,7 +15,7 @@ from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
-from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.ledger import SlotMove, now
 from waldelta.postgres.server_position import read_position
 from waldelta.stages.sync.sync import sync
 

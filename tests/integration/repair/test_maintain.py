@@ -20,12 +20,10 @@ from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.jobs import Pipeline
-from waldelta.lake import Lake, bookkeeping_uri
+from waldelta.lake import Lake, bookkeeping_uri, local_path
 from waldelta.lake.delta_statements import set_deletion_vectors, set_retention
-from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger import BatchCut, Run, SlotMove, TableState, now
 from waldelta.lake.ledger import prune_ledger as ledger_upkeep
-from waldelta.lake.ledger.records import Run, SlotMove, now
-from waldelta.lake.storage import local_path
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import InProcess

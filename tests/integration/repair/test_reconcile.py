@@ -28,13 +28,17 @@ from tests.support.seeds import is_long
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, Reconciliation
-from waldelta.lake.ledger.check_records import (
+from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
+    DISCARDED,
+    QUARANTINED,
     ExpectationResult,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    Reconciliation,
+    now,
 )
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED
-from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import land_until as land_module
 from waldelta.stages.repair import repair as repair_module

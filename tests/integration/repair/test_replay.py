@@ -16,8 +16,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay
-from waldelta.lake.ledger import Ledger, Quarantine
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import Ledger, Quarantine, now
 from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock

@@ -10,13 +10,13 @@ import pytest
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import TargetTable
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
-from waldelta.pipeline.drift import read_catalog_state
+from waldelta.lake.ledger import TableState, now
+from waldelta.pipeline.drift import read_catalog_state, with_leaves
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partitions import of_partition, read_own_tables, with_leaves
+from waldelta.pipeline.drift.partitions import of_partition, read_own_tables
 from waldelta.pipeline.drift.unsent_changes import to_record
-from waldelta.pipeline.targets.target_filter import column_states, to_text
+from waldelta.pipeline.targets import column_states
+from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets
 from waldelta.postgres import connect
 from waldelta.postgres.publication_membership import to_texts

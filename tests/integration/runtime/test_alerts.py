@@ -17,8 +17,7 @@ from tests.support.pipelines import bare_slot
 from tests.support.servers.hook_server import HookServer
 from tests.support.servers.serving import serving
 from waldelta.config import load_pipeline_file
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import TableState, now
 
 pytestmark = [pytest.mark.pg, pytest.mark.airflow]
 

@@ -23,13 +23,20 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import (
+    DISCARDED,
+    QUARANTINED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    TableState,
+    now,
+)
 from waldelta.monitoring.status import read_status
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline import target_lock
-from waldelta.pipeline.targets.unreadable_messages import notices, record_unreadable, skip_messages
+from waldelta.pipeline.targets import record_unreadable
+from waldelta.pipeline.targets.unreadable_messages import notices, skip_messages
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 
 # What is left to the interpreter's end would go wrong.

@@ -22,7 +22,7 @@ from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.file_modes import open_to_others
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.lake.storage import MESSAGES
+from waldelta.lake import MESSAGES
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -20,9 +20,7 @@ from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Quarantine
-from waldelta.lake.ledger.quarantine import QUARANTINED
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import QUARANTINED, IncompleteRow, Quarantine, now
 from waldelta.spark_sql import quote
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

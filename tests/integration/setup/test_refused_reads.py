@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 from tests.integration.setup.test_setup import job_for
 from waldelta.errors import SourceError
 from waldelta.grants import sql_name
-from waldelta.pipeline.source_connections import SourceConnections
+from waldelta.pipeline import SourceConnections
 from waldelta.postgres import connect
 from waldelta.postgres.connection import lacks_room
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions

@@ -17,14 +17,14 @@ from tests.support.pipelines import beside_superuser, pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_position
-from waldelta.slot import read_slot
-from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
+from waldelta.slot import open_gaps, read_slot
+from waldelta.slot.gaps import CLOSED, OPEN
 from waldelta.slot.slot import create_slot
 from waldelta.stages.land import check_idle
 from waldelta.stages.setup.renew_slot import renew_slot

@@ -29,7 +29,7 @@ from waldelta.background import run_concurrently
 from waldelta.config import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import connect
 from waldelta.slot import slot_position

@@ -12,12 +12,11 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.jobs.consume import land_stage
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.monitoring.slot_status import of_live_slot
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline import RunResult, StageResult
-from waldelta.slot import read_slot
-from waldelta.slot.health import slot_warnings
+from waldelta.slot import read_slot, slot_warnings
 from waldelta.stages.land import check_idle
 
 pytestmark = pytest.mark.pg

@@ -11,10 +11,9 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.integration.setup.test_setup import job_for
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import TableState, now
 from waldelta.postgres.server_position import read_position
-from waldelta.slot.recovery import recover
+from waldelta.slot import recover
 from waldelta.slot.slot import create_slot
 from waldelta.stages.setup.setup import apply_setup, teardown
 

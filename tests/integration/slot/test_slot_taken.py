@@ -12,14 +12,15 @@ import pytest
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.jobs.consume import land_stage
-from waldelta.lake.changelog.transaction_counts import Transactions
+from waldelta.lake.changelog import Transactions
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow, connect_walsender
 from waldelta.postgres.server_position import read_position
+from waldelta.slot import open_gaps
 from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
-from waldelta.slot.gaps import gaps_recorded, open_gaps
+from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.verify.compare_landed import check_landed
 from waldelta.stages.land import check_idle

@@ -15,9 +15,8 @@ from waldelta.errors import (
 )
 from waldelta.postgres import connect
 from waldelta.postgres.published_tables import read_published_tables
-from waldelta.snapshot import SnapshotHolder, plan_copy
-from waldelta.snapshot.chunks import plan_chunks
-from waldelta.snapshot.read_selected import read_choices, whole_table
+from waldelta.snapshot import SnapshotHolder, plan_chunks, plan_copy, whole_table
+from waldelta.snapshot.read_selected import read_choices
 from waldelta.snapshot.read_table import (
     MOST_EXPRESSIONS,
     chunk_query,

@@ -9,8 +9,7 @@ import pytest
 from tests.support.pipelines import job_of, pipeline_file
 from tests.support.servers.roles import connect_as, new_role, own_everything
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED, now
+from waldelta.lake.ledger import SYNCED, TableState, now
 
 pytestmark = pytest.mark.pg
 

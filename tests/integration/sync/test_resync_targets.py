@@ -17,19 +17,13 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import RowCounts, now
+from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
 from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets import RequiredAction
-from waldelta.pipeline.targets.lifecycle import (
-    read_lifecycles,
-    read_published,
-    read_table_bytes,
-    record_killed,
-)
+from waldelta.pipeline.targets import RequiredAction, read_lifecycles, read_published
+from waldelta.pipeline.targets.lifecycle import read_table_bytes, record_killed
 from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync
 

@@ -14,7 +14,7 @@ from tests.oracles.native_subscriber import native_subscriber
 from tests.oracles.scenario import Both, Scenario
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

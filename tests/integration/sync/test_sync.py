@@ -30,11 +30,8 @@ from waldelta.errors import (
     TargetNotWritable,
     TransactionsStillOpen,
 )
-from waldelta.lake import target_uri
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path, staging_folder, target_uri
+from waldelta.lake.ledger import SlotMove, TableState, now
 from waldelta.pipeline import Job, target_lock
 from waldelta.postgres import TableId
 from waldelta.postgres.server_position import read_position

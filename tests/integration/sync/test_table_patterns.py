@@ -22,8 +22,7 @@ from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import TableState, now
 from waldelta.postgres import connect
 from waldelta.postgres.unpublished_tables import matched_tables, new_tables
 from waldelta.stages.land import check_idle

@@ -7,8 +7,7 @@ import pytest
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.outdated_labels import is_in
 from waldelta.pipeline.drift.unsent_changes import relabelled

@@ -10,7 +10,7 @@ import pytest
 from tests.support.bookkeeping import NOON, run
 from waldelta.cli.command_line import main
 from waldelta.config import load_pipeline_file
-from waldelta.pipeline.job import ledger_of
+from waldelta.pipeline import ledger_of
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import TableState, now
 from waldelta.stages.check.suite import plan_suite
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"

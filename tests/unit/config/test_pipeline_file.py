@@ -16,8 +16,7 @@ from waldelta.config.pipeline_file import Maintenance, PipelineFile, Target, jso
 from waldelta.config.source import Options
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Run, now
+from waldelta.lake.ledger import Ledger, Run, now
 from waldelta.slot.read.peek import most_messages, plugin_options, protocol_version, whole
 
 REPOSITORY = Path(__file__).parents[3]

@@ -19,15 +19,9 @@ from waldelta.jobs._stages import continued, run_stages
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.check_records import (
-    ALL_VALUES_KNOWN,
-    ExpectationResult,
-)
-from waldelta.lake.ledger.records import now
-from waldelta.pipeline import RunResult, StageResult
-from waldelta.pipeline.run_result import RunFailed, TableResult
-from waldelta.pipeline.source_load import SourceBill
+from waldelta.lake.ledger import ALL_VALUES_KNOWN, ExpectationResult, Ledger, TableState, now
+from waldelta.pipeline import RunResult, SourceBill, StageResult, TableResult
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import InProcess
 
 NAMES = ("land", "apply", "check", "report")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from waldelta.lake.data_file import DataFile
+from waldelta.lake import DataFile
 
 SCHEMA = pa.schema([("id", pa.int64())])
 ROWS = pa.table({"id": range(100)}, SCHEMA)

@@ -13,11 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from waldelta.errors import StateError
-from waldelta.lake import Lake, Tag
+from waldelta.lake import Lake, Overtaken, Tag, local_path, replace_by_rows
 from waldelta.lake import delta_target as module
-from waldelta.lake.data_file import replace_by_rows
-from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.storage import local_path
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 TAG = Tag("app", 7, '{"waldelta": {"batch": 7}}')

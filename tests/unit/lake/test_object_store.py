@@ -11,9 +11,8 @@ import pytest
 from obstore.store import MemoryStore
 from pyarrow.fs import FileSelector, FileType
 
-from waldelta.lake import object_store
+from waldelta.lake import object_store, parquet_format
 from waldelta.lake.object_store import ObjectStore, open_store, requests_made, store_folder
-from waldelta.lake.storage import parquet_format
 
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "eu-central-1"}
 

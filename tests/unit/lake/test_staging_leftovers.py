@@ -13,21 +13,11 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.unit.lake.ledger.test_ledger import NOON, OLD
 from waldelta.errors import TargetNotWritable
-from waldelta.lake import Lake, write_parquet
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.check_records import (
-    ExpectationResult,
-    keep_results,
-)
-from waldelta.lake.ledger.records import now
-from waldelta.lake.staging_leftovers import (
-    Leftover,
-    find_leftovers,
-    staged_for,
-    staging_folder,
-    take_over,
-)
-from waldelta.lake.storage import local_path, remove_empty_log, remove_folder
+from waldelta.lake import Lake, local_path, remove_folder, staging_folder, write_parquet
+from waldelta.lake.ledger import ExpectationResult, Ledger, now
+from waldelta.lake.ledger.check_records import keep_results
+from waldelta.lake.staging_leftovers import Leftover, find_leftovers, staged_for, take_over
+from waldelta.lake.storage import remove_empty_log
 
 DAY = timedelta(days=1)
 

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from waldelta.lake.storage import by_row_group
+from waldelta.lake import by_row_group
 
 
 def test_the_same_rows_by_row_group(tmp_path):

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.lake import Lake
-from waldelta.lake.store_connection import REQUEST_LIMITS, read_store_options, s3a_settings
+from waldelta.lake import REQUEST_LIMITS, Lake, read_store_options
+from waldelta.lake.store_connection import s3a_settings
 
 S3, AZURE, GOOGLE = "s3a://b/lake", "abfss://c@acc.dfs.core.windows.net/lake", "gs://b/lake"
 KEY = {"type": "service_account", "private_key": "k"}

@@ -13,8 +13,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Run, now
+from waldelta.lake.ledger import Ledger, Run, now
 from waldelta.lake.write_errors import target_not_writable
 
 URI = "file:///lake/_waldelta/runs"

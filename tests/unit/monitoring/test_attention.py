@@ -11,16 +11,18 @@ import pytest
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
+    ExpectationResult,
+    ExternalCommit,
+    Gap,
     IncompleteRow,
     Ledger,
     Quarantine,
     Reconciliation,
+    Run,
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.check_records import ExpectationResult
 from waldelta.lake.ledger.reconciliations import Reconciliations
-from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
 from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared

@@ -14,22 +14,20 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run, write_earlier
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
+    ALL_VALUES_KNOWN,
+    CAN_BE_JUDGED,
     ColumnState,
+    ExpectationResult,
     IncompleteRow,
     Ledger,
     Quarantine,
+    RowCounts,
+    Run,
+    SlotReading,
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.check_records import (
-    ALL_VALUES_KNOWN,
-    CAN_BE_JUDGED,
-    IS_FRESH,
-    REFERENCES_HOLD,
-    ExpectationResult,
-    keep_results,
-)
-from waldelta.lake.ledger.records import RowCounts, Run, SlotReading
+from waldelta.lake.ledger.check_records import IS_FRESH, REFERENCES_HOLD, keep_results
 from waldelta.monitoring.check_results import (
     expectations_map,
     missed_earlier,
@@ -43,8 +41,8 @@ from waldelta.monitoring.run_details import read_run
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
 from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_list import read_changed, read_tables
-from waldelta.pipeline import RunResult, StageResult
-from waldelta.pipeline.run_result import LandedChanges, ReportedLag, TableResult
+from waldelta.pipeline import RunResult, StageResult, TableResult
+from waldelta.pipeline.run_result import LandedChanges, ReportedLag
 
 
 @pytest.fixture

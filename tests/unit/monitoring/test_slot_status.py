@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, run
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Gap
+from waldelta.lake.ledger import Gap, Ledger
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.slot_status import last_slot
 

@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, result, run
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import Ledger, SlotMove, TableState
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.stopped_tables import read_stopped, unmet_in_run
 from waldelta.stages.check.gate.verdicts import STOP

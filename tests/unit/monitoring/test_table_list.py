@@ -8,8 +8,15 @@ import pytest
 
 from tests.support.bookkeeping import minutes
 from waldelta.lake import Lake
-from waldelta.lake.ledger import ColumnState, IncompleteRow, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.records import AttributeState, StorageState
+from waldelta.lake.ledger import (
+    ColumnState,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    StorageState,
+    TableState,
+)
+from waldelta.lake.ledger.records import AttributeState
 from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_list import content_label, read_content
 from waldelta.postgres.publication_membership import Membership, to_texts

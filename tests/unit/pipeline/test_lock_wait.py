@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from waldelta.errors import ApplyError, LockHeld, SchemaChanged, SyncFailed, TableBusy
-from waldelta.pipeline import lock_wait
-from waldelta.pipeline.lock_wait import is_of_locks, waiting_for_locks
+from waldelta.pipeline import lock_wait, waiting_for_locks
+from waldelta.pipeline.lock_wait import is_of_locks
 
 HELD = LockHeld("lock 'target t' is held by another run, pid 7")
 

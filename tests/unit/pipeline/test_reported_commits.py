@@ -9,11 +9,9 @@ from datetime import timedelta
 import pytest
 
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import Run, now
-from waldelta.pipeline import RunResult
+from waldelta.lake.ledger import Ledger, Run, now
+from waldelta.pipeline import RunResult, TableResult
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.run_result import TableResult
 
 BEGAN = now()
 

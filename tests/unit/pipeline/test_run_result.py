@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from waldelta.lake.ledger import TargetCut
-from waldelta.pipeline import RunResult, StageResult
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline import RunResult, StageResult, TableResult
 from waldelta.stages.check.suite import QualityReport
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import SlotMove, TableState
 from waldelta.pipeline.slot_identity import identity_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -6,8 +6,8 @@ import pytest
 
 from waldelta.config import Source
 from waldelta.config.source import Options
-from waldelta.pipeline import RunResult
-from waldelta.pipeline.source_load import SourceBill, moves, peeks
+from waldelta.pipeline import RunResult, SourceBill
+from waldelta.pipeline.source_load import moves, peeks
 
 
 def test_parts_add_up():

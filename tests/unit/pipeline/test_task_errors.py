@@ -15,13 +15,8 @@ from waldelta.errors import (
 )
 from waldelta.lake import Lake
 from waldelta.lake.write_errors import target_not_writable
-from waldelta.pipeline.task_errors import (
-    is_conflict,
-    named_error,
-    of_table,
-    unexpected_error,
-    writing_error,
-)
+from waldelta.pipeline import is_conflict, named_error, of_table, unexpected_error
+from waldelta.pipeline.task_errors import writing_error
 from waldelta.spark import write_errors
 from waldelta.spark.task_attempts import error_text
 

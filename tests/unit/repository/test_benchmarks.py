@@ -31,8 +31,7 @@ from benchmarks.workloads import (
     chosen,
 )
 from tests.support import pgoutput_encoder as encoder
-from waldelta.pipeline import RunResult, StageResult
-from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline import RunResult, StageResult, TableResult
 
 
 def measured(

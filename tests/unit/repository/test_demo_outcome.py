@@ -14,8 +14,7 @@ from demo.flights import Loaded
 from demo.outcome import DemoOutcome, show
 from tests.oracles.compare import Difference
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger, TargetCut
-from waldelta.lake.ledger.records import Run, now
+from waldelta.lake.ledger import Ledger, Run, TargetCut, now
 
 EQUAL = Difference("public.flights", 200, 200, 0, 0)
 UNEQUAL = Difference(

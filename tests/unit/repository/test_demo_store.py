@@ -16,7 +16,7 @@ from demo.stack.processes import finish
 from demo.stack.secret_file import StackSecrets
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.config import load_pipeline_file
-from waldelta.lake.store_connection import read_store_options
+from waldelta.lake import read_store_options
 
 
 @pytest.fixture

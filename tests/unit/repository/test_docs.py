@@ -20,9 +20,19 @@ from waldelta.config.pipeline_file import Target
 from waldelta.config.source import Options
 from waldelta.error_catalog import REMEDIES
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger import BatchCut, ColumnState, IncompleteRow, TableState, TargetCut
-from waldelta.lake.ledger.reconciliations import Reconciliation
-from waldelta.lake.ledger.records import Gap, KeptWindow, Release, Run, SlotMove
+from waldelta.lake.ledger import (
+    BatchCut,
+    ColumnState,
+    Gap,
+    IncompleteRow,
+    Reconciliation,
+    Release,
+    Run,
+    SlotMove,
+    TableState,
+    TargetCut,
+)
+from waldelta.lake.ledger.records import KeptWindow
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"

@@ -11,9 +11,8 @@ from tests.support.pipelines import job_of, whole_database
 from tests.support.slot_state import SLOT
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger import Ledger, Run, SlotMove, TableState
 from waldelta.lake.ledger.prune_ledger import keep_moves
-from waldelta.lake.ledger.records import Run, SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.slot_identity import identity_of

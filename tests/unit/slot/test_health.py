@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.slot_state import SLOT as UNREMARKABLE
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
-from waldelta.slot.health import forecast, slot_warnings, wal_rate
+from waldelta.slot import slot_warnings
+from waldelta.slot.health import forecast, wal_rate
 
 NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
 GB = 1 << 30

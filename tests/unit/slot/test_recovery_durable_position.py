@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.unit.lake.ledger.test_ledger import NOON
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.slot.recovery import MOVING, written_down
 

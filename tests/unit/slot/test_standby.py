@@ -34,9 +34,9 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import SlotIdentity, SourceConnections
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.server_errors.sqlstate import ServerError
+from waldelta.slot import check_ours, recover
 from waldelta.slot.read import peek_error
-from waldelta.slot.recovery import recover
-from waldelta.slot.slot import check_health, check_ours
+from waldelta.slot.slot import check_health
 from waldelta.slot.standby import _check_follows, _timeline, check_slot, replay_warnings
 from waldelta.stages.setup._slot_setup import _create_on_standby, slot_that_stays
 from waldelta.stages.setup.facts.source_facts import ServerFacts

@@ -37,8 +37,8 @@ from waldelta.changes.decode.row_states import (
     row_versions,
 )
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
-from waldelta.lake.changelog import Snapshot
-from waldelta.lake.changelog.commit_order import commits, place_columns
+from waldelta.lake.changelog import Snapshot, place_columns
+from waldelta.lake.changelog.commit_order import commits
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation, Segments
 from waldelta.pgoutput.rows import Rows, decode_rows

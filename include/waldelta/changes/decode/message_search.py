@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.errors import DecodeError, WaldeltaError
-from waldelta.lake.changelog import BatchNumbers, ChangeLog
-from waldelta.lake.changelog.commit_order import place_columns
+from waldelta.lake.changelog import BatchNumbers, ChangeLog, place_columns
 from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.changelog.transaction_counts import XID_MASK
 from waldelta.lake.ledger import TableState

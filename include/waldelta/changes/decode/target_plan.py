@@ -18,10 +18,16 @@ from waldelta.changes.decode.row_states import Truncation, Unfolding
 from waldelta.config import TypeOptions
 from waldelta.config.pipeline_file import SchemaPolicy, SchemaRules
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.lake.changelog import BatchNumbers, Snapshot, Stream
-from waldelta.lake.changelog.batch_range import BatchRange
-from waldelta.lake.changelog.commit_order import commits, last_truncates
-from waldelta.lake.changelog.row_messages import RowMessages, Volume
+from waldelta.lake.changelog import (
+    BatchNumbers,
+    BatchRange,
+    RowMessages,
+    Snapshot,
+    Stream,
+    last_truncates,
+)
+from waldelta.lake.changelog.commit_order import commits
+from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput import Relation, read_truncate
@@ -35,7 +41,7 @@ from waldelta.pipeline.drift.schema_evolution import (
     refusal,
     unchanged,
 )
-from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets import filter_of
 from waldelta.postgres import PgType, TableId
 from waldelta.postgres.type_catalog import INT8
 from waldelta.types import TargetType, column_types

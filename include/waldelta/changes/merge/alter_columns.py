@@ -20,21 +20,15 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget, Tag, write_parquet
+from waldelta.lake import DeltaTarget, Tag, remove_folder, staging_folder, write_parquet
 from waldelta.lake.delta_statements import USER_METADATA
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import remove_folder
+from waldelta.lake.ledger import TableState, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.pipeline.targets.target_definition import (
-    check_columns,
-    check_new_columns,
-    foreign_columns,
-)
+from waldelta.pipeline.targets import check_columns
+from waldelta.pipeline.targets.target_definition import check_new_columns, foreign_columns
 from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote

@@ -24,10 +24,7 @@ from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, m
 from waldelta.changes.merge._duplicates import match_duplicates
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake import READ_FAILURES, TargetVersion
-from waldelta.lake.data_file import replace_by_rows
-from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
-from waldelta.lake.fence import Fence
+from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job

@@ -43,11 +43,8 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError, without_values
-from waldelta.lake import DeltaTarget, TargetVersion
-from waldelta.lake.data_file import DataFile, discard, new_prefix
-from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.fence import Fence
-from waldelta.lake.storage import parquet_format
+from waldelta.lake import DataFile, DeltaTarget, Fence, Overtaken, TargetVersion, parquet_format
+from waldelta.lake.data_file import discard, new_prefix
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares

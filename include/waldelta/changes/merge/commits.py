@@ -37,7 +37,7 @@ from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id
+from waldelta.pipeline.targets import TargetFence, apply_app_id
 from waldelta.spark import Runner
 
 # How many commits are searched. Only maintenance and external commits come in between.

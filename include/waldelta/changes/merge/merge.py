@@ -24,7 +24,7 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import check_whole
-from waldelta.lake.fence import Fence
+from waldelta.lake import Fence
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
 from waldelta.spark import Runner

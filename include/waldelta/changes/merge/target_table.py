@@ -22,7 +22,7 @@ from waldelta.errors import (
     raised_as,
     without_values,
 )
-from waldelta.lake import DeltaTarget, Tag
+from waldelta.lake import DeltaTarget, Tag, not_writable_by_spark
 from waldelta.lake.delta_statements import (
     create_table,
     find_commit,
@@ -32,10 +32,9 @@ from waldelta.lake.delta_statements import (
     schema_option,
 )
 from waldelta.lake.storage import remove_empty_log
-from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import METADATA_TYPES
+from waldelta.pipeline import is_conflict, named_error
 from waldelta.pipeline.targets.target_definition import refusal
-from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark import Runner

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from waldelta.lake.storage import remove_folder
+from waldelta.lake import remove_folder
 from waldelta.server_errors import texts
 from waldelta.spark import Runner
 

@@ -15,8 +15,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.arrow import Bools, Ints, grouped, table_of
-from waldelta.lake import Lake
-from waldelta.lake.storage import by_row_group, data_paths, parquet_format
+from waldelta.lake import Lake, by_row_group, parquet_format
+from waldelta.lake.storage import data_paths
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
 # file.

@@ -21,13 +21,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.arrow import Ints
-from waldelta.lake import Lake
-from waldelta.lake.changelog import ChangeLog, Stream
-from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import parquet_format, remove_folder
-from waldelta.pipeline import Job
-from waldelta.pipeline.task_errors import named_error
+from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder
+from waldelta.lake.changelog import ChangeLog, RowMessages, Stream
+from waldelta.lake.changelog.row_messages import ROW_SCHEMA, all_row_messages
+from waldelta.pipeline import Job, named_error
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.spark.write_errors import change_log_write_error

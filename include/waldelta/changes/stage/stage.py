@@ -36,9 +36,9 @@ from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.errors import StagedLost, without_values
 from waldelta.lake import Lake, write_parquet
-from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.changelog import ChangeLog, RowMessages
 from waldelta.lake.changelog.batch_range import BYTES_PER_COLLAPSE
-from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
+from waldelta.lake.changelog.row_messages import Piece, Volume, row_messages
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares

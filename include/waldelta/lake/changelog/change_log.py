@@ -29,8 +29,7 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batc
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.quarantine import SKIPPED
+from waldelta.lake.ledger import SKIPPED, Quarantine
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import CHANGES, remove_empty_folders
 from waldelta.pgoutput import read_truncate

@@ -1,17 +1,91 @@
 """The ledger: Delta tables that record what runs did and what state each target is in."""
 
+from waldelta.lake.ledger.check_records import (
+    ALL_VALUES_KNOWN,
+    CAN_BE_JUDGED,
+    ColumnProfile,
+    ExpectationResult,
+)
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.reconciliations import Reconciliation
-from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
+from waldelta.lake.ledger.quarantine import (
+    ACCEPTED,
+    DISCARDED,
+    QUARANTINED,
+    RESOLVED,
+    SKIPPED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    watched_rows,
+)
+from waldelta.lake.ledger.reconciliations import (
+    DIFFERENT,
+    EQUAL,
+    REPAIRED,
+    Reconciliation,
+    RowDifference,
+)
+from waldelta.lake.ledger.records import (
+    COPYING,
+    FAILED,
+    NEEDS_SYNC,
+    REMOVED,
+    SYNCED,
+    BatchCut,
+    ColumnState,
+    ExternalCommit,
+    Gap,
+    Release,
+    RowCounts,
+    Run,
+    SlotMove,
+    SlotReading,
+    StorageState,
+    TableState,
+    TargetCut,
+    now,
+)
+from waldelta.lake.ledger.table import last_rows, of_run, of_tables
 
 __all__ = [
+    "ACCEPTED",
+    "ALL_VALUES_KNOWN",
+    "CAN_BE_JUDGED",
+    "COPYING",
+    "DIFFERENT",
+    "DISCARDED",
+    "EQUAL",
+    "FAILED",
+    "NEEDS_SYNC",
+    "QUARANTINED",
+    "REMOVED",
+    "REPAIRED",
+    "RESOLVED",
+    "SKIPPED",
+    "SYNCED",
     "BatchCut",
+    "ColumnProfile",
     "ColumnState",
+    "ExpectationResult",
+    "ExternalCommit",
+    "Gap",
     "IncompleteRow",
     "Ledger",
     "Quarantine",
     "Reconciliation",
+    "Release",
+    "RowCounts",
+    "RowDifference",
+    "Run",
+    "SentMessage",
+    "SlotMove",
+    "SlotReading",
+    "StorageState",
     "TableState",
     "TargetCut",
+    "last_rows",
+    "now",
+    "of_run",
+    "of_tables",
+    "watched_rows",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState
+from waldelta.lake.ledger import StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState, FileState, LabelState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.postgres import TableId
 from waldelta.postgres.type_catalog import PARTS_OF_TYPE, fetch

@@ -16,13 +16,12 @@ from typing import Any
 
 from waldelta.config import PipelineFile, TypeOptions
 from waldelta.errors import FilterNotTranslatable, NeedsSync
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import StorageState
+from waldelta.lake.ledger import StorageState, TableState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.drift.unsent_changes import replaced_files
-from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
-from waldelta.pipeline.targets.target_filter import both, column_states, filter_of
+from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, column_states, filter_of
+from waldelta.pipeline.targets.target_filter import both
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import (
     from_texts,

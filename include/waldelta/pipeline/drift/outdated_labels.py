@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake import TargetVersion
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import StorageState
+from waldelta.lake.ledger import StorageState, TableState
 from waldelta.pipeline.drift.unsent_changes import relabelled
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import Watermarks

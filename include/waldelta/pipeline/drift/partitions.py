@@ -13,8 +13,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state, stored
 from waldelta.pipeline.drift.unsent_changes import with_truncated
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets import TargetSource
-from waldelta.pipeline.targets.watermarks import record_state
+from waldelta.pipeline.targets import TargetSource, record_state
 from waldelta.postgres import Connection
 from waldelta.postgres.publication_membership import from_texts
 

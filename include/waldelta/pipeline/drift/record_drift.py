@@ -16,10 +16,8 @@ import psycopg
 
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog import Snapshot
-from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import StorageState, now
+from waldelta.lake.changelog import Snapshot, last_truncates
+from waldelta.lake.ledger import StorageState, TableState, now
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.outdated_labels import outdated_columns
@@ -27,11 +25,15 @@ from waldelta.pipeline.drift.repair_plan import Repair, describe_moving
 from waldelta.pipeline.drift.schema_evolution import refusal
 from waldelta.pipeline.drift.unsent_changes import to_record, unsent_changes
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, Watermarks
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    TargetSource,
+    Watermarks,
+    filter_of,
+    record_state,
+)
 from waldelta.pipeline.targets.lifecycle import mark_same_copy
-from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.target_sources import read_targets
-from waldelta.pipeline.targets.watermarks import record_state
 from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,8 @@ from psycopg import sql
 
 from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import StorageState
-from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
+from waldelta.lake.ledger import StorageState, TableState
+from waldelta.pipeline.targets import filter_of, read_target_filter
 from waldelta.postgres import Leaf, PublishedTable
 from waldelta.postgres.lock_waits import limited, within
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
@@ -47,8 +46,8 @@ from waldelta.row_filter.parse.parse import (
     walk,
 )
 from waldelta.row_filter.source_sql import source_sql
-from waldelta.snapshot import Choice
-from waldelta.snapshot.read_selected import of_leaves_together, whole_table
+from waldelta.snapshot import Choice, whole_table
+from waldelta.snapshot.read_selected import of_leaves_together
 from waldelta.snapshot.read_table import of_leaves
 from waldelta.target_modes import Feature
 

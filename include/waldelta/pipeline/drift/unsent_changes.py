@@ -36,8 +36,8 @@ import psycopg
 from psycopg import sql
 
 from waldelta.errors import without_values
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import AttributeState, StorageState
+from waldelta.lake.ledger import StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.postgres.lock_waits import limited, within
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake.ledger import BatchCut, TargetCut
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import BatchCut, TargetCut, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.external_commits import check_durably, expire_vacuumed
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.expectation_files import assign_suites, read_each
-from waldelta.lake.ledger.check_records import CAN_BE_JUDGED, ExpectationResult
-from waldelta.lake.ledger.table import of_tables
+from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, of_tables
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import synced_states
 

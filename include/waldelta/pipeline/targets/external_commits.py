@@ -21,11 +21,10 @@ from pathlib import Path
 from waldelta.config import dag_id_of
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaLog, DeltaTarget
+from waldelta.lake import DeltaLog, DeltaTarget, local_path
 from waldelta.lake.delta_log import Commit
-from waldelta.lake.ledger import BatchCut, TableState
-from waldelta.lake.ledger.records import ExternalCommit, now
-from waldelta.lake.storage import is_within, local_path
+from waldelta.lake.ledger import BatchCut, ExternalCommit, TableState, now
+from waldelta.lake.storage import is_within
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_definition import (
     describe,

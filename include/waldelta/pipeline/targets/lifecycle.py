@@ -27,8 +27,16 @@ from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.error_catalog import ERRORS
 from waldelta.errors import LakeError, LateWriter, LockHeld, TableBusy
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, now
+from waldelta.lake.ledger import (
+    COPYING,
+    FAILED,
+    NEEDS_SYNC,
+    REMOVED,
+    SYNCED,
+    Ledger,
+    TableState,
+    now,
+)
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources, read_targets

@@ -20,8 +20,7 @@ from waldelta.errors import (
 )
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.delta_log import APPEND_ONLY, Commit, Definition
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import ExternalCommit
+from waldelta.lake.ledger import ExternalCommit, TableState
 from waldelta.metadata_columns import METADATA_TYPES
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.task_errors import writing_error

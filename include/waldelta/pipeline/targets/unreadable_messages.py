@@ -18,10 +18,18 @@ from typing import Any
 
 from waldelta.config.parse_text import parse_json
 from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
-from waldelta.lake.ledger.quarantine import RESOLVED, SKIPPED, UNREADABLE, SentMessage, message_key
-from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import BOOKKEEPING, MESSAGES
+from waldelta.lake import MESSAGES
+from waldelta.lake.ledger import (
+    RESOLVED,
+    SKIPPED,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    SentMessage,
+    now,
+)
+from waldelta.lake.ledger.quarantine import UNREADABLE, message_key
+from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate
 from waldelta.pgoutput.byte_readers import unsigned

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake import TableError
+from waldelta.lake import MESSAGES, UNFENCED, Fence, TableError
 from waldelta.lake.changelog import Snapshot
-from waldelta.lake.fence import UNFENCED, Fence
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED, now
-from waldelta.lake.storage import MESSAGES
+from waldelta.lake.ledger import SYNCED, TableState, now
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity

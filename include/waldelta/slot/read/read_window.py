@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
-from waldelta.lake.ledger.records import KeptWindow, now
+from waldelta.lake.ledger import now
+from waldelta.lake.ledger.records import KeptWindow
 from waldelta.pipeline import Job
 from waldelta.postgres.lock_waits import open_transactions
 

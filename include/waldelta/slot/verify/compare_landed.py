@@ -11,8 +11,8 @@ import psycopg
 
 from waldelta.config import Source
 from waldelta.errors import ConsumeMismatch, PublicationGone
-from waldelta.lake.changelog.transaction_counts import Transactions
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.changelog import Transactions
+from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.server_errors.sqlstate import ServerError

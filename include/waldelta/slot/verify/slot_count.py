@@ -11,7 +11,8 @@ import psycopg
 
 from waldelta.config import Source
 from waldelta.errors import raised_as
-from waldelta.lake.changelog.transaction_counts import PreparedRows, Transactions
+from waldelta.lake.changelog import Transactions
+from waldelta.lake.changelog.transaction_counts import PreparedRows
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.postgres import Connection

@@ -14,19 +14,24 @@ import psycopg
 from waldelta.errors import StateError
 from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import CatalogTable
+from waldelta.pipeline.drift import CatalogTable, outdated_columns, unsent_changes, with_leaves
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.outdated_labels import outdated_columns
-from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves, with_leaves
+from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves
 from waldelta.pipeline.drift.record_drift import (
     check_drift,
     check_mode,
     check_rewrite,
     read_published_now,
 )
-from waldelta.pipeline.drift.unsent_changes import unsent_changes
-from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    RequiredAction,
+    TableLifecycle,
+    TargetSource,
+    read_lifecycles,
+    read_published,
+    requiring,
+)
 from waldelta.pipeline.targets.lifecycle import states as due_states
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements

@@ -17,9 +17,8 @@ from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, Chains, identity_codes, in_order_of
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode, with_typed_keys
 from waldelta.changes.decode.row_keys import first_values, row_keys
-from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.changelog.commit_order import place_columns
-from waldelta.lake.ledger.quarantine import SentMessage
+from waldelta.lake.changelog import ChangeLog, place_columns
+from waldelta.lake.ledger import SentMessage
 
 # A row's newest message is stored whatever its size; the bytes of earlier ones up to this total.
 MOST_EARLIER_BYTES = 1 << 20

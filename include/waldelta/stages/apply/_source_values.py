@@ -31,8 +31,8 @@ from waldelta.postgres.connection import check_settings, lacks_room
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
 from waldelta.postgres.published_tables import MEMBERS
 from waldelta.postgres.type_catalog import INT8, read_types
+from waldelta.snapshot import KeyAttribute
 from waldelta.snapshot.exported_snapshot import wait_until_visible
-from waldelta.snapshot.read_selected import KeyAttribute
 from waldelta.snapshot.read_table import privilege_remedy
 from waldelta.types.base import printed
 

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from waldelta.changes.merge.commits import read_unreported
-from waldelta.lake.ledger import TableState, TargetCut
-from waldelta.lake.ledger.records import SYNCED, now
+from waldelta.lake.ledger import SYNCED, TableState, TargetCut, now
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.targets import TableLifecycle, Watermarks

@@ -22,28 +22,27 @@ from waldelta.changes.stage.split import splitting
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
+from waldelta.lake import UNFENCED, Fence, staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog, Stream
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.fence import UNFENCED, Fence
-from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut
-from waldelta.lake.ledger.records import now
-from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
-from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline import Job, of_table, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
 from waldelta.pipeline.drift import CatalogTable, Evolution
 from waldelta.pipeline.source_connections import SharedConnection
-from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.external_commits import Watch
-from waldelta.pipeline.targets.lifecycle import mark_for_copy, record_removed
-from waldelta.pipeline.targets.target_definition import check_columns, merge_error
-from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import (
+from waldelta.pipeline.targets import (
     TargetFence,
+    Watermarks,
     apply_app_id,
+    check_columns,
     check_same_copy,
+    merge_error,
+    record_removed,
+    record_unreadable,
 )
-from waldelta.pipeline.task_errors import of_table
+from waldelta.pipeline.targets.external_commits import Watch
+from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches

@@ -45,23 +45,19 @@ from waldelta.changes.decode.row_keys import first_values, own_keys
 from waldelta.changes.stage import Staged
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake import write_parquet
+from waldelta.lake import Fence, by_row_group, open_parquet, write_parquet
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.fence import Fence
-from waldelta.lake.ledger import IncompleteRow, Quarantine
-from waldelta.lake.ledger.quarantine import (
-    COMPLETED,
+from waldelta.lake.ledger import (
     DISCARDED,
     QUARANTINED,
     RESOLVED,
-    Outline,
+    IncompleteRow,
+    Quarantine,
     SentMessage,
-    discarded_rows,
-    latest_rows,
+    now,
     watched_rows,
 )
-from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import by_row_group, open_parquet
+from waldelta.lake.ledger.quarantine import COMPLETED, Outline, discarded_rows, latest_rows
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import RAW_TYPE

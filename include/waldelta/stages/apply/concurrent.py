@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.changelog.transaction_counts import Landed
-from waldelta.lake.fence import Fence
+from waldelta.lake import Fence
+from waldelta.lake.changelog import ChangeLog, Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job
 from waldelta.spark import Runner

@@ -20,17 +20,16 @@ from waldelta.changes.merge.target_table import plainly_typed
 from waldelta.changes.stage.read_changes import read_changes
 from waldelta.errors import ApplyError, DecodeError, LateWriter, without_values
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.changelog.commit_order import commits, place_columns
-from waldelta.lake.storage import MESSAGES
+from waldelta.lake import MESSAGES
+from waldelta.lake.changelog import ChangeLog, place_columns
+from waldelta.lake.changelog.commit_order import commits
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.logical_message import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
-from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity
+from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, is_conflict, named_error
 from waldelta.pipeline.advisory_locks import messages_lock
-from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied
-from waldelta.pipeline.task_errors import is_conflict, named_error
+from waldelta.pipeline.targets import messages_applied, record_unreadable
+from waldelta.pipeline.targets.watermarks import messages_app_id
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.lake.ledger import BatchCut, IncompleteRow, TableState, TargetCut
 from waldelta.lake.storage import BOOKKEEPING
-from waldelta.pipeline import Job, RunResult
+from waldelta.pipeline import Job, RunResult, of_table, unexpected_error
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED
-from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.postgres.unpublished_tables import Unpublished
 from waldelta.quantities import counted
 from waldelta.stages.sync.skipped_copy import stopped

@@ -13,7 +13,7 @@ from waldelta.config.expectation_files import OwnSuites, TargetColumns
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import LSN
-from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.pipeline import unexpected_error
 from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check.gate.decided_rows import PositionRange

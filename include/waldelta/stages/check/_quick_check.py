@@ -20,9 +20,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import functions as F
 
-from waldelta.lake import READ_FAILURES, TargetVersion
+from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.storage import by_row_group, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.spark import Runner
 from waldelta.stages.check._background import measure_early

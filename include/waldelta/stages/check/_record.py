@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from waldelta.config.expectation_files import OwnSuites
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.check_records import (
-    ALL_VALUES_KNOWN,
-    ExpectationResult,
-    PassedSuite,
-    Profile,
-    newest_versions,
-)
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import ALL_VALUES_KNOWN, ExpectationResult, Ledger, TableState, now
+from waldelta.lake.ledger.check_records import PassedSuite, Profile, newest_versions
 from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check.gate.quarantined_rows import record_unknown

@@ -19,9 +19,8 @@ from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Lake
-from waldelta.lake.ledger import Ledger, Quarantine, TableState
+from waldelta.lake.ledger import SYNCED, Ledger, Quarantine, TableState, now
 from waldelta.lake.ledger.check_records import KEPT_PER_TABLE, latest_profiles, latest_suites
-from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import Runner, RunnerPool

@@ -21,7 +21,7 @@ from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, Targ
 from waldelta.errors import WaldeltaError
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake import READ_FAILURES
-from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.ledger import SYNCED
 from waldelta.pipeline import Job
 from waldelta.spark import open_session
 from waldelta.spark_sql import quote

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from waldelta.lake import READ_FAILURES, DeltaTarget
-from waldelta.lake.storage import row_count
+from waldelta.lake import READ_FAILURES, DeltaTarget, row_count
 from waldelta.pipeline import Job, RunResult
 
 log = logging.getLogger(__name__)

@@ -21,22 +21,22 @@ from waldelta.errors import (
     SourceError,
     StandbyAway,
 )
-from waldelta.lake import check_writable
-from waldelta.lake.changelog.transaction_counts import Landed
-from waldelta.lake.fence import UNFENCED, Fence
+from waldelta.lake import UNFENCED, Fence, check_writable
+from waldelta.lake.changelog import Landed
 from waldelta.lsn import Lsn
-from waldelta.pipeline import Job
-from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
-from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
+from waldelta.pipeline import Job, SourceBill
+from waldelta.pipeline.source_load import SlotMeter, moves, peeks
+from waldelta.pipeline.targets import record_unreadable
+from waldelta.pipeline.targets.unreadable_messages import skipped_messages
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.quantities import counted
-from waldelta.slot import slot_position
+from waldelta.slot import recover, slot_position
 from waldelta.slot.acknowledge import consume, move_idle_slot
 from waldelta.slot.failover import check_followed
 from waldelta.slot.read.decode_failure import Reading
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
 from waldelta.slot.read.read_window import ReadWindows
-from waldelta.slot.recovery import check_unmoved, recover, slot_move
+from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.slot import check_received
 from waldelta.spark import Runner
 from waldelta.stages.land.land import land

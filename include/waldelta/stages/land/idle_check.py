@@ -18,44 +18,40 @@ import psycopg
 
 from waldelta.errors import PeekTimeout, PeekTooLarge, SourceDiskFull, StateError
 from waldelta.lake.changelog import ChangeLog, Snapshot
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import StorageState, now
+from waldelta.lake.ledger import StorageState, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job, SlotIdentity, slot_lock
-from waldelta.pipeline.drift import CatalogTable
+from waldelta.pipeline.drift import CatalogTable, outdated_columns, unsent_changes, with_leaves
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.outdated_labels import outdated_columns
-from waldelta.pipeline.drift.partitions import read_own_tables, with_leaves
+from waldelta.pipeline.drift.partitions import read_own_tables
 from waldelta.pipeline.drift.record_drift import read_published_now
-from waldelta.pipeline.drift.unsent_changes import unsent_changes
-from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
-from waldelta.pipeline.targets.corrected_expectations import corrected
-from waldelta.pipeline.targets.lifecycle import (
-    copied_by_runs,
-    never_copied,
+from waldelta.pipeline.targets import (
+    RequiredAction,
+    TargetSource,
+    Watermarks,
+    messages_applied,
     read_lifecycles,
     read_published,
     record_removed,
     requiring,
-    states,
 )
-from waldelta.pipeline.targets.watermarks import messages_applied
+from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states
 from waldelta.postgres.lock_waits import LockedTables, limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import ServerPosition, read_oldest_xid
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot import slot_position
+from waldelta.slot import check_system, recover, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.acknowledge import move_idle_slot
-from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import gaps_recorded
-from waldelta.slot.health import critical, log_warnings, slot_warnings
+from waldelta.slot.health import critical, log_warnings
 from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.decode_failure import check_next
 from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
-from waldelta.slot.recovery import Recovered, check_unmoved, recover, slot_move
-from waldelta.slot.standby import check_slot, standby_warnings
+from waldelta.slot.recovery import Recovered, check_unmoved, slot_move
+from waldelta.slot.standby import check_slot
 from waldelta.slot.verify.slot_count import first_message
 from waldelta.stages.setup.new_tables import adopt_or_report
 

@@ -18,7 +18,7 @@ from waldelta.lake import WRITE_FAILURES
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.pgoutput import UnreadMessage
-from waldelta.pipeline.task_errors import named_error
+from waldelta.pipeline import named_error
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.spark import Runner

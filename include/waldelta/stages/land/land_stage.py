@@ -9,21 +9,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from waldelta.errors import SlotUnreadable, WaldeltaError
-from waldelta.lake import READ_FAILURES
-from waldelta.lake.changelog.transaction_counts import Landed
-from waldelta.lake.fence import Fence
-from waldelta.lake.ledger.records import now
+from waldelta.lake import READ_FAILURES, Fence
+from waldelta.lake.changelog import Landed
+from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, StageResult, slot_lock
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.quantities import counted
-from waldelta.slot import slot_position
-from waldelta.slot.failover import check_system
+from waldelta.slot import check_system, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.gaps import gaps_recorded
-from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
+from waldelta.slot.health import critical, log_warnings, reading
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
-from waldelta.slot.standby import check_slot, committed_upto, standby_warnings
+from waldelta.slot.standby import check_slot, committed_upto
 from waldelta.spark import Runner
 from waldelta.stages.setup.new_tables import adopt_or_report
 

@@ -15,8 +15,15 @@ import tenacity
 from waldelta.changes.merge.by_driver import read_within
 from waldelta.errors import LateWriter, LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake import READ_FAILURES, WRITE_FAILURES, CommitConflict, Tag, TargetVersion
-from waldelta.lake.data_file import replace_by_rows
+from waldelta.lake import (
+    READ_FAILURES,
+    WRITE_FAILURES,
+    CommitConflict,
+    Tag,
+    TargetVersion,
+    remove_folder,
+    replace_by_rows,
+)
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
     SMALLEST_FILE,
@@ -26,18 +33,13 @@ from waldelta.lake.delta_statements import (
     set_retention,
     vacuum,
 )
-from waldelta.lake.ledger import Quarantine, TableState
+from waldelta.lake.ledger import Quarantine, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
-from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import find_leftovers
-from waldelta.lake.storage import remove_folder
 from waldelta.pgoutput.transactions import Prepared
-from waldelta.pipeline import Job, RunResult, StageResult, target_lock
-from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.external_commits import check_target
+from waldelta.pipeline import Job, RunResult, StageResult, is_conflict, target_lock
+from waldelta.pipeline.targets import Watermarks, check_target, messages_applied, synced_states
 from waldelta.pipeline.targets.lifecycle import copies_under_way
-from waldelta.pipeline.targets.watermarks import messages_applied, synced_states
-from waldelta.pipeline.task_errors import is_conflict
 from waldelta.quantities import counted
 from waldelta.slot.recovery import durable_position
 from waldelta.spark import Runner

@@ -26,9 +26,7 @@ from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
 from waldelta.changes.stage.net_files import parts_at_once
 from waldelta.errors import without_values
-from waldelta.lake import write_parquet
-from waldelta.lake.fence import Fence
-from waldelta.lake.storage import open_parquet
+from waldelta.lake import Fence, open_parquet, write_parquet
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_selected import KEYS_PER_READ
 

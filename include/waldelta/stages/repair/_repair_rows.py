@@ -22,14 +22,12 @@ from waldelta.changes.decode.row_keys import named_keys
 from waldelta.changes.merge.snapshot_rows import staged_names, staged_shape
 from waldelta.changes.stage import Staged
 from waldelta.errors import NeedsSync
-from waldelta.lake import DeltaTarget, write_parquet
-from waldelta.lake.storage import row_count
+from waldelta.lake import DeltaTarget, row_count, write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import Repair
+from waldelta.pipeline.drift import Repair, is_dear
 from waldelta.pipeline.drift.repair_plan import (
     MovingRows,
-    is_dear,
     merges_partitions,
     moving_rows,
     within_leaves,
@@ -38,15 +36,16 @@ from waldelta.postgres import Connection
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.translate import spark_condition
-from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.read_selected import (
+from waldelta.snapshot import (
+    Choice,
     KeyAttribute,
-    key_columns,
-    read_choices,
-    read_keys,
+    SnapshotHolder,
+    TableCopy,
+    plan_copy,
+    reader_name,
     whole_table,
 )
+from waldelta.snapshot.read_selected import key_columns, read_choices, read_keys
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once

@@ -16,26 +16,21 @@ from waldelta.errors import (
     TargetNotWritable,
     WaldeltaError,
 )
-from waldelta.lake.ledger import Reconciliation, TableState
-from waldelta.lake.ledger.reconciliations import (
-    COMPARISON_FAILED,
-    DIFFERENT,
-    NOT_COMPARED,
-    REPAIRED,
-    kept_out,
-)
-from waldelta.lake.ledger.records import now
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.drift import read_catalog_state
+from waldelta.lake.ledger import DIFFERENT, REPAIRED, Reconciliation, TableState, now
+from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED, NOT_COMPARED, kept_out
+from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table, unexpected_error
+from waldelta.pipeline.drift import read_catalog_state, with_leaves
 from waldelta.pipeline.drift.drift import source_as_copied
-from waldelta.pipeline.drift.partitions import of_partition, with_leaves
-from waldelta.pipeline.run_result import TableResult
-from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
+from waldelta.pipeline.drift.partitions import of_partition
+from waldelta.pipeline.targets import (
+    RequiredAction,
+    TableLifecycle,
+    Watermarks,
+    check_columns,
+    read_unlocked_sources,
+    unknown_tables,
+)
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
-from waldelta.pipeline.targets.table_names import unknown_tables
-from waldelta.pipeline.targets.target_definition import check_columns
-from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.postgres.connection import named_loss
 from waldelta.postgres.server_position import is_standby
 from waldelta.quantities import counted

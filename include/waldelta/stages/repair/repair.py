@@ -43,31 +43,41 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.failpoints import fault_point
+from waldelta.lake import staging_folder
 from waldelta.lake.changelog import BatchNumbers
-from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
-from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.quarantine import (
+from waldelta.lake.ledger import (
     ACCEPTED,
+    COPYING,
+    NEEDS_SYNC,
     QUARANTINED,
-    discarded_rows,
-    message_rows,
+    IncompleteRow,
+    Quarantine,
+    StorageState,
+    TableState,
+    TargetCut,
+    now,
     watched_rows,
 )
-from waldelta.lake.ledger.records import COPYING, NEEDS_SYNC, StorageState, now
-from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.ledger.ledger import next_generation
+from waldelta.lake.ledger.quarantine import discarded_rows, message_rows
 from waldelta.lsn import Lsn
-from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock
-from waldelta.pipeline.drift import Repair
+from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock, unexpected_error
+from waldelta.pipeline.drift import Repair, is_dear, outdated_columns, unsent_changes
 from waldelta.pipeline.drift.drift import as_published
-from waldelta.pipeline.drift.outdated_labels import outdated_columns
-from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
-from waldelta.pipeline.drift.unsent_changes import unsent_changes
-from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
-from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
-from waldelta.pipeline.targets.target_definition import check_columns, merge_error
-from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.watermarks import TargetFence, check_same_copy
-from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.pipeline.drift.repair_plan import obstacle
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    TargetFence,
+    Watermarks,
+    check_columns,
+    check_same_copy,
+    check_target,
+    column_states,
+    merge_error,
+    read_target_filter,
+)
+from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
+from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted

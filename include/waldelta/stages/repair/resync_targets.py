@@ -11,14 +11,18 @@ from waldelta.config import dag_id_of
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
+from waldelta.pipeline.targets import (
+    RequiredAction,
+    TableLifecycle,
+    TargetSource,
+    read_lifecycles,
+    requiring,
+)
 from waldelta.pipeline.targets.lifecycle import (
     copied_by_runs,
     never_copied,
-    read_lifecycles,
     read_table_bytes,
     record_killed,
-    requiring,
 )
 from waldelta.quantities import counted
 from waldelta.spark import Runner

@@ -8,15 +8,17 @@ from collections.abc import Callable, Collection, Mapping
 
 from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.lake.ledger import Quarantine, TableState
-from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult, of_table
 from waldelta.pipeline.drift import CatalogTable, Repair, read_catalog_state
 from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
-from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    RequiredAction,
+    read_unlocked_sources,
+    unknown_tables,
+)
 from waldelta.pipeline.targets.lifecycle import states
-from waldelta.pipeline.targets.table_names import unknown_tables
-from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.task_errors import of_table
 from waldelta.postgres.lock_waits import LockedTables
 from waldelta.quantities import counted
 from waldelta.spark import Runner

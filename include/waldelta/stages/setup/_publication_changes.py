@@ -31,11 +31,10 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.ledger import SYNCED
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.targets.watermarks import record_state
+from waldelta.pipeline.targets import read_unlocked_sources, record_state
 from waldelta.postgres import Connection
 from waldelta.postgres.publication_membership import (
     Membership,
@@ -49,9 +48,9 @@ from waldelta.postgres.publication_membership import (
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
 from waldelta.server_errors.sqlstate import ServerError
+from waldelta.slot import PLUGIN
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import call, whole
-from waldelta.slot.slot import PLUGIN
 from waldelta.stages.setup.facts.publications import PublicationState
 from waldelta.stages.setup.facts.source_facts import Facts
 

@@ -15,16 +15,16 @@ from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, W
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.lake.ledger import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import open_transactions
 from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import first_of, size
-from waldelta.slot import SlotState, read_slot, slot_position
+from waldelta.slot import PLUGIN, SlotState, check_ours, read_slot, slot_position
 from waldelta.slot.acknowledge import kept_copy
-from waldelta.slot.slot import CREATE_TIMEOUT_S, PLUGIN, check_ours, create_slot, drop_slot
+from waldelta.slot.slot import CREATE_TIMEOUT_S, create_slot, drop_slot
 from waldelta.slot.standby import snapshots_logged, wait_replayed
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,8 @@ from psycopg import sql
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import SlotMissing, WaldeltaError, without_values
 from waldelta.findings import Finding, warning
-from waldelta.lake.data_file import DataFile
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake import DataFile
+from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import Connection, Leaf, PublishedTable
@@ -37,14 +36,8 @@ from waldelta.postgres.lock_waits import limited, read_around, read_locked_table
 from waldelta.postgres.planner_estimate import planned_rows, rows_where
 from waldelta.postgres.published_tables import combined_filter
 from waldelta.quantities import counted, duration, first_of, size
-from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.chunks import (
-    COPIED_AT_ONCE,
-    COPY_ROW_GROUP_BYTES,
-    Chunk,
-    bytes_per_task,
-    plan_chunks,
-)
+from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy
+from waldelta.snapshot.chunks import COPIED_AT_ONCE, COPY_ROW_GROUP_BYTES, bytes_per_task
 from waldelta.snapshot.read_table import (
     begin_snapshot,
     chunk_query,

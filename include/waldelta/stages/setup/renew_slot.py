@@ -13,16 +13,14 @@ import logging
 from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
 from waldelta.failpoints import fault_point
 from waldelta.lake import check_writable
-from waldelta.lake.ledger.records import Gap
+from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, slot_lock
 from waldelta.postgres import Connection
 from waldelta.postgres.server_position import read_position
-from waldelta.slot import read_slot, slot_position
-from waldelta.slot.failover import check_system
-from waldelta.slot.gaps import BREAKS, describe, open_gaps, record_gap
+from waldelta.slot import check_ours, check_system, open_gaps, read_slot, recover, slot_position
+from waldelta.slot.gaps import BREAKS, describe, record_gap
 from waldelta.slot.read.peek import end_old_backends
-from waldelta.slot.recovery import recover
-from waldelta.slot.slot import check_health, check_ours
+from waldelta.slot.slot import check_health
 from waldelta.stages.setup._slot_setup import beyond, slot_life, was_created_by_pipeline
 from waldelta.stages.setup.setup import carry_out
 

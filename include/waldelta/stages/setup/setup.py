@@ -26,15 +26,14 @@ from waldelta.grants import on_one_line, sql_name
 from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, record_removed
+from waldelta.pipeline.targets import read_lifecycles, read_published, record_removed
 from waldelta.postgres import Connection
 from waldelta.postgres.connection import allow_views
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
-from waldelta.slot import read_slot, remaining_on_primary
+from waldelta.slot import PLUGIN, read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
-from waldelta.slot.slot import PLUGIN
 from waldelta.stages.setup._publication_changes import entries_kept, judge_newer, read_newer
 from waldelta.stages.setup._slot_setup import (
     beyond,

@@ -11,8 +11,7 @@ from waldelta.background import run_concurrently
 from waldelta.errors import WaldeltaError
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
-from waldelta.snapshot import SnapshotHolder
-from waldelta.snapshot.chunks import Chunk
+from waldelta.snapshot import Chunk, SnapshotHolder
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from waldelta.changes.merge.states import count_actions
 from waldelta.changes.stage import staged_in
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
+from waldelta.lake import staging_folder
 from waldelta.lake.ledger import TableState
-from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.external_commits import check_target
+from waldelta.pipeline.targets import check_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner

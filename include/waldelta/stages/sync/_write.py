@@ -20,8 +20,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.lake import Tag
 from waldelta.lake.delta_statements import set_deletion_vectors
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import COPYING, now
+from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.pipeline import Job
 from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy

@@ -24,11 +24,18 @@ from waldelta.changes.merge.target_table import (
     target_write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError, without_values
-from waldelta.lake import WRITE_FAILURES, DeltaTarget, TableError, Tag, TargetVersion
-from waldelta.lake.data_file import DataFile, discard, new_prefix
+from waldelta.lake import (
+    WRITE_FAILURES,
+    DataFile,
+    DeltaTarget,
+    Overtaken,
+    TableError,
+    Tag,
+    TargetVersion,
+    named_write_errors,
+)
+from waldelta.lake.data_file import discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
-from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.write_errors import named_write_errors
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES

@@ -35,7 +35,7 @@ from waldelta.errors import ModeRefused
 from waldelta.lake.ledger import TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.external_commits import check_target
+from waldelta.pipeline.targets import check_target
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, quote

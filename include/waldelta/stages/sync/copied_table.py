@@ -7,11 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED, StorageState
+from waldelta.lake.ledger import SYNCED, StorageState, TableState
 from waldelta.lsn import Lsn
+from waldelta.pipeline import SourceBill
 from waldelta.pipeline.drift.drift import as_published
-from waldelta.pipeline.source_load import SourceBill
 from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.postgres import TableId
 from waldelta.stages.sync._snapshot_diff import RowDiff

@@ -26,21 +26,21 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import Tag
-from waldelta.lake.ledger.records import StorageState
+from waldelta.lake.ledger import StorageState
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, SourceBill
 from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
-from waldelta.pipeline.source_load import SourceBill, xmin_age
-from waldelta.pipeline.targets import ReplicatedTarget
-from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
+from waldelta.pipeline.source_load import xmin_age
+from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
+from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.postgres import PublishedTable, TableId
 from waldelta.postgres.connection import named_loss
 from waldelta.postgres.server_position import is_standby
 from waldelta.row_filter import RowFilter
-from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
+from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name
+from waldelta.snapshot.chunks import bytes_per_task, plan_tasks
 from waldelta.snapshot.exported_snapshot import (
     PublicationVersion,
     check_version,
@@ -48,7 +48,6 @@ from waldelta.snapshot.exported_snapshot import (
     read_clock,
     read_version,
     read_version_as_of,
-    reader_name,
 )
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED
-from waldelta.lake.storage import row_count
+from waldelta.lake import row_count
+from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import ReplicatedTarget

@@ -30,15 +30,17 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import check_writable
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, TableState, now
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, now
-from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock
-from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
-from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, lives, requiring
-from waldelta.pipeline.targets.table_names import unknown_tables
-from waldelta.pipeline.targets.target_sources import read_unlocked_sources
-from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock, unexpected_error
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    RequiredAction,
+    read_unlocked_sources,
+    requiring,
+    unknown_tables,
+)
+from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, lives
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source

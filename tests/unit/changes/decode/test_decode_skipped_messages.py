@@ -34,9 +34,8 @@ from waldelta.errors import DecodeError
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.lake.ledger import IncompleteRow, Quarantine
-from waldelta.lake.ledger.quarantine import SKIPPED, UNREADABLE, SentMessage, message_key
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import SKIPPED, IncompleteRow, Quarantine, SentMessage, now
+from waldelta.lake.ledger.quarantine import UNREADABLE, message_key
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.unread_message import MARK

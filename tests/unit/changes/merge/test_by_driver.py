@@ -19,10 +19,8 @@ from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
-from waldelta.lake import DeltaTarget, Lake
-from waldelta.lake.fence import UNFENCED
+from waldelta.lake import UNFENCED, DeltaTarget, Lake, local_path
 from waldelta.lake.ledger import TableState
-from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
 from waldelta.types.text import Characters

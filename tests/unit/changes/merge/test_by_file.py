@@ -36,9 +36,7 @@ from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.errors import StagedLost
-from waldelta.lake import write_parquet
-from waldelta.lake.fence import UNFENCED
-from waldelta.lake.storage import local_path
+from waldelta.lake import UNFENCED, local_path, write_parquet
 
 __all__ = ["job"]
 

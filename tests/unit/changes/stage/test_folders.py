@@ -16,8 +16,7 @@ from pyspark.errors.exceptions.connect import (
 
 from waldelta.changes.stage import staged_in
 from waldelta.errors import ApplyError
-from waldelta.lake import write_parquet
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path, write_parquet
 from waldelta.spark import OnSpark
 
 # Which kind of session by the module of its class.

@@ -14,10 +14,9 @@ from tests.support import pgoutput_encoder as enc
 from tests.unit.changes.decode.test_decode import plain
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.errors import SlotGap
-from waldelta.lake import DeltaTarget
+from waldelta.lake import DeltaTarget, local_path
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger.records import ConsumedBatch
-from waldelta.lake.storage import local_path
 
 ROWS = plain(7, enc.insert(16400, ["1", "x"]))
 TRUNCATE, OTHERS = plain(8, enc.truncate([16399, 16400])), plain(8, enc.truncate([16401]))

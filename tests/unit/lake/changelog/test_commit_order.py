@@ -17,10 +17,8 @@ from tests.unit.changes.decode.test_decode import (
     row,
     stream_of,
 )
-from waldelta.lake.changelog import Snapshot
-from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.changelog import Snapshot, last_truncates
+from waldelta.lake.ledger import TableState, now
 
 TRUNCATE, BOTH = enc.truncate([T]), enc.truncate([T + 1, T])
 STREAMED = enc.truncate([T], xid=7)

@@ -20,9 +20,19 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.bookkeeping import table_at, write_earlier
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
-from waldelta.lake import Lake, bookkeeping_uri, delta_target
-from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
+from waldelta.lake import Lake, Overtaken, bookkeeping_uri, delta_target, local_path
+from waldelta.lake.ledger import (
+    BatchCut,
+    ColumnState,
+    Gap,
+    Ledger,
+    Run,
+    SlotMove,
+    StorageState,
+    TableState,
+    TargetCut,
+    now,
+)
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.prune_ledger import (
@@ -36,17 +46,12 @@ from waldelta.lake.ledger.records import (
     AttributeState,
     ConsumedBatch,
     FileState,
-    Gap,
     LabelState,
-    Run,
-    SlotMove,
-    StorageState,
-    now,
     schema_of,
 )
 from waldelta.lake.ledger.table import read_sorted
-from waldelta.lake.storage import local_path
-from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
+from waldelta.slot import open_gaps
+from waldelta.slot.gaps import CLOSED, OPEN
 
 DAY = timedelta(days=1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -10,20 +10,18 @@ import pytest
 
 from tests.support.bookkeeping import write_earlier
 from waldelta.errors import LateWriter
-from waldelta.lake import Lake
-from waldelta.lake.fence import UNFENCED
-from waldelta.lake.ledger import IncompleteRow, Quarantine
-from waldelta.lake.ledger.quarantine import (
-    COMPLETED,
+from waldelta.lake import UNFENCED, Lake
+from waldelta.lake.ledger import (
     DISCARDED,
-    FAILS,
     QUARANTINED,
     RESOLVED,
-    Outline,
+    IncompleteRow,
+    Quarantine,
     SentMessage,
+    now,
     watched_rows,
 )
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.quarantine import COMPLETED, FAILS, Outline
 from waldelta.lake.ledger.table import LedgerTable
 
 NAME = 'public."it\'s"'

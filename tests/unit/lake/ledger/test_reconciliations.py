@@ -9,14 +9,8 @@ import tenacity
 
 from waldelta.errors import LateWriter
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Reconciliation
-from waldelta.lake.ledger.reconciliations import (
-    ColumnDifference,
-    Reconciliations,
-    RowDifference,
-    last_answers,
-)
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import Reconciliation, RowDifference, now
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, last_answers
 from waldelta.stages.check.reports import ReportEntry, checked_runs
 from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
 from waldelta.stages.check.reports.index import add_entry, read_entries

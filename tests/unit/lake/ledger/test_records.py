@@ -10,30 +10,28 @@ import pytest
 
 from waldelta.lake.ledger import (
     BatchCut,
+    ColumnProfile,
+    ExpectationResult,
+    Gap,
     IncompleteRow,
     Reconciliation,
+    Release,
+    RowDifference,
+    Run,
+    SentMessage,
+    SlotMove,
+    StorageState,
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.check_records import (
-    ColumnProfile,
-    ExpectationResult,
-    PassedSuite,
-    Profile,
-)
-from waldelta.lake.ledger.quarantine import SentMessage
-from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
+from waldelta.lake.ledger.check_records import PassedSuite, Profile
+from waldelta.lake.ledger.reconciliations import ColumnDifference
 from waldelta.lake.ledger.records import (
     AttributeState,
     FileState,
-    Gap,
     KeptWindow,
     LabelState,
     LedgerRow,
-    Release,
-    Run,
-    SlotMove,
-    StorageState,
     row_of,
     schema_of,
 )

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.lake.ledger.records import AttributeState, FileState, StorageState
+from waldelta.lake.ledger import ColumnState, StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState, FileState
 from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.repair_plan import obstacle

@@ -9,9 +9,10 @@ import pytest
 from tests.unit.pipeline.drift.test_drift import EVERY, member
 from tests.unit.pipeline.drift.test_drift import state as drift_state
 from tests.unit.pipeline.drift.test_drift import table as drift_table
-from waldelta.lake.ledger.records import FileState, StorageState
-from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.repair_plan import FilterRule, entering, is_dear, moving_rows, obstacle
+from waldelta.lake.ledger import StorageState
+from waldelta.lake.ledger.records import FileState
+from waldelta.pipeline.drift import Repair, is_dear
+from waldelta.pipeline.drift.repair_plan import FilterRule, entering, moving_rows, obstacle
 from waldelta.postgres import TableId
 from waldelta.postgres.catalog import Through
 from waldelta.postgres.publication_membership import to_texts

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import ColumnState, TableState, now
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.relation import RelationColumn
 from waldelta.pipeline.drift import CatalogTable

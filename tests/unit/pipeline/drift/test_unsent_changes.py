@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState, now
-from waldelta.pipeline.drift.unsent_changes import relabelled, rewritten, to_record, unsent_changes
+from waldelta.lake.ledger import ColumnState, StorageState, TableState, now
+from waldelta.lake.ledger.records import AttributeState, FileState, LabelState
+from waldelta.pipeline.drift import unsent_changes
+from waldelta.pipeline.drift.unsent_changes import relabelled, rewritten, to_record
 
 
 def stored(files, *attributes):

@@ -14,9 +14,9 @@ from tests.support.pipelines import job_of, whole_database
 from tests.support.power_cut import Disk
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger import BatchCut, TargetCut
-from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import local_path, sync_commit
+from waldelta.lake import local_path
+from waldelta.lake.ledger import BatchCut, TargetCut, now
+from waldelta.lake.storage import sync_commit
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
 
 NAMES = ("t", "u")

@@ -9,9 +9,7 @@ import pytest
 from tests.support.bookkeeping import minutes
 from tests.support.pipelines import job_of, whole_database
 from waldelta.config.expectation_files import read_own_suites
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.check_records import CAN_BE_JUDGED, ExpectationResult
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, SlotMove, TableState
 from waldelta.pipeline.targets.corrected_expectations import corrected
 
 KIND = "expect_column_values_to_not_be_null"

@@ -20,8 +20,7 @@ from pyarrow.fs import PyFileSystem
 from tests.support.bookkeeping import table_at
 from waldelta.errors import StateError
 from waldelta.lake import Lake
-from waldelta.lake.ledger import BatchCut, TableState, TargetCut
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.lake.storage import sync_commits
 from waldelta.pipeline.targets.external_commits import check_log, check_readable, checked_upto
 

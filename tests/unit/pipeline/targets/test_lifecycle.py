@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 
 from tests.support.pipelines import job_of, pipeline_file
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import SlotMove, TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
-from waldelta.pipeline.targets.lifecycle import (
-    LatestState,
-    copied_by_runs,
-    lifecycle_of,
-    lives,
+from waldelta.pipeline.targets import (
+    RequiredAction,
+    TableLifecycle,
+    TargetSource,
     read_lifecycles,
     record_removed,
 )
+from waldelta.pipeline.targets.lifecycle import LatestState, copied_by_runs, lifecycle_of, lives
 from waldelta.postgres import TableId
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

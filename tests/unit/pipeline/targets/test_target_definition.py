@@ -15,15 +15,9 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from tests.support.pipelines import job_of, pipeline_file
 from waldelta.errors import NeedsSync, TargetAltered
 from waldelta.lake import DeltaLog
-from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.lake.ledger.records import now
-from waldelta.pipeline.targets.target_definition import (
-    check_columns,
-    check_new_columns,
-    foreign_columns,
-    merge_error,
-    upgrade,
-)
+from waldelta.lake.ledger import ColumnState, TableState, now
+from waldelta.pipeline.targets import check_columns, merge_error
+from waldelta.pipeline.targets.target_definition import check_new_columns, foreign_columns, upgrade
 
 ROWS = pa.table({"id": pa.array([1], pa.int32()), "note": ["a"], "amount": [1.5]})
 OTHER = {"userName": "alice", "engineInfo": "Other/1", "timestamp": 0}

@@ -11,7 +11,7 @@ import pytest
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
-from waldelta.pipeline.drift.partitions import with_leaves
+from waldelta.pipeline.drift import with_leaves
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_sources import differing, merge_partitions, target_sources
 from waldelta.postgres import CatalogRelation, Leaf, PgType, PublishedTable, TableColumn, TableId

@@ -13,14 +13,12 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from tests.support.pipelines import job_of, pipeline_file
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake import Lake
-from waldelta.lake.fence import UNFENCED
-from waldelta.lake.ledger import BatchCut, TableState, TargetCut
-from waldelta.lake.ledger.records import SlotMove, StorageState, now
+from waldelta.lake import UNFENCED, Lake
+from waldelta.lake.ledger import BatchCut, SlotMove, StorageState, TableState, TargetCut, now
 from waldelta.pipeline import SlotIdentity
-from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.watermarks import (
+from waldelta.pipeline.targets import (
     TargetFence,
+    Watermarks,
     apply_app_id,
     check_same_copy,
     record_state,

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from tests.support.pipelines import job_of, pipeline_file
+from waldelta.lake.ledger import now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
-from waldelta.lake.ledger.records import KeptWindow, now
+from waldelta.lake.ledger.records import KeptWindow
 from waldelta.slot.read.read_window import ReadWindow, ReadWindows
 
 FILE = (512, 600)

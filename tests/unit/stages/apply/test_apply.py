@@ -16,8 +16,7 @@ from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage import tasks_for
 from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
-from waldelta.lake.ledger import BatchCut, TableState, TargetCut
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.stages.apply import Applied
 from waldelta.stages.apply._apply_batches import plan_apply_batches, reported_batches
 from waldelta.stages.apply.apply import is_published

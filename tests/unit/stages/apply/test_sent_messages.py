@@ -21,7 +21,7 @@ from tests.unit.changes.decode.test_decode import (
 )
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.ledger.quarantine import SentMessage
+from waldelta.lake.ledger import SentMessage
 from waldelta.stages.apply._sent_messages import keep_bytes, sent_messages
 
 

@@ -15,9 +15,8 @@ from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
-from waldelta.lake.ledger import BatchCut, Ledger, TargetCut
+from waldelta.lake.ledger import BatchCut, Ledger, TargetCut, now
 from waldelta.lake.ledger.check_records import PassedSuite, keep_suites, latest_suites
-from waldelta.lake.ledger.records import now
 from waldelta.stages.check._incremental import (
     Known,
     changed_since,

@@ -9,14 +9,17 @@ import pytest
 
 from tests.support.bookkeeping import read_expectation_results
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.check_records import (
+from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
-    newest_versions,
-    recorded_unknown,
+    DISCARDED,
+    QUARANTINED,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    TableState,
+    now,
 )
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.check_records import newest_versions, recorded_unknown
 from waldelta.stages.check import _record as reports
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check._record import keep_report

@@ -10,9 +10,8 @@ from psycopg.errors import DiskFull
 
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritable
 from waldelta.lake import Lake
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import TableState, now
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED
-from waldelta.lake.ledger.records import now
 from waldelta.pipeline import RunResult
 from waldelta.stages.repair import repair as stage
 from waldelta.stages.repair.reconcile_targets import ReconcileRequest, Reconciling

@@ -12,7 +12,7 @@ import pytest
 
 from waldelta.errors import NeedsSync
 from waldelta.postgres import PgType
-from waldelta.snapshot.read_selected import KeyAttribute
+from waldelta.snapshot import KeyAttribute
 from waldelta.stages.repair._by_driver import net_changes
 from waldelta.stages.repair._repair_rows import stage_named
 from waldelta.types.type_map import target_type

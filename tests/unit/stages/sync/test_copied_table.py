@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config import PipelineFile
-from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.lake.ledger.records import COPYING, SYNCED, AttributeState, StorageState
+from waldelta.lake.ledger import COPYING, SYNCED, ColumnState, StorageState, TableState
+from waldelta.lake.ledger.records import AttributeState
 from waldelta.lsn import Lsn
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.postgres import Leaf, PgType, PublishedTable, TableColumn, TableId

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.stages.check.suite.test_plan import ID, state
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, SparkUnreachable
-from waldelta.lake.ledger.records import COPYING, SYNCED
+from waldelta.lake.ledger import COPYING, SYNCED
 from waldelta.postgres import TableId
 from waldelta.stages.sync import sync as stage
 from waldelta.stages.sync.sync import CopyRequest

@@ -16,9 +16,8 @@ from tests.support.bookkeeping import table_at
 from tests.unit.changes.merge.test_by_file import one_by_one
 from waldelta.changes.merge.target_table import TargetColumn
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
-from waldelta.lake import Tag
+from waldelta.lake import Tag, local_path
 from waldelta.lake.data_file import recurring_columns
-from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
 from waldelta.stages.sync import _write_files as module
 from waldelta.stages.sync._write_files import copy_files, open_target

@@ -14,8 +14,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 
 from tests.support.bookkeeping import NOON
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger, TableState
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger import Ledger, SlotMove, TableState
 from waldelta.monitoring.attention import KINDS
 from waldelta_airflow.alerts.evaluation import FILES, evaluate
 

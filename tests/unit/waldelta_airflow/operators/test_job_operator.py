@@ -70,8 +70,7 @@ def use_spark_submit(monkeypatch, host: str = "local[2]", **extra: str) -> None:
 
 
 def ledger_says(pipeline, run_id: str, result: dict, verb: str = "consume") -> None:
-    from waldelta.lake.ledger import Ledger
-    from waldelta.lake.ledger.records import Run, now
+    from waldelta.lake.ledger import Ledger, Run, now
 
     Ledger(Lake(pipeline.target.root)).append(
         Run(now(), run_id, verb, result["status"], result=json.dumps(result))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.pipelines import pipeline_file
 from waldelta.config import load_pipeline_file
-from waldelta.lake.storage import local_path
+from waldelta.lake import local_path
 from waldelta_airflow._connections import SourceDatabase
 from waldelta_airflow.operators.job_operator import ReportOperator
 

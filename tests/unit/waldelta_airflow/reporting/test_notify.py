@@ -268,7 +268,7 @@ def test_a_wrong_entry_refuses_the_file(dags_with, entry, says):
 
 
 def test_causes_of_several_tables_reach_the_result():
-    from waldelta.pipeline.task_errors import describe_error
+    from waldelta.pipeline import describe_error
 
     several = ApplyError("several tables failed")
     assert "causes" not in describe_error(several)

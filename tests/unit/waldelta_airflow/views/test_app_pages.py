@@ -23,21 +23,24 @@ from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
 from waldelta.config import load_pipeline_file
 from waldelta.config.pipeline_folder import pipelines_folder
-from waldelta.lake import Lake
+from waldelta.lake import Lake, local_path
 from waldelta.lake.ledger import (
+    ExpectationResult,
     IncompleteRow,
     Ledger,
     Quarantine,
     Reconciliation,
+    Release,
+    RowDifference,
+    Run,
+    SentMessage,
     TableState,
     TargetCut,
+    now,
 )
-from waldelta.lake.ledger.check_records import ExpectationResult
-from waldelta.lake.ledger.quarantine import SentMessage, message_key
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
-from waldelta.lake.ledger.records import Release, Run, now
+from waldelta.lake.ledger.quarantine import message_key
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations
 from waldelta.lake.ledger.table import LedgerTable
-from waldelta.lake.storage import local_path
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder

@@ -20,8 +20,7 @@ from sqlalchemy.orm import Session
 from tests.support.bookkeeping import NOON, run
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Ledger
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger import Ledger, now
 from waldelta_airflow.views._dag_states import (
     ActionDag,
     DagRunState,

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
-from waldelta.lake.ledger.quarantine import ACCEPTED
-from waldelta.lake.ledger.records import Release
-from waldelta.lake.ledger.table import of_tables
+from waldelta.lake.ledger import ACCEPTED, IncompleteRow, Ledger, Release, TableState, of_tables
 from waldelta.metadata_columns import LSN
 
 if TYPE_CHECKING:

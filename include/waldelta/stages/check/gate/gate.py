@@ -40,13 +40,10 @@ from waldelta.config.expectation_files import (
     read_each,
 )
 from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.check_records import ExpectationResult
+from waldelta.lake.ledger import ExpectationResult, TableState, now
 from waldelta.lake.ledger.quarantine import FAILS
-from waldelta.lake.ledger.records import now
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
-from waldelta.pipeline import Job
-from waldelta.pipeline.task_errors import named_error
+from waldelta.pipeline import Job, named_error
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner

@@ -14,29 +14,31 @@ from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.check_records import (
+from waldelta.lake.ledger import (
+    ACCEPTED,
     ALL_VALUES_KNOWN,
-    VALUES_KNOWN,
+    DISCARDED,
+    RESOLVED,
     ExpectationResult,
-    last_recorded_unknown,
-    recorded_unknown,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    SentMessage,
+    TableState,
+    now,
 )
-from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, SentMessage
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.check_records import VALUES_KNOWN, last_recorded_unknown, recorded_unknown
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.advisory_locks import HeldLocks
-from waldelta.pipeline.targets import Watermarks
-from waldelta.pipeline.targets.lifecycle import target_generations
-from waldelta.pipeline.targets.table_names import unknown_tables
-from waldelta.pipeline.targets.unreadable_messages import (
-    as_json,
-    decided,
-    messages_to_acknowledge,
+from waldelta.pipeline.targets import (
+    Watermarks,
+    check_same_copy,
     open_messages,
+    target_generations,
+    unknown_tables,
 )
-from waldelta.pipeline.targets.watermarks import check_same_copy
+from waldelta.pipeline.targets.unreadable_messages import as_json, decided, messages_to_acknowledge
 from waldelta.stages.check.gate.verdicts import record_let_in, record_or_warn
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import Release, now
+from waldelta.lake.ledger import Release, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.targets import Watermarks

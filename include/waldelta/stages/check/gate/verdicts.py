@@ -17,12 +17,9 @@ import pyarrow.compute as pc
 
 from waldelta.errors import WaldeltaError
 from waldelta.lake import READ_FAILURES
-from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.check_records import ExpectationResult
-from waldelta.lake.ledger.records import now
-from waldelta.lake.ledger.table import of_tables
+from waldelta.lake.ledger import ExpectationResult, Quarantine, now, of_tables
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.lifecycle import target_generations
+from waldelta.pipeline.targets import target_generations
 
 log = logging.getLogger(__name__)
 

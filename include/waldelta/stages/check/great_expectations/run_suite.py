@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import great_expectations as gx
 
-from waldelta.lake.ledger.check_records import ColumnProfile
+from waldelta.lake.ledger import ColumnProfile
 from waldelta.stages.check.great_expectations._custom import (
     PREFETCHED_DUPLICATES,
     PREFETCHED_PROFILE,

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql import functions as F
 
-from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
-from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
+from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

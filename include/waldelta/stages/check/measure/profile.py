@@ -16,10 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from waldelta.lake import TargetVersion
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.check_records import ColumnProfile
-from waldelta.lake.storage import by_row_group, row_count
+from waldelta.lake import TargetVersion, by_row_group, row_count
+from waldelta.lake.ledger import ColumnProfile, TableState
 from waldelta.spark_sql import quote
 from waldelta.types import stored_type
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from waldelta.lake import DeltaTarget, TargetVersion
-from waldelta.lake.ledger import BatchCut, ColumnState, TableState
-from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner

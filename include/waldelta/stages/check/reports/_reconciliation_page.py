@@ -10,14 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from waldelta.control_characters import html_text
-from waldelta.lake.ledger import Reconciliation
-from waldelta.lake.ledger.reconciliations import (
-    DIFFERENT,
-    EQUAL,
-    NOT_COMPARED,
-    REPAIRED,
-    RowDifference,
-)
+from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, RowDifference
+from waldelta.lake.ledger.reconciliations import NOT_COMPARED
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.index import (

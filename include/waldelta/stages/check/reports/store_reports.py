@@ -24,8 +24,7 @@ from threading import Lock
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from waldelta.config.parse_text import parse_json
-from waldelta.lake import Lake
-from waldelta.lake.write_errors import named_write_errors
+from waldelta.lake import Lake, named_write_errors
 from waldelta.pipeline.report_folder import docs_uri
 from waldelta.stages.check.reports.index import ReportEntry, dump_entry, parse_entry
 

@@ -13,7 +13,7 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift.drift import EVERYTHING
-from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets import filter_of
 from waldelta.postgres.published_tables import any_filter
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.parse.syntax import of_column

@@ -15,7 +15,8 @@ from statistics import median
 from typing import TypeAlias
 
 from waldelta.config.quality import Drift
-from waldelta.lake.ledger.check_records import ColumnProfile, Profile
+from waldelta.lake.ledger import ColumnProfile
+from waldelta.lake.ledger.check_records import Profile
 from waldelta.quantities import counted
 from waldelta.stages.check.measure import Measured
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from waldelta.errors import SourceError, StateError, WaldeltaError
-from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.records import SYNCED, now
+from waldelta.lake.ledger import SYNCED, Quarantine, now
 from waldelta.pipeline import RunResult
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import Connection

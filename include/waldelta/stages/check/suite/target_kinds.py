@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.changes.decode.collapse import codes_of
+from waldelta.lake.ledger import ALL_VALUES_KNOWN
 from waldelta.lake.ledger.check_records import (
-    ALL_VALUES_KNOWN,
     IS_FRESH,
     REFERENCES_HOLD,
     VALUES_KNOWN,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waldelta.errors import QualityFailed, WaldeltaError
-from waldelta.lake.ledger.check_records import CAN_BE_JUDGED
+from waldelta.lake.ledger import CAN_BE_JUDGED
 from waldelta.quantities import counted
 from waldelta.stages.check.measure import Measured
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation

@@ -26,15 +26,24 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
-from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, latest_rows, watched_rows
-from waldelta.lake.ledger.records import COPYING, SYNCED, now
-from waldelta.lake.storage import row_count
+from waldelta.lake import row_count
+from waldelta.lake.ledger import (
+    ACCEPTED,
+    COPYING,
+    RESOLVED,
+    SYNCED,
+    IncompleteRow,
+    Quarantine,
+    TableState,
+    TargetCut,
+    now,
+    watched_rows,
+)
+from waldelta.lake.ledger.quarantine import latest_rows
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.slot_identity import identity_of, incarnation_of
-from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
-from waldelta.pipeline.targets.lifecycle import read_lifecycles
+from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource, read_lifecycles
 from waldelta.spark import Runner
 
 log = logging.getLogger(__name__)

@@ -33,10 +33,8 @@ from waldelta.postgres import Connection, connect, describe
 from waldelta.postgres.connection import check_settings, lacks_room
 from waldelta.postgres.planner_estimate import rows_where
 from waldelta.server_errors import sqlstate as codes
-from waldelta.snapshot import Choice, TableCopy
-from waldelta.snapshot.chunks import Chunk
-from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.read_selected import KEYS_PER_READ, KeyAttribute, is_one_of, other_files
+from waldelta.snapshot import Choice, Chunk, KeyAttribute, TableCopy, reader_name
+from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
     GONE,

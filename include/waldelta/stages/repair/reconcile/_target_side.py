@@ -17,8 +17,7 @@ from pyspark.sql import functions as F
 from waldelta.arrow import storage
 from waldelta.changes.stage.net_files import batches
 from waldelta.errors import without_values
-from waldelta.lake import READ_FAILURES, DeltaTarget
-from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
+from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, DeltaTarget
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import RAW
 from waldelta.spark import Runner

@@ -29,29 +29,26 @@ import pyarrow.compute as pc
 from waldelta.arrow import one_array
 from waldelta.changes.decode.row_keys import named_keys
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
-from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.ledger import Quarantine, Reconciliation, TableState
-from waldelta.lake.ledger.reconciliations import (
+from waldelta.lake import open_parquet, remove_folder, staging_folder
+from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot, last_truncates
+from waldelta.lake.ledger import (
     DIFFERENT,
     EQUAL,
-    ROWS_KEPT,
-    ROWS_VALUED,
-    TEXT_KEPT,
+    Quarantine,
+    Reconciliation,
     RowDifference,
+    TableState,
+    now,
 )
-from waldelta.lake.ledger.records import now
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import open_parquet, remove_folder
+from waldelta.lake.ledger.reconciliations import ROWS_KEPT, ROWS_VALUED, TEXT_KEPT
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import Repair
-from waldelta.pipeline.drift.repair_plan import is_dear, within_leaves
-from waldelta.pipeline.targets.target_filter import read_target_filter
+from waldelta.pipeline.drift import Repair, is_dear
+from waldelta.pipeline.drift.repair_plan import within_leaves
+from waldelta.pipeline.targets import read_target_filter
 from waldelta.postgres.publication_membership import EVERY_CHANGE
-from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.chunks import plan_chunks
-from waldelta.snapshot.read_selected import key_columns, whole_table
+from waldelta.snapshot import SnapshotHolder, TableCopy, plan_chunks, plan_copy, whole_table
+from waldelta.snapshot.read_selected import key_columns
 from waldelta.spark import Runner
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes

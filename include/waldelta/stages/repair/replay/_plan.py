@@ -18,16 +18,11 @@ from waldelta.changes.decode.target_plan import (
     plan_decode,
 )
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.lake.changelog import Snapshot
-from waldelta.lake.changelog.batch_range import BatchRange
-from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.changelog import BatchRange, Snapshot, last_truncates
+from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import CatalogTable, Evolution
-from waldelta.pipeline.drift.outdated_labels import outdated_columns
+from waldelta.pipeline.drift import CatalogTable, Evolution, outdated_columns, unsent_changes
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.pipeline.drift.unsent_changes import unsent_changes
 from waldelta.postgres.type_catalog import read_types
 from waldelta.stages.repair.replay.interval import (
     doubtful_leaves,

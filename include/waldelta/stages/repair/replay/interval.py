@@ -16,8 +16,7 @@ from itertools import accumulate
 
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
-from waldelta.lake.ledger import BatchCut, ColumnState, TableState
-from waldelta.lake.ledger.records import Run, SlotMove
+from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation
 from waldelta.pipeline import Job

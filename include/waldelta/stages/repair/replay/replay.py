@@ -40,20 +40,24 @@ from waldelta.errors import (
     raised_as,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake import write_parquet
-from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
-from waldelta.lake.changelog.batch_range import BatchRange
-from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
-from waldelta.lake.ledger.quarantine import DISCARDED
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.pipeline import Job, target_lock
+from waldelta.lake import staging_folder, write_parquet
+from waldelta.lake.changelog import BatchNumbers, BatchRange, BatchRanges, Snapshot
+from waldelta.lake.ledger import DISCARDED, IncompleteRow, Quarantine, TableState, TargetCut
+from waldelta.pipeline import Job, of_table, target_lock
 from waldelta.pipeline.drift import CatalogTable, read_catalog_state
-from waldelta.pipeline.targets import RequiredAction, Watermarks
-from waldelta.pipeline.targets.external_commits import check_target
-from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, states
-from waldelta.pipeline.targets.target_definition import check_columns, merge_error
-from waldelta.pipeline.targets.watermarks import TargetFence, apply_app_id, check_same_copy
-from waldelta.pipeline.task_errors import of_table
+from waldelta.pipeline.targets import (
+    RequiredAction,
+    TargetFence,
+    Watermarks,
+    apply_app_id,
+    check_columns,
+    check_same_copy,
+    check_target,
+    merge_error,
+    read_lifecycles,
+    read_published,
+)
+from waldelta.pipeline.targets.lifecycle import states
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet

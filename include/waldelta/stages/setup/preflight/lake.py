@@ -27,16 +27,21 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake import DeltaTarget, Lake, TableError, Tag
-from waldelta.lake.data_file import replace_by_rows
-from waldelta.lake.delta_target import Overtaken
-from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED
-from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import local_path, remove_folder
-from waldelta.lake.write_errors import named_write_errors
+from waldelta.lake import (
+    DeltaTarget,
+    Lake,
+    Overtaken,
+    TableError,
+    Tag,
+    local_path,
+    named_write_errors,
+    remove_folder,
+    replace_by_rows,
+    staging_folder,
+)
+from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets.target_definition import check_columns
+from waldelta.pipeline.targets import check_columns
 from waldelta.postgres import CatalogRelation, TableColumn
 from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable

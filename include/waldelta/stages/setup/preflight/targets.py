@@ -24,8 +24,8 @@ from waldelta.findings import Finding, lacking, problem, problem_if, warning
 from waldelta.grants import Grant, sql_name
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import METADATA_TYPES, RELID
-from waldelta.pipeline.targets import TargetSource
-from waldelta.pipeline.targets.target_filter import column_states, unpublished
+from waldelta.pipeline.targets import TargetSource, column_states
+from waldelta.pipeline.targets.target_filter import unpublished
 from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import (

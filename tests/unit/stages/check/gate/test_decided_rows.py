@@ -6,9 +6,7 @@ import pytest
 
 from tests.support.bookkeeping import minutes
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Ledger, TableState
-from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED
-from waldelta.lake.ledger.records import Release
+from waldelta.lake.ledger import ACCEPTED, DISCARDED, IncompleteRow, Ledger, Release, TableState
 from waldelta.stages.check.gate.decided_rows import read_decided
 
 

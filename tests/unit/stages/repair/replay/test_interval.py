@@ -12,8 +12,8 @@ import pytest
 from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
-from waldelta.lake.ledger import BatchCut, ColumnState, TableState
-from waldelta.lake.ledger.records import FileState, Run, SlotMove, StorageState
+from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, StorageState, TableState
+from waldelta.lake.ledger.records import FileState
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.relation import RelationColumn
 from waldelta.postgres.publication_membership import Membership, to_texts
