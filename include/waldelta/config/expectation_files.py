@@ -75,20 +75,12 @@ class OwnExpectation(StrictModel):
 
     @field_validator("kwargs")
     @classmethod
-    def _sets_of_values(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Remove null from ``value_set``: with it, Spark treats no other value as outside the set.
+    def _bounded_arguments(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Refuse regular expressions for which Java may need exponential time.
 
-        The expectation would never fail.
+        Null is removed from ``value_set``: with it, Spark treats no other value as outside the set,
+        and the expectation would never fail.
         """
-        values = kwargs.get("value_set")
-        if not isinstance(values, (list, tuple, set)) or None not in values:
-            return kwargs
-        return kwargs | {"value_set": [value for value in values if value is not None]}
-
-    @field_validator("kwargs")
-    @classmethod
-    def _bounded_patterns(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Refuse regular expressions for which Java may need exponential time."""
         for name, value in kwargs.items():
             texts = value if isinstance(value, list) else [value]
             if is_condition(name):
@@ -101,7 +93,10 @@ class OwnExpectation(StrictModel):
                         f"{name} {pattern!r} may take exponential time, since it has {why}: write"
                         " which characters end a repetition"
                     )
-        return kwargs
+        values = kwargs.get("value_set")
+        if not isinstance(values, (list, tuple, set)) or None not in values:
+            return kwargs
+        return kwargs | {"value_set": [value for value in values if value is not None]}
 
     @property
     def meaning(self) -> str:

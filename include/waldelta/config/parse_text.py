@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,21 +102,16 @@ def _check_size(document: yaml.Node) -> None:
     def size_of(node: yaml.Node) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = _MOST_VALUES + 1  # For an alias within what it stands for.
-            sizes[id(node)] = 1 + sum(map(size_of, _children(node)))
+            is_mapping = isinstance(node, yaml.MappingNode)
+            below = chain.from_iterable(node.value) if is_mapping else node.value
+            is_scalar = isinstance(node, yaml.ScalarNode)
+            sizes[id(node)] = 1 if is_scalar else 1 + sum(map(size_of, below))
         return sizes[id(node)]
 
     if size_of(document) > _MOST_VALUES:
         raise yaml.YAMLError(
             f"its aliases stand for more than {_MOST_VALUES:,} values: write fewer"
         )
-
-
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
 
 
 def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) -> Iterator[str]:
@@ -128,14 +124,13 @@ def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) ->
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
-        names: set[str] = set()
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
-            place, before = (*loc, name), first.setdefault(name, line)
-            if name in names:
+            place = (*loc, name)
+            if (before := first.get(name)) is not None:
                 where = f"lines {before} and {line}" if before != line else f"line {line} twice"
                 yield f"{place_of(place)} is on {where}"
-            names.add(name)
+            first.setdefault(name, line)
             yield from _written_twice(value, place, seen)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):

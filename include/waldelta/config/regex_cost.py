@@ -8,10 +8,9 @@ and ``(a+)+b`` it doesn't.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import takewhile
+from itertools import combinations, takewhile
 from operator import or_
 
 # So many unlimited repetitions may compete for the same text, and in so many ways may it be shared
@@ -82,11 +81,11 @@ def patterns_in(condition: str) -> list[str]:
 
 
 class _SlowError(Exception):
-    pass
+    """The message says what may take exponential time."""
 
 
 class _MalformedError(Exception):
-    pass
+    """The pattern isn't Java's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +165,14 @@ class _Alternatives:
         costs = [branch.cost(follow) for branch in self.branches]
         loops, ways = max(cost.loops for cost in costs), [cost.ways for cost in costs]
         begins = [one.first | (follow if one.is_empty else 0) for one in self.branches]
-        one_fits = _are_disjoint(begins) or self._differ()
-        return _Cost(loops, max(ways) if one_fits else sum(ways))
-
-    def _differ(self) -> bool:
-        """Return whether the branches are words of which none is the beginning of another one."""
+        are_disjoint = not any(one & other for one, other in combinations(begins, 2))
+        # Words of which none is the beginning of another one.
         words = [one.characters() for one in self.branches if isinstance(one, _Sequence)]
-        pairs = ((one, other) for at, one in enumerate(words) for other in words[:at])
-        return len(words) == len(self.branches) and all(
-            any(not a & b for a, b in zip(one, other, strict=False)) for one, other in pairs
+        differ = len(words) == len(self.branches) and all(
+            any(not a & b for a, b in zip(one, other, strict=False))
+            for one, other in combinations(words, 2)
         )
+        return _Cost(loops, max(ways) if are_disjoint or differ else sum(ways))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +204,6 @@ class _Repeat:
 
 
 _Node = _Atom | _Sequence | _Alternatives | _Repeat
-
-
-def _are_disjoint(sets: Iterable[int]) -> bool:
-    seen = 0
-    for one in sets:
-        if seen & one:
-            return False
-        seen |= one
-    return True
 
 
 class _Parser:

@@ -79,7 +79,11 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
         )
     _check_own(text)
     # find_all searches breadth first, but a message reads better in the order of the text.
-    columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
+    columns = (
+        column.name if column.this.args.get("quoted") else column.name.lower()
+        for column in expression.dfs()
+        if isinstance(column, exp.Column)
+    )
     return tuple(dict.fromkeys(columns))
 
 
@@ -154,11 +158,6 @@ def functions_of(text: str) -> list[str]:
         elif not is_quoted and name in _WITHOUT_PARENTHESES:
             found.append(_IN_SQL.get(name, name))
     return list(dict.fromkeys(found))
-
-
-def _name(column: exp.Column) -> str:
-    is_quoted = column.this.args.get("quoted")
-    return str(column.name if is_quoted else column.name.lower())
 
 
 def _place(text: str, err: ParseError) -> tuple[int, str]:

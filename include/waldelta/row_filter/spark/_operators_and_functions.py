@@ -7,6 +7,7 @@ Catalyst; nothing runs in Python.
 
 from __future__ import annotations
 
+import re
 import string as letters
 from collections.abc import Callable
 
@@ -285,21 +286,17 @@ def _like(typed: Typed) -> str:
     behind = 1 + int(packed[0])
     subject, parts = "{0}", like_parts(packed[behind:], packed[1:behind])
     if "i" in typed.key.removeprefix("not_").removesuffix("like"):
-        subject, parts = TEMPLATES["lower"], [(kind, _lowered(part)) for kind, part in parts]
+        lower = str.maketrans(letters.ascii_uppercase, letters.ascii_lowercase)
+        subject = TEMPLATES["lower"]
+        parts = [(kind, part.translate(lower)) for kind, part in parts]
     negation = "not " if typed.key.startswith("not_") else ""
     # Spark makes a regular expression of it, whose time has the number of % as its exponent.
     if sum(kind == "any" for kind, _ in parts) > _MOST_ANY:
         return f"({subject} {negation}rlike {_braced(string(like_regex(parts)))})"
-    text = "".join(_like_text(part) if kind == "text" else part for kind, part in parts)
+    text = "".join(
+        re.sub(r"([\\%_])", r"\\\1", part) if kind == "text" else part for kind, part in parts
+    )
     return f"({subject} {negation}like {_braced(string(text))})"
-
-
-def _lowered(text: str) -> str:
-    return text.translate(str.maketrans(letters.ascii_uppercase, letters.ascii_lowercase))
-
-
-def _like_text(text: str) -> str:
-    return "".join("\\" + c if c in "\\%_" else c for c in text)
 
 
 def _regex(typed: Typed) -> str:

@@ -109,7 +109,11 @@ class _Translation:
         return Sql(value, f"try_element_at({self.raw}, {string(name)})")
 
     def comparison(self, typed: Typed) -> Sql:
-        left, right = self.strict(typed, [self.sql(argument) for argument in typed.arguments])
+        # A raw array is refused: an array is used only when it isn't raw.
+        left, right = (
+            self.sql(argument).judged() if argument.type.element else self.sql(argument)
+            for argument in typed.arguments
+        )
         kinds = [argument.type for argument in typed.arguments]
         if {kind.name for kind in kinds} == {"date", "timestamp"}:
             left, right = (
@@ -118,24 +122,7 @@ class _Translation:
             )
             kinds = [Type("timestamp")] * 2
         compared = compare(typed.key, kinds, left, right)
-        return self.guarded(typed, [left, right], compared)
-
-    def strict(self, typed: Typed, arguments: list[Sql]) -> list[Sql]:
-        """Refuse raw arrays: an array is used only when it isn't raw."""
-        return [
-            argument.judged() if node.type.element else argument
-            for node, argument in zip(typed.arguments, arguments, strict=True)
-        ]
-
-    @staticmethod
-    def guarded(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-        """Let arguments fail even after one that is NULL: PostgreSQL computes all of them first."""
-        late = [
-            a
-            for k, a in enumerate(arguments)
-            if a.raises and any(not b.is_constant for b in arguments[:k])
-        ]
-        return _after(late, result)
+        return _guarded([left, right], compared)
 
     def call(self, typed: Typed) -> Sql:
         """Translate a call by its template; raw arguments fail, unless the key has a rule for
@@ -155,7 +142,7 @@ class _Translation:
         )
         if rule is not None and any(a.raw is not None for a in given):
             result = rule(typed, given, result)
-        return self.guarded(typed, given, result)
+        return _guarded(given, result)
 
     def logic(self, typed: Typed) -> Sql:
         parts = [self.sql(argument) for argument in typed.arguments]
@@ -230,9 +217,6 @@ class _Translation:
         function = "exists" if typed.key == "any_element" else "forall"
         held = self.sql(array).judged()
         return Sql(f"{function}({held.value}, {name} -> {condition.value})", raises=True)
-
-    def element(self, typed: Typed) -> Sql:
-        return Sql(self.names[f"\0{typed.value}"])
 
     def case(self, typed: Typed) -> Sql:
         *whens, default = typed.arguments
@@ -355,6 +339,12 @@ def _after(computed_first: Sequence[Sql], result: Sql) -> Sql:
     )
 
 
+def _guarded(arguments: Sequence[Sql], result: Sql) -> Sql:
+    """Let arguments fail even after one that is NULL: PostgreSQL computes all of them first."""
+    nullable = [k for k, argument in enumerate(arguments) if not argument.is_constant]
+    return _after(arguments[nullable[0] + 1 :] if nullable else [], result)
+
+
 def _joined(value: str, parts: Sequence[Sql]) -> Sql:
     return Sql(value, raises=any(p.raises for p in parts), in_years=all(p.in_years for p in parts))
 
@@ -395,7 +385,7 @@ _STRUCTURE: dict[str, Callable[[_Translation, Typed], Sql]] = {
     "array": _Translation.array,
     **dict.fromkeys(("any", "all"), _Translation.listed),
     **dict.fromkeys(("any_element", "all_element"), _Translation.of_elements),
-    "element": _Translation.element,
+    "element": lambda self, typed: Sql(self.names[f"\0{typed.value}"]),
     "case": _Translation.case, "coalesce": _Translation.coalesce, "nullif": _Translation.nullif,
     **dict.fromkeys(("greatest", "least"), _Translation.extreme),
     **dict.fromkeys(("extract", "date_part"), _Translation.field),

@@ -105,18 +105,17 @@ def literal(typed: Typed) -> Sql:
         kind.name == "numeric" and text[-1].isalpha()
     ):
         return Sql(null, string(text), is_constant=True, unheld=((text, typed.start),))
-    return Sql(_literal(kind, text), is_constant=True)
-
-
-def _literal(kind: Type, text: str) -> str:
     if kind.name == "bool":
-        return "true" if text[0] == "t" else "false"
-    if kind.name == "bytea":
-        return f"X'{text[2:]}'"
-    if kind.name == "int4" and text.isdigit():
-        return text
-    plain = SPARK_TYPE_NAMES.get(kind.name) == "string" or kind.name == "interval"
-    return string(text) if plain else f"cast({string(text)} as {spark_type(kind)})"
+        value = "true" if text[0] == "t" else "false"
+    elif kind.name == "bytea":
+        value = f"X'{text[2:]}'"
+    elif kind.name == "int4" and text.isdigit():
+        value = text
+    elif SPARK_TYPE_NAMES.get(kind.name) == "string" or kind.name == "interval":
+        value = string(text)
+    else:
+        value = f"cast({string(text)} as {spark_type(kind)})"
+    return Sql(value, is_constant=True)
 
 
 def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:

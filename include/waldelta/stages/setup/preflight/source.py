@@ -91,7 +91,14 @@ def judge(
             findings += _scope(entry, state, facts)
             findings += _patterns(entry, facts)
             findings += judge_members(pipeline, state, facts)
-    findings += _column_lists(wanted.values(), facts)
+    findings += [
+        problem(
+            f"publications {first.publication!r} and {other.publication!r} give {first.table}"
+            " different column lists, which pgoutput can't decode: give it the same columns (and"
+            " publish_generated_columns) in both"
+        )
+        for first, other in find_clashes(wanted.values(), facts)
+    ]
     return list(dict.fromkeys(findings))
 
 
@@ -438,15 +445,6 @@ def _patterns(entry: Publication, facts: Facts) -> Iterator[Finding]:
                 f"publication {entry.name!r}: pattern {pattern.name} stands for no table: check its"
                 " spelling, or leave it for tables created later"
             )
-
-
-def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
-    for first, other in find_clashes(states, facts):
-        yield problem(
-            f"publications {first.publication!r} and {other.publication!r} give {first.table}"
-            " different column lists, which pgoutput can't decode: give it the same columns (and"
-            " publish_generated_columns) in both"
-        )
 
 
 # --- the standby in source.read_from
