@@ -39,6 +39,11 @@ class PatternRefused(Exception):
     """
 
 
+def _refuse_if(found: object, reason: str) -> None:
+    if found:
+        raise PatternRefused(reason)
+
+
 def like_parts(pattern: str, escape: str = "\\") -> list[tuple[str, str]]:
     """Split a LIKE pattern into ("text", …), ("any", "%") and ("one", "_").
 
@@ -76,8 +81,7 @@ def similar_to_regex(pattern: str, escape: str = "\\") -> str:
     for c in characters:
         if c == escape:
             following = next(characters, "")
-            if following == '"':
-                raise PatternRefused('the separator \\" of SIMILAR')
+            _refuse_if(following == '"', 'the separator \\" of SIMILAR')
             # At the very end PostgreSQL drops the escape character.
             out.append("\\" + following if following else "")
         elif in_brackets:
@@ -99,12 +103,13 @@ def java_regex(pattern: str, *, certain_case: bool) -> str:
     >>> java_regex("^a.c$", certain_case=True)
     '(?s)\\\\Aa.c\\\\z'
     """
-    if pattern.startswith(("***", "(?")) and not pattern.startswith("(?:"):
-        raise PatternRefused("options at its beginning")
+    _refuse_if(
+        pattern.startswith(("***", "(?")) and not pattern.startswith("(?:"),
+        "options at its beginning",
+    )
     reader = _Regex(pattern, certain_case)
     java = reader.alternatives()
-    if reader.rest:
-        raise PatternRefused(f"an unmatched {reader.rest[0]!r}")
+    _refuse_if(reader.rest, f"an unmatched {reader.rest[:1]!r}")
     if (why := why_slow(java)) is not None:
         raise PatternRefused(f"{why}, which may take Java exponential time")
     return "(?s)" + java
@@ -139,8 +144,7 @@ class _Regex:
         return found
 
     def take(self) -> str:
-        if not self.rest:
-            raise PatternRefused("an unfinished bracket, group or escape")
+        _refuse_if(not self.rest, "an unfinished bracket, group or escape")
         taken, self.rest = self.rest[0], self.rest[1:]
         return taken
 
@@ -157,16 +161,16 @@ class _Regex:
         return "".join(pieces)
 
     def piece(self) -> str:
-        if self.rest[0] in "*+?{":
-            raise PatternRefused(f"the quantifier {self.rest[0]!r} with nothing before it")
+        _refuse_if(
+            self.rest[0] in "*+?{", f"the quantifier {self.rest[0]!r} with nothing before it"
+        )
         before = self.rest
         atom, is_anchor = self.atom()
         source = before[: len(before) - len(self.rest)]
         quantifier = self.quantifier()
         if not quantifier:
             return atom
-        if is_anchor:
-            raise PatternRefused("a quantified anchor")
+        _refuse_if(is_anchor, "a quantified anchor")
         if source.startswith("(") and (quantifier in "*+" or quantifier.endswith(",}")):
             # Java's stack gets one level deeper with each repetition, and it may need exponential
             # time.
@@ -189,12 +193,13 @@ class _Regex:
         return c if c == "." else _literal(c), False
 
     def group(self) -> str:
-        if self.rest.startswith("?") and not self.rest.startswith("?:"):
-            raise PatternRefused("a lookahead or lookbehind")
+        _refuse_if(
+            self.rest.startswith("?") and not self.rest.startswith("?:"),
+            "a lookahead or lookbehind",
+        )
         self.skip("?:")
         inner = self.alternatives()
-        if not self.skip(")"):
-            raise PatternRefused("an unmatched '('")
+        _refuse_if(not self.skip(")"), "an unmatched '('")
         return f"(?:{inner})"
 
     def escape(self) -> tuple[str, bool]:
@@ -206,23 +211,22 @@ class _Regex:
             return f"[{'^' if c.isupper() else ''}{_CLASSES[c.lower()]}]", False
         if c in _CONTROL:
             return _literal(_CONTROL[c]), False
-        if c.isascii() and c.isalnum():
-            raise PatternRefused(f"the escape \\{c}")
+        _refuse_if(c.isascii() and c.isalnum(), f"the escape \\{c}")
         return _literal(c), False
 
     def quantifier(self) -> str:
         found = re.match(r"[*+?]|\{(\d+)(,(\d*))?\}", self.rest)
         if found is None:
-            if self.rest.startswith("{"):
-                raise PatternRefused("a '{' that begins no quantifier")
+            _refuse_if(self.rest.startswith("{"), "a '{' that begins no quantifier")
             return ""
         self.rest = self.rest[found.end() :]
         least, most = int(found[1] or 0), int(found[3] or found[1] or 0)
-        if max(least, most) > _MAX_REPEATS or (found[3] and most < least):
-            raise PatternRefused("a number of repetitions that PostgreSQL doesn't take")
+        _refuse_if(
+            max(least, most) > _MAX_REPEATS or (found[3] and most < least),
+            "a number of repetitions that PostgreSQL doesn't take",
+        )
         self.skip("?")  # Skips the mark of a reluctant quantifier.
-        if self.rest[:1] in ("*", "+", "?", "{") and self.rest:
-            raise PatternRefused("two quantifiers in a row")
+        _refuse_if(self.rest[:1] in ("*", "+", "?", "{") and self.rest, "two quantifiers in a row")
         return found[0]
 
     def bracket(self) -> str:
@@ -236,20 +240,16 @@ class _Regex:
         if named := re.match(r"\[:(\w+):\]", self.rest):
             self.rest = self.rest[named.end() :]
             self.need_ascii(named[0])
-            if named[1] not in _NAMED:
-                raise PatternRefused(f"the class {named[0]}")
+            _refuse_if(named[1] not in _NAMED, f"the class {named[0]}")
             return _NAMED[named[1]]
-        if self.rest.startswith(("[.", "[=")):
-            raise PatternRefused("a collating element")
+        _refuse_if(self.rest.startswith(("[.", "[=")), "a collating element")
         first = self.bracket_character()
         if len(first) > 1 or not self.rest.startswith("-") or self.rest.startswith("-]"):
             return first if len(first) > 1 else _literal(first)
         self.take()
-        if self.rest.startswith("["):
-            raise PatternRefused("a range that ends in a class")
+        _refuse_if(self.rest.startswith("["), "a range that ends in a class")
         last = self.bracket_character()
-        if len(last) > 1 or last < first:
-            raise PatternRefused("a range whose end is before its start")
+        _refuse_if(len(last) > 1 or last < first, "a range whose end is before its start")
         return f"{_literal(first)}-{_literal(last)}"
 
     def bracket_character(self) -> str:
@@ -262,13 +262,13 @@ class _Regex:
             return _CLASSES[c]
         if c in _CONTROL:
             return _CONTROL[c]
-        if c.isascii() and c.isalnum():
-            raise PatternRefused(f"the escape \\{c} in brackets")
+        _refuse_if(c.isascii() and c.isalnum(), f"the escape \\{c} in brackets")
         return c
 
     def need_ascii(self, what: str) -> None:
-        if not self.certain_case:
-            raise PatternRefused(f'{what}, which depends on the collation (add COLLATE "C")')
+        _refuse_if(
+            not self.certain_case, f'{what}, which depends on the collation (add COLLATE "C")'
+        )
 
 
 def _literal(c: str) -> str:
