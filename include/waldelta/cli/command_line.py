@@ -4,6 +4,7 @@ spark-submit.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from waldelta.cli._options import check_values, parse
+from waldelta.cli._options import check_values, completion_script, parse
 from waldelta.cli._output import Output, plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
@@ -27,16 +28,14 @@ from waldelta.control_characters import as_one_entry
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
-from waldelta.pipeline import describe_error, waiting_for_locks
+from waldelta.pipeline import Job, RunResult, StageResult, describe_error, waiting_for_locks
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.task_errors import last_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
 from waldelta.stages.repair.replay.interval import REPLAY
 
 if TYPE_CHECKING:
-    import argparse
-
-    from waldelta.pipeline import Job, RunResult
     from waldelta.stages.setup.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
@@ -172,8 +171,6 @@ def _doctor(options: argparse.Namespace, output: Output) -> None:
 
 
 def _completion(options: argparse.Namespace, _: Output) -> None:
-    from waldelta.cli._options import completion_script
-
     sys.stdout.write(completion_script(options.shell))
 
 
@@ -208,7 +205,7 @@ _WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = Mapp
         "completion": _completion,
     }
 )
-_Verb = Callable[[Pipeline, "argparse.Namespace", Output], None]
+_Verb = Callable[[Pipeline, argparse.Namespace, Output], None]
 
 
 def _verb(options: argparse.Namespace) -> _Verb:
@@ -302,7 +299,6 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
 
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
-    from waldelta.pipeline.run_result import RunFailed
     from waldelta.pipeline.targets.table_names import check_names
     from waldelta.spark import open_runner
 
@@ -398,8 +394,6 @@ def _write_result(options: argparse.Namespace, end: str | WaldeltaError) -> None
     """Write the result of a verb without stages: the text that it printed, or its error."""
     if options.result is None:
         return
-    from waldelta.pipeline import RunResult, StageResult
-
     run_id, verb = options.run_id or "", options.verb
     if isinstance(end, str):
         result = RunResult(verb, run_id, "succeeded", {verb: StageResult("succeeded", 0.0, end)})

@@ -21,7 +21,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from waldelta.cli._output import styled
+from waldelta.cli._output import Output, styled
 from waldelta.config.airflow_connection import (
     is_airflow_configured,
     is_airflow_installed,
@@ -34,7 +34,6 @@ from waldelta.quantities import counted, size
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from waldelta.cli._output import Output
     from waldelta.jobs import Pipeline
 
 _NAME: Final = "waldelta"

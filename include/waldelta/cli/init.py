@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from waldelta.cli._options import split_names
+from waldelta.cli._output import Output
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.errors import ConfigError
@@ -29,9 +30,6 @@ from waldelta.stages.setup.draft.draft import (
 )
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.facts.publications import PublicationState, read_publications
-
-if TYPE_CHECKING:
-    from waldelta.cli._output import Output
 
 # Anything else may be a connection string, with a password that others see in the process list.
 _CONN_ID = re.compile(r"\A[A-Za-z0-9_.-]+\Z")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import psycopg
 import tenacity
@@ -47,6 +47,7 @@ from waldelta.stages.setup._slot_setup import (
     slot_life,
     slot_that_stays,
 )
+from waldelta.stages.setup.estimate import CopyEstimate, estimate_copies
 from waldelta.stages.setup.facts.publications import (
     DDL_LOCK_TIMEOUT_MS,
     Mark,
@@ -77,9 +78,6 @@ from waldelta.stages.setup.preflight.targets import (
     plan_targets,
     read_only,
 )
-
-if TYPE_CHECKING:
-    from waldelta.stages.setup.estimate import CopyEstimate
 
 log = logging.getLogger(__name__)
 
@@ -212,8 +210,6 @@ class SetupPlan:
 
     def with_estimate(self, job: Job) -> SetupPlan:
         """Returns the plan with an estimate of the initial copy, for which tables are sampled."""
-        from waldelta.stages.setup.estimate import estimate_copies
-
         if self.server is None:
             return self
         if any(f.severity == "problem" and f.lacks is None for f in self.findings):
