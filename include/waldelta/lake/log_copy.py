@@ -171,7 +171,7 @@ class StoredLog:
         """Return the tags of the log's objects from a version on (-1: of all), by name."""
         log = f"{self.path}/{_LOG}"
         listed = self.store.objects(log, None if since < 0 else f"{log}/{since:020d}")
-        return {one.path.rpartition("/")[2]: one.tag for one in listed}
+        return {one["path"].rpartition("/")[2]: one["e_tag"] for one in listed}
 
     def read_later(self) -> None:
         """Read the entries behind those that are known."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -60,6 +60,10 @@ _MOST_ENDS_BYTES, _LEAST_END_BYTES = 32 << 20, 64 << 10
 _PARQUETS_TAIL = struct.Struct("<I4s")  # the footer's length, and "PAR1"
 
 
+# What obstore knows of an object: its path in its bucket, size, last_modified and e_tag.
+Listed = Mapping[str, Any]
+
+
 class _Requests:
     """How many requests this process has made."""
 
@@ -80,16 +84,6 @@ def requests_made() -> int:
     Repeated requests, delta-rs's own, and those of Spark aren't included.
     """
     return _requests.count
-
-
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """An object's path in its bucket, its bytes, when it was written, and its content's tag."""
-
-    path: str
-    size: int
-    at: datetime
-    tag: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +172,7 @@ class ObjectStore:
         """Return a small file, or the last part of another one; it never changes."""
         if (part := self._small.get(path) or self._ends.get(path)) is not None:
             return part
-        part = self.read_end(path, _WHOLE_BYTES)
+        part = self.read_part(path, {"suffix": _WHOLE_BYTES})
         if part.is_whole:
             self._small.put(path, part)
         else:
@@ -198,15 +192,8 @@ class ObjectStore:
         with ThreadPoolExecutor(min(_PARALLEL, len(paths))) as pool:
             return list(pool.map(self.read_tagged, paths))
 
-    def read_beginning(self, path: str, size: int) -> ObjectPart:
-        """Return the first bytes of an object."""
-        return self._read_part(path, (0, size))
-
-    def read_end(self, path: str, size: int) -> ObjectPart:
-        """Return the last bytes of an object."""
-        return self._read_part(path, {"suffix": size})
-
-    def _read_part(self, path: str, range_: Any) -> ObjectPart:
+    def read_part(self, path: str, range_: Any) -> ObjectPart:
+        """Return a part of an object, by a range as of obstore: from the beginning, or its end."""
         with _named():
             found = obstore.get(self._store, path, options={"range": range_})
             return ObjectPart(found.range[0], bytes(found.bytes()), found.meta["size"])
@@ -241,25 +228,25 @@ class ObjectStore:
         with _named():
             return obstore.open_writer(self._store, path, buffer_size=_PART_BYTES)
 
-    def find(self, path: str) -> StoredObject | None:
+    def find(self, path: str) -> Listed | None:
         """Return what is known of an object; None without one."""
         try:
             with _named():
-                return _stored(obstore.head(self._store, path))
+                return obstore.head(self._store, path)
         except FileNotFoundError:
             return None
 
-    def objects(self, prefix: str, after: str | None = None) -> list[StoredObject]:
+    def objects(self, prefix: str, after: str | None = None) -> list[Listed]:
         """Return the objects of a folder and its folders, by path, or those behind a path."""
         with _named():
             found = obstore.list(self._store, prefix, offset=after).collect()
-        return sorted(map(_stored, found), key=lambda one: one.path)
+        return sorted(found, key=lambda listed: listed["path"])
 
-    def entries(self, prefix: str) -> tuple[list[str], list[StoredObject]]:
+    def entries(self, prefix: str) -> tuple[Sequence[str], Sequence[Listed]]:
         """Return the folders and the objects directly in a folder."""
         with _named():
             found = obstore.list_with_delimiter(self._store, prefix)
-        return list(found["common_prefixes"]), [_stored(one) for one in found["objects"]]
+        return found["common_prefixes"], found["objects"]
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects, by one request for many of them; those that aren't there don't matter."""
@@ -272,10 +259,6 @@ class ObjectStore:
     def _forget(self, path: str) -> None:
         for cache in (self._small, self._ends):
             cache.forget(path)
-
-
-def _stored(found: Mapping[str, Any]) -> StoredObject:
-    return StoredObject(found["path"], found["size"], found["last_modified"], found["e_tag"])
 
 
 @contextmanager
@@ -333,24 +316,16 @@ def store_folder(
     Of files that never change (``unchanging``), small ones and the ends of others are read once.
     """
     opened = open_store(uri, options)
-    return None if opened is None else PyFileSystem(_Folder(*opened, unchanging=unchanging))
+    return None if opened is None else PyFileSystem(_Folder(*opened, unchanging))
 
 
+@dataclass(frozen=True)
 class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
     """A folder of a bucket, as Arrow asks for its files."""
 
-    def __init__(self, store: ObjectStore, root: str, *, unchanging: bool) -> None:
-        self._store, self._root, self._unchanging = store, root, unchanging
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Folder) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    @property
-    def _identity(self) -> tuple[int, str, bool]:
-        return id(self._store), self._root, self._unchanging
+    _store: ObjectStore
+    _root: str
+    _unchanging: bool
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path.strip('/')}".strip("/")
@@ -377,24 +352,22 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
 
     def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
         base = self._path(selector.base_dir)
-        folders: list[str] = []
-        if selector.recursive:
-            objects = self._store.objects(base)
-        else:
-            folders, objects = self._store.entries(base)
+        folders, objects = (
+            ((), self._store.objects(base)) if selector.recursive else self._store.entries(base)
+        )
         if not (folders or objects or selector.allow_not_found or not selector.base_dir):
             raise FileNotFoundError(selector.base_dir)
         # Some stores list the object that marks the folder itself.
         return [
             *(FileInfo(self._relative(path), FileType.Directory) for path in folders),
-            *(_file(self._relative(one.path), one) for one in objects),
+            *(_file(self._relative(listed["path"]), listed) for listed in objects),
         ]
 
     def create_dir(self, path: str, recursive: bool) -> None:
         """Do nothing: a store has no folders of its own."""
 
     def delete_dir(self, path: str) -> None:
-        self._store.delete([one.path for one in self._store.objects(self._path(path))])
+        self._store.delete([listed["path"] for listed in self._store.objects(self._path(path))])
 
     def delete_dir_contents(self, path: str, _missing_dir_ok: bool = False) -> None:
         self.delete_dir(path)
@@ -415,13 +388,12 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
         place = self._path(path)
         if self._unchanging:
             return self._opened(place, self._store.read_end_once(place))
-        return self._opened(place, self._store.read_end(place, _WHOLE_BYTES))
+        return self._opened(place, self._store.read_part(place, {"suffix": _WHOLE_BYTES}))
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         place = self._path(path)
-        return self._opened(
-            place, self._store.read_beginning(place, _WHOLE_BYTES), block=_BLOCK_BYTES
-        )
+        part = self._store.read_part(place, (0, _WHOLE_BYTES))
+        return self._opened(place, part, block=_BLOCK_BYTES)
 
     def _opened(self, place: str, part: ObjectPart, block: int = 0) -> pa.NativeFile:
         if part.is_whole:
@@ -435,8 +407,8 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
         raise NotImplementedError
 
 
-def _file(path: str, found: StoredObject) -> FileInfo:
-    return FileInfo(path, FileType.File, size=found.size, mtime=found.at)
+def _file(path: str, listed: Listed) -> FileInfo:
+    return FileInfo(path, FileType.File, size=listed["size"], mtime=listed["last_modified"])
 
 
 class _Parts(io.RawIOBase):

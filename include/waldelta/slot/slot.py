@@ -202,25 +202,33 @@ def lost_slot(name: str, confirmed: Lsn | str, invalidation_reason: str | None =
 
 def check_ours(slot: SlotState) -> None:
     """Raise SlotForeign when the slot can't be read as pgoutput from this database."""
-    remedy = "choose another slot name in the pipeline file"
-    if slot.slot_type != "logical":
-        raise SlotForeign(
-            f"slot {slot.name!r} is a {slot.slot_type} slot, not a logical one: {remedy}"
-        )
-    if slot.plugin != PLUGIN:
-        raise SlotForeign(
-            f"slot {slot.name!r} uses the plugin {slot.plugin!r}, not {PLUGIN!r}: {remedy}"
-        )
-    if not slot.in_this_database:
-        raise SlotForeign(f"slot {slot.name!r} belongs to database {slot.database!r}: {remedy}")
-    if slot.temporary:
-        raise SlotForeign(f"slot {slot.name!r} is another session's temporary slot: {remedy}")
-    if slot.is_servers_own:
-        raise SlotForeign(
-            f"slot {slot.name!r} on the standby is PostgreSQL's copy of the primary's failover"
-            f" slot of that name, which can't be read there: {remedy}, or drop the primary's slot"
-            " once no program reads it, which removes the copy too"
-        )
+    name, remedy = slot.name, "choose another slot name in the pipeline file"
+    checks = [
+        (
+            slot.slot_type != "logical",
+            f"slot {name!r} is a {slot.slot_type} slot, not a logical one: {remedy}",
+        ),
+        (
+            slot.plugin != PLUGIN,
+            f"slot {name!r} uses the plugin {slot.plugin!r}, not {PLUGIN!r}: {remedy}",
+        ),
+        (
+            not slot.in_this_database,
+            f"slot {name!r} belongs to database {slot.database!r}: {remedy}",
+        ),
+        (slot.temporary, f"slot {name!r} is another session's temporary slot: {remedy}"),
+        (
+            slot.is_servers_own,
+            (
+                f"slot {name!r} on the standby is PostgreSQL's copy of the primary's failover slot"
+                f" of that name, which can't be read there: {remedy}, or drop the primary's slot"
+                " once no program reads it, which removes the copy too"
+            ),
+        ),
+    ]
+    for is_foreign, why in checks:
+        if is_foreign:
+            raise SlotForeign(why)
 
 
 def create_slot(

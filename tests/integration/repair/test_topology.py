@@ -120,10 +120,8 @@ def file(database, lake):
     )
 
 
-def copied(conn, file, *, whole_root=False):
-    """What the ledger says after a copy of each target; ``whole_root``: as earlier versions
-    recorded it.
-    """
+def copied(conn, file):
+    """What the ledger says after a copy of each target."""
     found = []
     for target in read_targets(conn, file):
         table, where = target.table, target.mapping.where
@@ -144,7 +142,7 @@ def copied(conn, file, *, whole_root=False):
             root_id=target.mapping.root_id,
         )
         present = read_catalog_state(conn, [state])[state.table_name]
-        kept = present if whole_root else of_partition(state, present, target.mapping)[1]
+        kept = of_partition(state, present, target.mapping)[1]
         found.append(replace(state, storage=kept.storage))
     return found
 
@@ -169,14 +167,11 @@ def told(conn, file, states):
     return look(conn, file, states)[0]
 
 
-@pytest.mark.parametrize("whole_root", [False, True], ids=["", "recorded by an earlier version"])
-def test_only_the_target_whose_rows_a_partition_holds_is_told(database, file, whole_root):
+def test_only_the_target_whose_rows_a_partition_holds_is_told(database, file):
     """Of targets that a root is split into, not all siblings."""
     with connect(database.conninfo, "test") as conn:
         for name, (statements, expected) in CASES.items():
-            if whole_root and any("detach" in statement for statement in statements):
-                continue  # whose it was, such a record doesn't say
-            states = copied(conn, file, whole_root=whole_root)
+            states = copied(conn, file)
             for statement in statements:
                 database.execute(statement)
             found = told(conn, file, states)
@@ -236,7 +231,7 @@ def test_a_gathered_leaf_that_leaves_its_publication_and_returns(
     assert found[4] == ""
 
 
-def test_a_leaf_that_an_earlier_version_kept_on_record_comes_anew(database, file):
+def test_a_leaf_that_stayed_on_record_when_it_left_comes_anew(database, file):
     """It was told that it went, but its file stayed on record, so that nothing told when it was
     back.
     """

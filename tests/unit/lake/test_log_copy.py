@@ -110,7 +110,9 @@ def test_of_two_writers_of_a_version_one_wins(log):
     append(ours, 9)
     assert ours.version() == 4
     # The file of the commit that failed is deleted again.
-    stored = [one.path for one in log.store.objects("lake/t") if one.path.endswith(".parquet")]
+    stored = [
+        one["path"] for one in log.store.objects("lake/t") if one["path"].endswith(".parquet")
+    ]
     assert sorted(stored) == sorted(f"lake/t/{path}" for path in log_copy.file_paths(ours))
 
 
@@ -306,7 +308,7 @@ def test_it_leaves_nothing_when_it_knows_no_more(log, monkeypatch):
 @pytest.mark.parametrize("versions", [1, 4, 6])
 def test_another_table_in_its_place_is_noticed(log, monkeypatch, tmp_path, versions):
     leave(log.store, monkeypatch)
-    log.store.delete([one.path for one in log.store.objects("lake/t")])
+    log.store.delete([one["path"] for one in log.store.objects("lake/t")])
     for n in range(versions):
         write_deltalake(str(tmp_path / "u"), pa.table({"other": [n]}), mode="append")
     upload(log.store, tmp_path / "u")
@@ -317,7 +319,7 @@ def test_another_table_in_its_place_is_noticed(log, monkeypatch, tmp_path, versi
 
 def test_a_table_that_is_gone_is_noticed(log, monkeypatch):
     leave(log.store, monkeypatch)
-    log.store.delete([one.path for one in log.store.objects("lake/t")])
+    log.store.delete([one["path"] for one in log.store.objects("lake/t")])
     with pytest.raises(TableNotFoundError):
         known(log.store, monkeypatch).log("t").read_newest()
 
@@ -340,9 +342,9 @@ def test_a_table_made_since_is_found_by_what_is_left_of_its_log(log, monkeypatch
     logs.save({})
     table.create_checkpoint()
     for one in log.store.objects("lake/t"):
-        if not one.path.endswith(("0.json", "1.json")):
+        if not one["path"].endswith(("0.json", "1.json")):
             log.store.write(
-                one.path.replace("/t/", "/later/"), log.store.read_tagged(one.path).content
+                one["path"].replace("/t/", "/later/"), log.store.read_tagged(one["path"]).content
             )
     found = known(log.store, monkeypatch).log("later")
     assert found.is_missing

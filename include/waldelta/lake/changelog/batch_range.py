@@ -11,7 +11,13 @@ import pyarrow as pa
 
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Snapshot, Stream
-from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
+from waldelta.lake.changelog.row_messages import (
+    Piece,
+    RowMessages,
+    Volume,
+    all_row_messages,
+    row_messages,
+)
 from waldelta.lake.driver_limits import MOST_DRIVER_MESSAGE_BYTES, MOST_DRIVER_ROWS
 from waldelta.lake.ledger import TableState
 
@@ -99,7 +105,9 @@ class BatchRange:
 
     @cached_property
     def _bytes(self) -> int:
-        return self.change_log.bytes_at_most(self.stream)
+        """The most bytes of its row messages before compression, from the files' footers."""
+        pieces = self.change_log.pieces(all_row_messages(self.stream.segments))
+        return sum(piece.bytes for piece in pieces)
 
     @cached_property
     def _bytes_by_relation(self) -> dict[int, int]:

@@ -94,12 +94,6 @@ class RowMessages(ABC):
             moves = moves or bool(part["moves"].to_numpy(zero_copy_only=False)[unseen].any())
         return rows, moves
 
-    def bytes_at_most(self, stream: Stream) -> int:
-        """Return the maximum bytes of a range's row messages before compression, from the files'
-        footers.
-        """
-        return sum(piece.bytes for piece in self.pieces(all_row_messages(stream.segments)))
-
     def bytes_by_relation(self, stream: Stream) -> dict[int, int]:
         """Return the bytes of a range's row messages by relation; reads them all, a few at a
         time.

@@ -50,11 +50,11 @@ def of_partition(
         return _without_returned(state, mapping), replace(
             catalog, storage=stored(catalog, mapping.relation_ids)
         )
-    return (
-        _of_one(state, catalog, mapping.partition)
-        if mapping.partition is not None
-        else (state, catalog)
-    )
+    if (partition := mapping.partition) is None:
+        return state, catalog
+    own = {leaf for leaf, above in catalog.above.items() if leaf == partition or partition in above}
+    attached = {leaf: name for leaf, name in catalog.attached.items() if leaf in own}
+    return state, replace(catalog, storage=stored(catalog, own), attached=attached)
 
 
 def read_own_tables(
@@ -77,30 +77,10 @@ def read_own_tables(
     return reduced, with_truncated(connection, reduced, own, landed_as_of)
 
 
-def _of_one(
-    state: TableState, catalog: CatalogTable, partition: int
-) -> tuple[TableState, CatalogTable]:
-    """Reduce the stored state to the leaves of one partition.
-
-    Earlier versions recorded the leaves of the whole root. A leaf that belongs to another partition
-    now was this partition's only when it was attached to that other one since.
-    """
-    files_now = catalog.storage.files if catalog.storage is not None else []
-    own = {leaf for leaf, above in catalog.above.items() if leaf == partition or partition in above}
-    others = {file.oid: file.inherits for file in files_now if file.oid not in own}
-    if state.storage is not None:
-        files = [
-            f for f in state.storage.files if f.oid not in others or f.inherits != others[f.oid]
-        ]
-        state = replace(state, storage=replace(state.storage, files=files))
-    attached = {leaf: name for leaf, name in catalog.attached.items() if leaf in own}
-    return state, replace(catalog, storage=stored(catalog, own), attached=attached)
-
-
 def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
     """Return the state without recorded leaves that were in no publication then.
 
-    Earlier versions kept such leaves. Without them, the leaves count as new when they return.
+    A run that was killed may have left them. Without them, they count as new when they return.
     """
     if state.storage is None or mapping.late.isdisjoint(file.oid for file in state.storage.files):
         return state

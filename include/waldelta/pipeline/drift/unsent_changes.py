@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -40,6 +40,7 @@ from waldelta.lake.ledger import StorageState, TableState
 from waldelta.lake.ledger.records import AttributeState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.postgres.lock_waits import limited, within
+from waldelta.postgres.type_catalog import fetch
 
 log = logging.getLogger(__name__)
 
@@ -184,10 +185,11 @@ def _judged(
     then, now = state.storage, there.storage
     if then is None or now is None:
         return there
-    written = {leaf: _written(connection, leaf) for leaf in leaves} if landed_as_of != 0 else {}
+    judged = list(leaves) if landed_as_of != 0 else []
+    written = {row.oid: row for row in fetch(connection, _WRITTEN, {"leaves": judged})}
     found = {
-        leaf: _is_truncated(connection, there_now, then.as_of, landed_as_of)
-        for leaf, there_now in written.items()
+        leaf: _is_truncated(connection, written.get(leaf), then.as_of, landed_as_of)
+        for leaf in judged
     }
     held = {
         file.oid: file for file in then.files if file.oid in leaves and found.get(file.oid) is None
@@ -197,20 +199,14 @@ def _judged(
         for file in now.files
     ]
     truncated = frozenset(leaf for leaf, is_truncated in found.items() if is_truncated)
-    first = min(
-        (there_now.xid for there_now in written.values() if there_now is not None), default=0
-    )
-    later = {
-        leaf: there_now
-        for leaf in truncated
-        if (there_now := written[leaf]) is not None and there_now.xid > first
-    }
+    first = min((row.xid for row in written.values()), default=0)
+    later = [written[leaf] for leaf in truncated if written[leaf].xid > first]
     return replace(
         there,
         storage=replace(now, files=files),
         truncated=truncated,
         truncated_alone=frozenset(
-            leaf for leaf in later if _is_truncated(connection, later[leaf], later[leaf].xid, None)
+            row.oid for row in later if _is_truncated(connection, row, row.xid, None)
         ),
     )
 
@@ -241,29 +237,12 @@ def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A leaf, the transaction (xid8) that wrote its row of pg_class, and that transaction's age.
-
-    TRUNCATE is one of the statements that write that row.
-    """
-
-    schema: str
-    name: str
-    age: int
-    xid: int
-
-
-def _written(connection: psycopg.Connection[Any], leaf: int) -> _Written | None:
-    row = connection.execute(_WRITTEN, (leaf,)).fetchone()
-    return _Written(row[0], row[1], row[2], row[3] - row[2]) if row is not None else None
-
-
 def _is_truncated(
-    connection: psycopg.Connection[Any], leaf: _Written | None, as_of: int, landed_as_of: int | None
+    connection: psycopg.Connection[Any], leaf: Any, as_of: int, landed_as_of: int | None
 ) -> bool | None:
     """Return whether no row of the leaf is from a transaction below ``as_of``; None when unknown.
 
+    ``leaf`` is its row of _WRITTEN, None without one.
     Frozen rows keep their transaction's number.
     """
     if leaf is None:
@@ -297,12 +276,12 @@ def _is_truncated(
     return not found
 
 
-# How many transactions ago the leaf's row of pg_class was written (TRUNCATE writes it), and the
-# number of the next transaction.
+# Per leaf, the transaction (xid8) that wrote its row of pg_class, and that transaction's age.
+# TRUNCATE is one of the statements that write that row.
 _WRITTEN = """
-select n.nspname, c.relname, age(c.xmin)::bigint,
-  pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+select c.oid::bigint as oid, n.nspname as schema, c.relname as name, age(c.xmin)::bigint as age,
+  pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(c.xmin)::bigint as xid
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
-where c.oid = %s
+where c.oid = any(%(leaves)s::oid[])
 """
