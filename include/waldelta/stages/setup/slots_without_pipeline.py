@@ -6,7 +6,7 @@ the source itself shows what waldelta left there, even when pipeline file and la
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from waldelta.errors import ConfigError, PrivilegeMissing
@@ -67,30 +67,26 @@ def find_slots_without_pipeline(
     connects to a standby whose own slots count too. Slots that PostgreSQL synchronizes there from
     the primary don't.
     """
-    kept = {name_of_kept(name) for name in named}
+    known = {*named, *map(name_of_kept, named)}
     marks = [
         (p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None
     ]
-    found: list[SlotWithoutPipeline] = []
+    orphans: list[SlotWithoutPipeline] = []
     for server in _servers(conn, slot_conn):
-        names = [
-            name
-            for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall()
-            if name not in kept.union(named)
-        ]
-        found += [
-            _slot_without_pipeline(slot, marks)
-            for name in names
-            if (slot := read_slot(server, name)) is not None
-        ]
-    return found
+        for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall():
+            if name not in known and (slot := read_slot(server, name)) is not None:
+                own = [(publication, mark) for publication, mark in marks if mark.slot == name]
+                pipeline = own[0][1].pipeline if own else None
+                publications = tuple(publication for publication, _ in own)
+                orphans.append(SlotWithoutPipeline(slot, pipeline, publications))
+    return orphans
 
 
 def drop_slots_without_pipeline(
     conn: Connection,
     conninfo: str,
-    found: Iterable[SlotWithoutPipeline],
-    chosen: Sequence[str],
+    orphans: Sequence[SlotWithoutPipeline],
+    names: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
     """Drop these slots and the publications that only they read; returns what was dropped or stays.
@@ -100,34 +96,33 @@ def drop_slots_without_pipeline(
     slot that isn't one of waldelta's without a pipeline, or that exists twice, and PrivilegeMissing
     for another role's publications. Raises LockHeld while a run works on the slot.
     """
-    every = list(found)
-    known = {orphan.slot.name: orphan for orphan in every}
-    _check_chosen(every, known, chosen)
+    known = {orphan.slot.name: orphan for orphan in orphans}
+    _check_droppable(orphans, known, names)
+    servers = _servers(conn, slot_conn)
     dropped: list[str] = []
-    for name in chosen:
+    for name in names:
         with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
-            servers = _servers(conn, slot_conn)
             drop_slot(servers[-1] if known[name].slot.in_recovery else conn, name)
-            names = [publication.name for publication in known[name].publications]
+            publications = [publication.name for publication in known[name].publications]
             dropped.append(f"slot {name}")
             left = [slot for server in servers if (slot := read_slot(server, name)) is not None]
             if any(not slot.is_servers_own for slot in left):
                 stays = f"stays: another server has a slot {name} too"
-                dropped += [f"publication {publication} {stays}" for publication in names]
+                dropped += [f"publication {publication} {stays}" for publication in publications]
                 continue
             why = f"was read by slot {name} alone"
-            run_statements(conn, [plan_drop(p, f"publication {p} {why}") for p in names])
-            dropped += [f"publication {publication}" for publication in names]
+            run_statements(conn, [plan_drop(p, f"publication {p} {why}") for p in publications])
+            dropped += [f"publication {publication}" for publication in publications]
     return dropped
 
 
-def _check_chosen(
-    every: Sequence[SlotWithoutPipeline],
+def _check_droppable(
+    orphans: Sequence[SlotWithoutPipeline],
     known: Mapping[str, SlotWithoutPipeline],
-    chosen: Sequence[str],
+    names: Sequence[str],
 ) -> None:
-    for name in chosen:
-        if sum(orphan.slot.name == name for orphan in every) > 1:
+    for name in names:
+        if sum(orphan.slot.name == name for orphan in orphans) > 1:
             raise ConfigError(
                 f"the primary and the standby both have a slot {name!r}, and teardown can't know"
                 " which one to drop: nothing was dropped; run select"
@@ -149,14 +144,6 @@ def _check_chosen(
 def _servers(conn: Connection, slot_conn: Connection | None) -> list[Connection]:
     """Returns the primary's connection, and the standby's if it was searched too."""
     return [conn] if slot_conn is None or slot_conn is conn else [conn, slot_conn]
-
-
-def _slot_without_pipeline(
-    slot: SlotState, marks: Sequence[tuple[PublicationState, Mark]]
-) -> SlotWithoutPipeline:
-    of_it = [(publication, mark) for publication, mark in marks if mark.slot == slot.name]
-    pipeline = of_it[0][1].pipeline if of_it else None
-    return SlotWithoutPipeline(slot, pipeline, tuple(publication for publication, _ in of_it))
 
 
 _SLOTS = """
