@@ -4,10 +4,19 @@ in its history and maintain its files.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import tenacity
+
+from waldelta.lake.delta_target import (
+    COLUMN_MAPPING,
+    DELETION_VECTORS,
+    WRITE_FAILURES,
+    CommitConflict,
+)
 from waldelta.server_errors import texts
 
 if TYPE_CHECKING:
@@ -16,9 +25,7 @@ if TYPE_CHECKING:
 
     from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 
-# The properties by which columns have other names in files, and by which Spark's commits mark rows
-# as deleted, instead of rewriting their files.
-COLUMN_MAPPING, DELETION_VECTORS = "delta.columnMapping.mode", "delta.enableDeletionVectors"
+log = logging.getLogger(__name__)
 
 # Parquet's own column names can't have these characters, so a table with one is written with column
 # mapping.
@@ -43,6 +50,8 @@ SMALLEST_FILE, LARGEST_FILE = (
     "spark.databricks.delta.optimize.maxFileSize",
 )
 _GENERATION = "waldelta.generation"
+# How often properties are committed in all, when other writers commit first.
+_ATTEMPTS = 3
 _FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
 
@@ -86,15 +95,34 @@ def set_retention(spark: Callable[[], SparkSession], table: TargetVersion, hours
     kept = usual | table.properties
     if all(kept[name] == value for name, value in wanted.items()):
         return
-    if table.is_writable:
-        table.set_properties(wanted)
-    else:
-        _set_properties(spark(), table.place, wanted)
+    _commit_properties(spark, table, wanted)
 
 
-def set_generation(spark: SparkSession, target: DeltaTarget, generation: int) -> None:
+def set_generation(
+    spark: Callable[[], SparkSession], table: TargetVersion, generation: int
+) -> None:
     """Commit the target's generation: runs that still write an earlier one conflict with it."""
-    _set_properties(spark, target, {_GENERATION: str(generation)})
+    _commit_properties(spark, table, {_GENERATION: str(generation)})
+
+
+def _commit_properties(
+    spark: Callable[[], SparkSession], table: TargetVersion, properties: Mapping[str, str]
+) -> None:
+    """Commit properties by delta-rs, or by Spark where delta-rs can't write the table."""
+    again = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(CommitConflict),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        before_sleep=lambda _: table.update(),
+        reraise=True,
+    )
+    if table.is_writable:
+        try:
+            again(table.set_properties, properties)
+        except WRITE_FAILURES as err:  # Spark commits, or reports why it can't.
+            log.info("properties of %s are set by Spark: %s", table.place.uri, err)
+        else:
+            return
+    _set_properties(spark(), table.place, properties)
 
 
 def _set_properties(

@@ -32,7 +32,6 @@ from psycopg import sql
 
 from waldelta.lake import driver_limits
 from waldelta.lake.delta_log import Commit, Definition, DeltaLog, read_metadata
-from waldelta.lake.delta_statements import COLUMN_MAPPING, DELETION_VECTORS
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
 from waldelta.lake.storage import (
     INT96_AS_MICROSECONDS,
@@ -54,6 +53,9 @@ if TYPE_CHECKING:
 
     from waldelta.lake.lake import Lake
 
+# The properties by which columns have other names in files, and by which Spark's commits mark rows
+# as deleted, instead of rewriting their files.
+COLUMN_MAPPING, DELETION_VECTORS = "delta.columnMapping.mode", "delta.enableDeletionVectors"
 # delta-rs's error about a table, as DeltaTarget.open() raises it.
 TableError = DeltaError
 # Another writer's commit came before ours.
@@ -467,7 +469,9 @@ class TargetVersion:
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
         """Set properties of the table in one commit, which is durable on return."""
-        self._stored.alter.set_table_properties({**properties}, **_ONE_COMMIT)
+        self._stored.alter.set_table_properties(
+            {**properties}, raise_if_not_exists=False, **_ONE_COMMIT
+        )
         self.update()
         self.keep(self.version)
 

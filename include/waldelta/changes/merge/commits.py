@@ -55,7 +55,7 @@ def commit_untouched(runner: Runner, job: Job, state: TableState) -> TargetCut:
     one.
     """
     target = job.lake.target(state.table_name)
-    set_generation(runner.spark(), target, state.generation)
+    set_generation(runner.spark, target.open(), state.generation)
     cut = read_untouched(job, state)
     target.sync_commit(cut.version)
     return cut
@@ -91,7 +91,7 @@ def take_over_target(
     """
 
     def shut_out() -> None:
-        set_generation(runner.spark(), job.lake.target(state.table_name), state.generation)
+        set_generation(runner.spark, job.lake.target(state.table_name).open(), state.generation)
         fault_point("takeover.fenced")
         quarantine.replace(state.table_name, state.generation, fence.verify(), (), fence)
 
@@ -108,7 +108,7 @@ def take_over_for_copy(runner: Runner, job: Job, name: str, generation: int) -> 
     def shut_out() -> None:
         if (table := target.find()) is not None:
             target.log.check_entry(table.version + 1)
-            set_generation(runner.spark(), target, generation)
+            set_generation(runner.spark, table, generation)
 
     with writing_target(target):
         if not take_over(job.lake, name, shut_out):
