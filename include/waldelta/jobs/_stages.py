@@ -108,7 +108,8 @@ def _runner_recorded(runner: Runner, stage: StageResult) -> Iterator[None]:
     try:
         yield
     finally:
-        stage.runner = THIS_PROCESS if before is not None and runner.uses == before else SPARK
+        is_here = before is not None and runner.uses == before
+        stage.runner = THIS_PROCESS if is_here else f"{SPARK}: {runner.why}"
 
 
 def _warn_of_wait(result: RunResult, stage: str, why: str) -> None:

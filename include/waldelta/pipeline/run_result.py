@@ -89,7 +89,7 @@ _PARTS = ("landed", "targets", "checked", "reported")
 class StageResult:
     """The outcome of one stage; ``error`` as in RunResult.
 
-    ``runner``: "Spark" where a session worked for it, "this process" otherwise.
+    ``runner``: "Spark: " and why, where a session worked for it; "this process" otherwise.
     """
 
     status: str

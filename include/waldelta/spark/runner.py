@@ -60,6 +60,10 @@ class Runner(Protocol):
     def uses(self) -> int | None:
         """How often the session was asked for; None where a session does all work."""
 
+    @property
+    def why(self) -> str:
+        """Why Spark works, or "" while it doesn't."""
+
     def run(
         self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
     ) -> list[Answer]:
@@ -76,7 +80,7 @@ class Runner(Protocol):
         Raises SparkUnreachable, JavaMissing or ConfigError when there can't be one.
         """
 
-    def start(self) -> None:
+    def start(self, why: str) -> None:
         """Start a session in the background, since later steps will use it."""
 
     def prepared(self) -> AbstractContextManager[None]:
@@ -112,6 +116,7 @@ class OnSpark:
     """Runs everything on a session: the caller's own, or with ``runner: spark``."""
 
     session: SparkSession
+    why: str = "on the caller's session"
     is_started = True
     uses = None
 
@@ -130,7 +135,7 @@ class OnSpark:
         read = once(numbered) if stops else numbered
         return _without_failure(_collected(numbers.mapInArrow(read, ddl(_with_failure(schema)))))
 
-    def start(self) -> None:
+    def start(self, why: str) -> None:
         """Do nothing: the session is there."""
 
     def prepared(self) -> AbstractContextManager[None]:
@@ -141,7 +146,7 @@ class OnSpark:
     def sibling(self, number: int) -> Iterator[OnSpark]:
         """Open a sibling of the session."""
         with sibling_session(self.session, number) as sibling:
-            yield OnSpark(sibling)
+            yield OnSpark(sibling, self.why)
 
     @property
     def has_siblings(self) -> bool:
@@ -171,7 +176,7 @@ class InProcess:
         self._on_spark: OnSpark | None = None
         self._start: threading.Thread | None = None
         self._is_closed = False
-        self.uses = 0
+        self.uses, self.why = 0, ""
 
     @property
     def is_started(self) -> bool:
@@ -180,10 +185,10 @@ class InProcess:
 
     def spark(self) -> SparkSession:
         """Returns the session, which the first call starts."""
-        return self._used().session
+        return self._used("a step that only Spark does").session
 
-    def _used(self) -> OnSpark:
-        self.uses += 1
+    def _used(self, why: str) -> OnSpark:
+        self.uses, self.why = self.uses + 1, self.why or why
         return self._started()
 
     def _started(self) -> OnSpark:
@@ -201,12 +206,13 @@ class InProcess:
         been started.
         """
         if count > LOCAL_TASKS or (count and self.is_started):
-            return self._used().run(count, schema, task, stops=stops)
+            why = f"{count:,} tasks, more than {LOCAL_TASKS}"
+            return self._used(why).run(count, schema, task, stops=stops)
         numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
         parts = _numbered(task, schema, stops=stops)(iter([numbers]))
         return _without_failure([row for part in parts for row in part.to_pylist()])
 
-    def start(self) -> None:
+    def start(self, why: str) -> None:
         """Start the session in the background; the first use raises why that fails."""
 
         def start() -> None:
@@ -214,7 +220,8 @@ class InProcess:
                 self._started()
 
         if not self.is_started:
-            log.info("starting Spark: there is more to apply than one process does")
+            self.why = why
+            log.info("starting Spark: %s", why)
             self._start = threading.Thread(target=start, name="start Spark", daemon=True)
             self._start.start()
 
@@ -272,7 +279,7 @@ def open_runner(
     opening = partial(open_session, name, job, session_key)
     with ExitStack() as opened:
         if job is not None and job.lake.on_spark:
-            yield OnSpark(opened.enter_context(opening()))
+            yield OnSpark(opened.enter_context(opening()), "runner: spark")
             return
         runner = InProcess(lambda: opened.enter_context(opening()))
         opened.callback(runner.close)

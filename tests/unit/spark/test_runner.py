@@ -43,7 +43,7 @@ def test_a_session_that_does_all_is_made_at_once(monkeypatch):
     job = SimpleNamespace(lake=Lake("file:///nowhere", on_spark=True))
     with open_runner("test", job) as runner:
         assert runner.spark() is spark
-        assert (runner.is_started, runner.uses) == (True, None)
+        assert (runner.is_started, runner.uses, runner.why) == (True, None, "runner: spark")
 
 
 def test_a_runner_knows_a_server_once_it_has_a_session():
@@ -75,15 +75,17 @@ def test_a_session_is_started_in_the_background_once():
 
     runner = InProcess(make)
     with runner.prepared():
-        runner.start()
-        runner.start()
+        runner.start("much waits")
+        runner.start("more waits")
     assert (made, runner.is_started, runner.uses) == (["start Spark"], True, 0)
+    runner.spark()
+    assert runner.why == "much waits"
 
     def fails():
         raise JavaMissing("no java")
 
     runner = InProcess(fails)
-    runner.start()
+    runner.start("much waits")
     with pytest.raises(JavaMissing, match="no java"):
         runner.spark()
 
@@ -105,8 +107,10 @@ def test_few_tasks_are_run_here_before_a_session_is_there():
 
     with pytest.raises(PeekTimeout, match=r"^too slow$"):
         runner.run(1, schema, fails)
+    assert runner.why == ""
     with pytest.raises(AssertionError, match="Spark isn't needed"):
         runner.run(LOCAL_TASKS + 1, schema, fails)
+    assert runner.why == "5 tasks, more than 4"
 
 
 class Session:

@@ -218,8 +218,8 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     watermarks = _watermarks(job, held, selected.states, applied)
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.read_landed_sizes(held.identity, min(fed_from, default=last), last)
-    if sum(sizes.values()) > MOST_DRIVER_ROWS:
-        runner.start()
+    if (messages := sum(sizes.values())) > MOST_DRIVER_ROWS:
+        runner.start(f"{messages:,} messages wait, more than {MOST_DRIVER_ROWS:,}")
     quarantine = Quarantine(job.lake)
     planning, locks = SharedConnection(job.source, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
