@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType, MappingProxyType
@@ -311,11 +311,10 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     if options.verb == REPLAY:
         job = replace(job, run_type="backfill")
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
-    # The report reads PostgreSQL and the ledger; a session would cost more than the report does.
-    key = _session_key(pipeline, options)
-    with (
-        nullcontext(None) if options.stage == ["report"] else open_runner(name, job, key)
-    ) as runner:
+    # The report reads PostgreSQL and the ledger. With `runner: spark`, a session would cost more
+    # than the report does.
+    of_job = None if options.stage == ["report"] else job
+    with open_runner(name, of_job, _session_key(pipeline, options)) as runner:
         cause: BaseException | None = None
         try:
             result = _run(runner, job, options)

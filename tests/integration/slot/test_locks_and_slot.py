@@ -24,6 +24,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import TableId, connect
 from waldelta.slot import read_slot
 from waldelta.slot.slot import check_health, create_slot, drop_slot
+from waldelta.spark import InProcess
 
 pytestmark = pytest.mark.pg
 
@@ -71,7 +72,9 @@ def test_a_stage_waits_for_the_run_that_holds_its_lock(job, monkeypatch):
 
     def run(lock_wait_s):
         waiting = replace(job, lock_wait_s=lock_wait_s)
-        return run_stages(None, waiting, RunResult("sync", "r"), {"sync": copy}, None)
+        return run_stages(
+            InProcess(pytest.fail), waiting, RunResult("sync", "r"), {"sync": copy}, None
+        )
 
     other.enter_context(target_lock(job, "public.t"))
     with other:

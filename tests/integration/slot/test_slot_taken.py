@@ -23,6 +23,7 @@ from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.verify.compare_landed import check_landed
+from waldelta.spark import InProcess
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain
@@ -169,7 +170,9 @@ def landing(job):
     """The stage without what needs Spark."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("waldelta.stages.land.drain.drain", lambda *_: Drained(Lsn(0), Lsn(0)))
-        land_stage(None, job, RunResult("consume", "r"), StageResult("running", 0.0))
+        land_stage(
+            InProcess(pytest.fail), job, RunResult("consume", "r"), StageResult("running", 0.0)
+        )
 
 
 @pytest.mark.parametrize("verb", [check_idle, landing])
