@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import cache, partial
 from typing import Any
@@ -10,7 +11,6 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from starlette.middleware.base import RequestResponseEndpoint
 
 from waldelta.control_characters import visible
 from waldelta.lake.ledger import now
@@ -50,7 +50,9 @@ STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Option
 _REFRESH_S = 10
 
 
-async def add_headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
+async def add_headers(
+    request: Request, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
     """Respond with HEADERS, also where FastAPI makes the response; a page's own headers stay."""
     response = await call_next(request)
     for name, value in HEADERS.items():
