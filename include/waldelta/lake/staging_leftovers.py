@@ -9,7 +9,6 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
@@ -37,17 +36,6 @@ _TAKEN = "-taken"
 _REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A folder of staged changes, and the tables for one of which it was staged.
-
-    One table's name may be the beginning of another's.
-    """
-
-    uri: str
-    tables: tuple[str, ...]
-
-
 def staging_folder(lake: Lake, table_name: str, generation: int, batch: int, run_id: str) -> str:
     """Return the URI of a folder for the changes of one target up to one batch, unique for each
     call.
@@ -60,21 +48,22 @@ def staging_folder(lake: Lake, table_name: str, generation: int, batch: int, run
     return f"{lake.bookkeeping(STAGING).uri}/{name}"
 
 
-def find_leftovers(lake: Lake, tables: Iterable[str], before: datetime) -> list[Leftover]:
-    """Return folders in which nothing was written since ``before``.
+def find_leftovers(
+    lake: Lake, tables: Iterable[str], before: datetime
+) -> dict[str, tuple[str, ...]]:
+    """Return folders (URIs) in which nothing was written since ``before``, and the tables for one
+    of which each was staged: one table's name may be the beginning of another's.
 
     A caller that removes one must hold its tables' locks: a run that works on one of them may still
     read it.
     """
     names = sorted(tables)
     folders = list_folders(lake.bookkeeping(STAGING).uri)
-    return [
-        Leftover(
-            uri, tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name)))
-        )
+    return {
+        uri: tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name)))
         for uri, written in sorted(folders.items())
         if written < before
-    ]
+    }
 
 
 def staged_for(lake: Lake, table_name: str) -> list[str]:

@@ -16,7 +16,7 @@ from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake, local_path, remove_folder, staging_folder, write_parquet
 from waldelta.lake.ledger import ExpectationResult, Ledger, now
 from waldelta.lake.ledger.check_records import keep_results
-from waldelta.lake.staging_leftovers import Leftover, find_leftovers, staged_for, take_over
+from waldelta.lake.staging_leftovers import find_leftovers, staged_for, take_over
 from waldelta.lake.storage import remove_empty_log
 
 DAY = timedelta(days=1)
@@ -42,10 +42,9 @@ def test_only_folders_without_a_recent_file_are_found(lake):
     stage(goes_on, 2 * DAY, "net")
     stage(goes_on, timedelta(0), "complete")
     stage(f"{lake}/_waldelta/changes", 2 * DAY, "batch=1")
-    assert find_leftovers(Lake(lake), ["public.t", "public.u"], now() - DAY) == [
-        Leftover(old, ("public.t",))
-    ]
-    assert find_leftovers(Lake(f"{lake}/absent"), [], now()) == []
+    found = find_leftovers(Lake(lake), ["public.t", "public.u"], now() - DAY)
+    assert found == {old: ("public.t",)}
+    assert find_leftovers(Lake(f"{lake}/absent"), [], now()) == {}
 
 
 def test_each_folder_belongs_to_its_table(lake):
@@ -54,7 +53,7 @@ def test_each_folder_belongs_to_its_table(lake):
     stage(staging_folder(Lake(lake), long, 1, 7, "killed"), 2 * DAY)
     stage(staging_folder(Lake(lake), 'public."a-1"', 1, 7, "killed"), 2 * DAY)
     names = [long, f"{long}y", "public.x", "public.a", 'public."a-1"', 'public."a-1-1"']
-    found = [leftover.tables for leftover in find_leftovers(Lake(lake), names, now() - DAY)]
+    found = list(find_leftovers(Lake(lake), names, now() - DAY).values())
     assert sorted(found) == [('public."a-1"',), (long,)]
 
 

@@ -192,7 +192,12 @@ def check_mode(job: Job, state: TableState) -> None:
         return
     state.kept_as.check_change(name, wanted)
     if state.kept_as == wanted and not copies:
-        _record_skipped_copy(job, state)
+        why = (
+            "the pipeline file says copy: false now: from now on the target lacks rows that only a"
+            " copy could add"
+        )
+        # Since it won't be copied again, it may lack rows.
+        record_state(job, state, lambda latest: replace(latest, copy_skipped=True, reason=why))
         return
     reason = (
         f"{name}: the pipeline file says"
@@ -201,15 +206,6 @@ def check_mode(job: Job, state: TableState) -> None:
     if target.recopies(name):
         mark_same_copy(job, state, reason)
     raise NeedsSync(f"{reason}: sync it again")
-
-
-def _record_skipped_copy(job: Job, state: TableState) -> None:
-    """Record that a copied target won't be copied again, so that it may lack rows from now on."""
-    why = (
-        "the pipeline file says copy: false now: from now on the target lacks rows that only a"
-        " copy could add"
-    )
-    record_state(job, state, lambda latest: replace(latest, copy_skipped=True, reason=why))
 
 
 def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[str]:

@@ -153,12 +153,8 @@ def record_unreadable(job: Job, unread: UnreadMessage, err: DecodeError) -> Deco
 
 
 def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str]) -> None:
-    known = {
-        row.id
-        for message in open_messages(job.ledger, job.pipeline.source.slot)
-        for row in [message.row]
-    }
-    if unread.id in known:
+    known = open_messages(job.ledger, job.pipeline.source.slot)
+    if any(message.row.id == unread.id for message in known):
         return
     generations, at = target_generations(job.ledger), now()
     details = {

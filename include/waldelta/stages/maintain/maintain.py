@@ -201,16 +201,16 @@ def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> 
     """
     known = {state.table_name for state in job.ledger.table_rows()}
     quarantine, removed = Quarantine(job.lake), 0
-    for leftover in find_leftovers(job.lake, known, now() - _STAGED_FOR):
+    for uri, tables in find_leftovers(job.lake, known, now() - _STAGED_FOR).items():
         try:
             with ExitStack() as locks:
-                for table in leftover.tables:
+                for table in tables:
                     # The quarantine is fenced as in a takeover: without the folder, the next run
                     # has no sign of a late writer.
                     quarantine.fence(locks.enter_context(target_lock(job, table)))
-                removed += remove_folder(leftover.uri)
+                removed += remove_folder(uri)
         except LockHeld as err:
-            log.info("%s left for the next maintenance: %s", leftover.uri, err)
+            log.info("%s left for the next maintenance: %s", uri, err)
     stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
 
 
