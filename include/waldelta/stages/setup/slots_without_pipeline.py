@@ -71,21 +71,21 @@ def find_slots_without_pipeline(
     marks = [
         (p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None
     ]
-    orphans: list[SlotWithoutPipeline] = []
+    slots: list[SlotWithoutPipeline] = []
     for server in _servers(conn, slot_conn):
         for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall():
             if name not in known and (slot := read_slot(server, name)) is not None:
                 own = [(publication, mark) for publication, mark in marks if mark.slot == name]
                 pipeline = own[0][1].pipeline if own else None
                 publications = tuple(publication for publication, _ in own)
-                orphans.append(SlotWithoutPipeline(slot, pipeline, publications))
-    return orphans
+                slots.append(SlotWithoutPipeline(slot, pipeline, publications))
+    return slots
 
 
 def drop_slots_without_pipeline(
     conn: Connection,
     conninfo: str,
-    orphans: Sequence[SlotWithoutPipeline],
+    slots: Sequence[SlotWithoutPipeline],
     names: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
@@ -96,8 +96,8 @@ def drop_slots_without_pipeline(
     slot that isn't one of waldelta's without a pipeline, or that exists twice, and PrivilegeMissing
     for another role's publications. Raises LockHeld while a run works on the slot.
     """
-    known = {orphan.slot.name: orphan for orphan in orphans}
-    _check_droppable(orphans, known, names)
+    known = {item.slot.name: item for item in slots}
+    _check_droppable(slots, known, names)
     servers = _servers(conn, slot_conn)
     dropped: list[str] = []
     for name in names:
@@ -117,12 +117,12 @@ def drop_slots_without_pipeline(
 
 
 def _check_droppable(
-    orphans: Sequence[SlotWithoutPipeline],
+    slots: Sequence[SlotWithoutPipeline],
     known: Mapping[str, SlotWithoutPipeline],
     names: Sequence[str],
 ) -> None:
     for name in names:
-        if sum(orphan.slot.name == name for orphan in orphans) > 1:
+        if sum(item.slot.name == name for item in slots) > 1:
             raise ConfigError(
                 f"the primary and the standby both have a slot {name!r}, and teardown can't know"
                 " which one to drop: nothing was dropped; run select"
