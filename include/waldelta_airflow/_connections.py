@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow.sdk import BaseHook, Connection
@@ -89,20 +89,6 @@ def source_conninfo(conn_id: str) -> str:
     from waldelta.postgres.connection import conninfo_from_environment
 
     return conninfo_from_environment(conn_id, source_environment(conn_id))
-
-
-class SourceDatabase(NamedTuple):
-    """The source as its connection names it; ``port`` is None where that has none."""
-
-    host: str
-    port: int | None
-    name: str
-
-
-def source_database(conn_id: str) -> SourceDatabase:
-    """Returns the host, port and database of a connection."""
-    connection = BaseHook.get_connection(conn_id)
-    return SourceDatabase(connection.host or "localhost", connection.port, connection.schema or "")
 
 
 def spark_connection(conn_id: str) -> Connection:

@@ -64,7 +64,6 @@ def served(folder: Path) -> Iterator[str]:
     """
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     from waldelta_airflow.views import _pages as pages
-    from waldelta_airflow.views import _reconciliation as reconciliation
     from waldelta_airflow.views import _render as render
     from waldelta_airflow.views._dag_states import DagRunState
 
@@ -83,7 +82,6 @@ def served(folder: Path) -> Iterator[str]:
             lambda *_: DagRunState("success", frozenset({"land", "apply", "check", "report"})),
         ),
         patch.object(pages, "now", lambda: AT),
-        patch.object(reconciliation, "now", lambda: AT),
         patch.object(render, "now", lambda: AT),
         serve(plugin_app("admin", "admin")) as base,
     ):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 from waldelta.control_characters import as_one_entry
 from waldelta.error_catalog import ERRORS
-from waldelta.monitoring.attention import KINDS, Attention, AttentionLevel
+from waldelta.monitoring.attention import KINDS, Attention
 from waldelta.quantities import counted
-from waldelta_airflow.alerts.changes import Alert, AlertState
+from waldelta_airflow.alerts.changes import Alert
 from waldelta_airflow.settings import URL_PREFIX
 
 # Slack takes 50 blocks, of 3,000 characters each.
@@ -20,28 +19,22 @@ _MOST_BLOCKS, _MOST_IN_A_BLOCK = 45, 2_900
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One alert in words: ``remedy`` says what to do, ``url`` where to see more."""
+class Line(Alert):
+    """An alert as it is sent: ``remedy`` says what to do, ``url`` where to see more."""
 
-    state: AlertState
-    severity: AttentionLevel
-    text: str
-    since: datetime
     remedy: str = ""
     url: str = ""
-    kind: str = ""
-    tables: tuple[str, ...] = ()
 
     @property
     def word(self) -> str:
         """Returns what the line begins with.
 
-        >>> Line("lasting", "failed", "lost", datetime.min).word
+        >>> Line("lasting", Attention("failed", "slot", "lost"), datetime.min).word
         'PROBLEM CONTINUES'
         """
         if self.state == "recovered":
             return "RECOVERED"
-        word = "PROBLEM" if self.severity == "failed" else "WARNING"
+        word = "PROBLEM" if self.attention.severity == "failed" else "WARNING"
         return f"{word} CONTINUES" if self.state == "lasting" else word
 
     @property
@@ -74,7 +67,7 @@ class Message:
         """Returns the message as plain text."""
         parts = [self.subject]
         for line in self.lines:
-            parts += [f"{line.word}: {line.text}", f"  {line.more}"]
+            parts += [f"{line.word}: {line.attention.text}", f"  {line.more}"]
             parts += [f"  {line.url}"] if line.url else []
         return "\n".join(parts)
 
@@ -85,7 +78,9 @@ class Message:
         for line in self.lines[:_MOST_BLOCKS]:
             link = f" <{line.url}|open>" if line.url else ""
             shown.append(
-                _section(f"*{line.word}*: {_mrkdwn(line.text)}\n_{_mrkdwn(line.more)}_{link}")
+                _section(
+                    f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.more)}_{link}"
+                )
             )
         if left := len(self.lines) - _MOST_BLOCKS:
             shown += [_section(f"and {counted(left, 'more alert')}")] if left > 0 else []
@@ -97,18 +92,22 @@ class Message:
         alerts = [
             {
                 "state": line.state,
-                "severity": line.severity,
-                "kind": line.kind,
-                "tables": list(line.tables),
-                "text": line.text,
+                "severity": line.attention.severity,
+                "kind": line.attention.kind,
+                "tables": list(line.attention.objects),
+                "text": line.attention.text,
                 "since": line.since.isoformat(),
                 "remedy": line.remedy,
                 "url": line.url,
             }
             for line in self.lines
         ]
-        subject = self.subject
-        return {"pipeline": self.pipeline, "subject": subject, "text": self.text, "alerts": alerts}
+        return {
+            "pipeline": self.pipeline,
+            "subject": self.subject,
+            "text": self.text,
+            "alerts": alerts,
+        }
 
 
 def message_of(pipeline: str, alerts: Sequence[Alert], base_url: str) -> Message:
@@ -117,17 +116,11 @@ def message_of(pipeline: str, alerts: Sequence[Alert], base_url: str) -> Message
 
 
 def _line(pipeline: str, alert: Alert, base_url: str) -> Line:
-    item, is_over = alert.attention, alert.state == "recovered"
-    return Line(
-        alert.state,
-        item.severity,
-        as_one_entry(_safe(item)),
-        alert.since,
-        "" if is_over else KINDS[item.kind].remedy,
-        "" if is_over else _page(base_url, pipeline, item),
-        item.kind,
-        item.objects,
-    )
+    item = alert.attention
+    line = Line(alert.state, replace(item, text=as_one_entry(_safe(item))), alert.since)
+    if alert.state == "recovered":
+        return line
+    return replace(line, remedy=KINDS[item.kind].remedy, url=_page(base_url, pipeline, item))
 
 
 def _safe(item: Attention) -> str:
@@ -135,16 +128,11 @@ def _safe(item: Attention) -> str:
 
     Such a message may contain a secret or a row's value.
     """
-    if not item.cause or item.kind not in (
-        "failed_run",
-        "failed_maintenance",
-        "failed_reconciliation",
-    ):
-        return item.text
+    kinds = ("failed_run", "failed_maintenance", "failed_reconciliation")
     before, found, _ = item.text.partition(f": {item.cause}: ")
-    return (
-        f"{before}: {item.cause}: see its log" if found and item.cause not in ERRORS else item.text
-    )
+    if item.cause and item.kind in kinds and found and item.cause not in ERRORS:
+        return f"{before}: {item.cause}: see its log"
+    return item.text
 
 
 def _page(base_url: str, pipeline: str, item: Attention) -> str:

@@ -18,6 +18,7 @@ from airflow.sdk import BaseHook, BaseNotifier, Connection
 from airflow.sdk.log import mask_secret
 
 from waldelta.errors import AlertNotSent, ConfigError, WaldeltaError
+from waldelta.monitoring.attention import Attention
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowNotFoundException
 from waldelta_airflow.alerts.changes import compare
@@ -85,15 +86,10 @@ class AlertNotifier(BaseNotifier):
         where = (
             f"task {task.task_id} of {task.dag_id} failed" if task is not None else "a task failed"
         )
-        line = Line(
-            "new",
-            "failed",
-            f"{where}: {failure['error_class']}: {failure['message']}",
-            datetime.now(UTC),
-            failure["remedy"],
-            getattr(task, "log_url", ""),
-            "failed_task",
-        )
+        text = f"{where}: {failure['error_class']}: {failure['message']}"
+        attention = Attention("failed", "failed_task", text)
+        url = getattr(task, "log_url", "")
+        line = Line("new", attention, datetime.now(UTC), failure["remedy"], url)
         failed: dict[str, WaldeltaError] = {}
         for conn_id in settings.alert_connections():
             try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import BaseOperator, Connection, Context
+from airflow.sdk import BaseHook, BaseOperator, Connection, Context
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.parse_text import parse_json
@@ -305,8 +305,8 @@ class ReportOperator(WaldeltaJobOperator):
         """Returns what the run read and wrote; called only by OpenLineage's provider."""
         from waldelta_airflow.reporting.lineage import lineage
 
-        database = connections.source_database(self.pipeline.source.conn_id)
-        return lineage(self.pipeline, self._done, database)
+        connection = BaseHook.get_connection(self.pipeline.source.conn_id)
+        return lineage(self.pipeline, self._done, connection)
 
 
 class DecisionReportOperator(WaldeltaJobOperator):

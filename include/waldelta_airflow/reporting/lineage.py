@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import attr
 from airflow.providers.openlineage.extractors import OperatorLineage
+from airflow.sdk import Connection
 from openlineage.client.event_v2 import Dataset, OutputDataset
 from openlineage.client.facet_v2 import RunFacet, output_statistics_output_dataset
 
 from waldelta.config import PipelineFile, Publication, split_table_name
 from waldelta.lake import target_uri
-from waldelta_airflow._connections import SourceDatabase
 
 _ROWS = ("inserted", "updated", "deleted")
 _PORT = 5432
@@ -34,10 +34,10 @@ class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
 
 
 def lineage(
-    pipeline: PipelineFile, document: Mapping[str, Any], database: SourceDatabase
+    pipeline: PipelineFile, document: Mapping[str, Any], source: Connection
 ) -> OperatorLineage:
     """Returns inputs and outputs of the tables that a run of a source's ``database`` changed."""
-    namespace = f"postgres://{database.host}:{database.port or _PORT}"
+    namespace = f"postgres://{source.host or 'localhost'}:{source.port or _PORT}"
     tables = {
         name: counts
         for name, counts in (document.get("tables") or {}).items()
@@ -47,7 +47,8 @@ def lineage(
     }
     sources = {name: _source(pipeline, name) for name in tables}
     inputs = [
-        Dataset(namespace, ".".join((database.name, *of))) for of in sorted(set(sources.values()))
+        Dataset(namespace, ".".join((source.schema or "", *of)))
+        for of in sorted(set(sources.values()))
     ]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
     facet = ReplicationRunFacet(

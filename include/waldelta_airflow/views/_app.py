@@ -22,10 +22,14 @@ from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import PipelineRequest, Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, read_action_dag, unpause
-from waldelta_airflow.views._decisions import decision, read_form
 from waldelta_airflow.views._installed_pipelines import load_pipelines, pipeline_of
-from waldelta_airflow.views._quarantine import Chosen, quarantine_page, row_page
-from waldelta_airflow.views._reconciliation import reconciliation_page, repair_of
+from waldelta_airflow.views._quarantine import (
+    Chosen,
+    decision,
+    quarantine_page,
+    read_form,
+    row_page,
+)
 from waldelta_airflow.views._render import (
     FORM_HEADERS,
     HEADERS,
@@ -186,7 +190,7 @@ def reconciliation(
     request: PipelineDep, run: str | None = None, refused: str | None = None
 ) -> HTMLResponse:
     """Returns the page of comparisons with the source."""
-    text = reconciliation_page(request, _button(request, "reconcile", run, refused))
+    text = pages.reconciliation_page(request, _button(request, "reconcile", run, refused))
     return HTMLResponse(text, headers=FORM_HEADERS)
 
 
@@ -196,13 +200,13 @@ def repair_all(page_request: PageRequestDep, request: PipelineDep, name: str) ->
     compared = read_compared(request.ledger, replicated_tables(request.ledger))
     if not (tables := [*compared.different, *compared.copied]):
         raise HTTPException(409, "No table differs any more.")
-    return _trigger(page_request, name, "reconcile", "repair", repair_of(tables))
+    return _trigger(page_request, name, "reconcile", "repair", pages.repair_of(tables))
 
 
 @_routes.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_trigger("reconcile"))])
 def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
     """Triggers the repair of a table."""
-    return _trigger(page_request, name, "reconcile", "repair", repair_of([table]))
+    return _trigger(page_request, name, "reconcile", "repair", pages.repair_of([table]))
 
 
 @_routes.get("/p/{name}/quarantine")

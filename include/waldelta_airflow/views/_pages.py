@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
 from waldelta.lake import READ_FAILURES, local_path
-from waldelta.lake.ledger import QUARANTINED, Ledger, now
+from waldelta.lake.ledger import DIFFERENT, QUARANTINED, Ledger, Reconciliation, now
+from waldelta.lake.ledger.reconciliations import Reconciliations, last_answers
 from waldelta.monitoring.attention import (
     IN_DOUBT,
     Attention,
@@ -33,6 +35,7 @@ from waldelta.monitoring.overview import (
     Glance,
     read_glance,
 )
+from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.run_details import read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.slot_status import LastSlot, last_slot
@@ -55,6 +58,7 @@ from waldelta_airflow.views._plot import (
 )
 from waldelta_airflow.views._render import render, url
 from waldelta_airflow.views._reports import read_reports, reports_of
+from waldelta_airflow.views._trigger import Button
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +70,10 @@ ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
+_MOST_LISTED = 200
+_ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
-HISTORY_SHOWN = timedelta(days=30)
+_HISTORY_SHOWN = timedelta(days=30)
 
 _SECONDS = Measure("behind, in time", lambda p: p.seconds, duration, ceiling_of_seconds)
 _BYTES = Measure("behind, in WAL", lambda p: p.lag_bytes, bytes_of, ceiling_of_bytes)
@@ -219,7 +225,7 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     schedules = read_schedules([pipeline], finds_lacks=False)
     schedule = schedules.get(pipeline.pipeline, Schedule())
-    runs = read_runs(ledger, at - HISTORY_SHOWN)
+    runs = read_runs(ledger, at - _HISTORY_SHOWN)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
     return request.render(
@@ -277,6 +283,51 @@ def expectations_page(request: PipelineRequest) -> str:
     heat = tables_map(ledger, at, _HEAT_MAP_RUNS)
     earlier = missed_earlier(ledger, heat, at - REACH, replicated_tables(ledger))
     return request.render("expectations.html", at, here="expectations", heat=heat, earlier=earlier)
+
+
+def reconciliation_page(request: PipelineRequest, button: Button) -> str:
+    """Returns the page of each table's last comparison, differing tables first.
+
+    It also shows the errors of later attempts, and all results of 30 days.
+    """
+    at, reconciliations = now(), Reconciliations(request.ledger.lake)
+    tables = replicated_tables(request.ledger)
+    results = reconciliations.history()
+    answers, attempts = last_answers(row for row in results if row.table_name in tables)
+    latest = sorted(
+        reconciliations.in_full(answers).values(),
+        key=lambda row: (row.status != DIFFERENT, row.table_name),
+    )
+    history = [row for row in results[::-1] if row.at >= at - _HISTORY_SHOWN]
+    return request.render(
+        "reconciliation.html",
+        at,
+        here="reconciliation",
+        latest=latest,
+        attempts=attempts,
+        compared=read_compared(request.ledger, tables, results),
+        different=[row for row in latest if row.status == DIFFERENT],
+        history=history[:_MOST_LISTED],
+        more_history=max(0, len(history) - _MOST_LISTED),
+        button=button,
+        is_under_way=button.dag.is_under_way,
+        more=_more,
+        rows_shown=_ROWS_SHOWN,
+    )
+
+
+def _more(row: Reconciliation) -> int:
+    """Returns how many differing rows aren't shown."""
+    return row.differing - sum(one.rows for one in row.differences[:_ROWS_SHOWN])
+
+
+def repair_of(tables: Sequence[str]) -> dict[str, Any]:
+    """Returns the params of a run that compares these tables again and repairs what differs."""
+    return {
+        "tables": list(tables),
+        "repair": True,
+        "reason": "requested on the reconciliation page",
+    }
 
 
 def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:

@@ -1,16 +1,23 @@
-"""The pages of the quarantine: its rows, what happened to them, and decisions."""
+"""The pages of the quarantine: its rows, what happened to them, and decisions.
+
+Each decision is a run of the _quarantine DAG, if the reader may trigger one.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import parse_qs, quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from fastapi import HTTPException, Request
 
 from waldelta.config.parse_text import parse_json
+from waldelta.decision_options import DECISIONS
 from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, SentMessage
 from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
@@ -27,6 +34,26 @@ _DECISIONS_SHOWN = 100
 # shows everything.
 _IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
 _BYTES_PER_LINE = 16
+# What a form must name for a decision that isn't about whole tables.
+_OF_ROWS = {
+    "accept": "the rows to accept",
+    "discard": "the rows to discard",
+    "skip": "the messages to skip",
+}
+_GATE = "a decision against a gate is recorded with its reason"
+# Why a decision needs a reason, for the error message.
+_WHY = {
+    "accept": _GATE,
+    "release": _GATE,
+    "discard": "the quarantine keeps the reason",
+    "skip": "tables miss the changes of skipped messages",
+}
+_MOST_BYTES = 1 << 20
+_ROW = re.compile(r"[0-9a-f]{16}")
+_LONGEST_REASON = 200
+_TOO_LONG = (
+    "The form is longer than 1 MB: trigger the DAG with params instead, or choose fewer rows."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +183,41 @@ def _dump(message: SentMessage) -> tuple[str, int]:
         plain = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
         lines.append(f"{first:06x}  {part.hex(' '):<{3 * _BYTES_PER_LINE}} {plain}")
     return "\n".join(lines), len(raw)
+
+
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """Returns the fields of a form; raises 413 for a body over the limit.
+
+    The length in the request's header is checked first; a chunked request has none, so no more than
+    the limit is kept in memory.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > _MOST_BYTES:
+        raise HTTPException(413, _TOO_LONG)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, _TOO_LONG)
+    return parse_qs(body.decode("utf-8", "replace"))
+
+
+def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns a form's decision as the DAG's params; raises 400 for an invalid one."""
+    action, reason = ((form.get(name) or [""])[0] for name in ("action", "reason"))
+    rows, tables = list(form.get("row", ())), list(form.get("table", ()))
+    reason = reason.strip()[:_LONGEST_REASON]
+    if action not in DECISIONS or not all(map(_ROW.fullmatch, rows)):
+        raise HTTPException(400, "The form has an unknown action or row: reload the page.")
+    if action in _OF_ROWS and not rows:
+        raise HTTPException(400, f"Choose {_OF_ROWS[action]}.")
+    if action == "release" and not tables:
+        raise HTTPException(400, "Choose the table whose changes to release.")
+    if action in _WHY and not reason:
+        raise HTTPException(400, f"Say why: {_WHY[action]}.")
+    return {
+        "action": action,
+        "tables": tables if action not in _OF_ROWS and tables else None,
+        "rows": rows if action in _OF_ROWS else None,
+        "reason": reason if action != "retry" and reason else None,
+    }

@@ -1,7 +1,10 @@
-"""Booleans, integers, floats, numeric and money in binary format."""
+"""Booleans, integers, floats, numeric and money in binary format, and geometric types, which are
+made of floats.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +27,16 @@ from waldelta.pgoutput.byte_readers import (
     u2,
     u4,
 )
-from waldelta.types.wire._values import Converter, digits, fixed, joined, masked, refuse, sized
+from waldelta.types.wire._values import (
+    Converter,
+    digits,
+    fixed,
+    joined,
+    masked,
+    one_by_one,
+    refuse,
+    sized,
+)
 
 _NEGATIVE, _NAN, _INFINITY, _MINUS_INFINITY = 0x4000, 0xC000, 0xD000, 0xF000
 _SPECIAL = {_NAN: "NaN", _INFINITY: "Infinity", _MINUS_INFINITY: "-Infinity"}
@@ -110,7 +122,7 @@ def _printed(
     return joined(minus, integer, ".", fixed(digits[:, 4 * whole : 4 * whole + scale]))
 
 
-def float_text(number: np.floating) -> str:
+def _float_text(number: np.floating) -> str:
     """Print one float as float8out and float4out do.
 
     These print the shortest digits, with an exponent outside 1e-4 to 1e15 (1e6).
@@ -131,7 +143,7 @@ def _exact_float(values: Messages, valid: Mask, *, size: int) -> ArrowArray:
     text.
     """
     numbers = zip(_floats(values, valid, size), valid, strict=True)
-    return pa.array([float_text(number) if v else None for number, v in numbers], pa.string())
+    return pa.array([_float_text(number) if v else None for number, v in numbers], pa.string())
 
 
 def _money(values: Messages, valid: Mask) -> ArrowArray:
@@ -161,6 +173,43 @@ def _hexadecimal(numbers: Positions) -> ArrowArray:
     )
 
 
+def _numbers(data: bytes, at: int, count: int) -> list[str]:
+    if len(data) - at != 8 * count:
+        raise ValueError(f"{8 * count} bytes of coordinates wanted")
+    return [
+        _float_text(np.float64(number)) for number in struct.unpack_from(f"!{count}d", data, at)
+    ]
+
+
+def _points(numbers: list[str]) -> str:
+    return ",".join(f"({x},{y})" for x, y in zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _counted(data: bytes, at: int) -> str:
+    (count,) = struct.unpack_from("!i", data, at)
+    if not 0 <= count <= len(data) // 16:
+        raise ValueError("number of points out of range")
+    return _points(_numbers(data, at + 4, 2 * count))
+
+
+def _circle(data: bytes) -> str:
+    x, y, radius = _numbers(data, 0, 3)
+    return f"<({x},{y}),{radius}>"
+
+
+def _path(data: bytes) -> str:
+    return f"({_counted(data, 1)})" if data[0] else f"[{_counted(data, 1)}]"
+
+
+_GEOMETRY: dict[str, Callable[[bytes], str]] = {
+    "point": lambda data: _points(_numbers(data, 0, 2)),
+    "lseg": lambda data: f"[{_points(_numbers(data, 0, 4))}]",
+    "box": lambda data: _points(_numbers(data, 0, 4)),
+    "line": lambda data: "{" + ",".join(_numbers(data, 0, 3)) + "}",
+    "circle": _circle,
+    "path": _path,
+    "polygon": lambda data: f"({_counted(data, 0)})",
+}
 CONVERTERS: dict[str, Converter] = {
     "bool": _boolean,
     "int2": partial(_integer, read=i2, size=2),
@@ -173,6 +222,8 @@ CONVERTERS: dict[str, Converter] = {
     "pg_lsn": _lsn,
     "xid8": partial(_integer, read=lambda source, at: i8(source, at).view(np.uint64), size=8),
     **dict.fromkeys(("oid", "xid", "cid"), partial(_integer, read=u4, size=4)),
+    # These are rare, so each distinct value is converted by itself.
+    **{name: one_by_one(read) for name, read in _GEOMETRY.items()},
 }
 EXACT: dict[str, Converter] = {
     "float4": partial(_exact_float, size=4),

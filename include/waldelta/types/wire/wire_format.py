@@ -14,7 +14,6 @@ from waldelta.errors import DecodeError
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages
 from waldelta.postgres import PgType
 from waldelta.types.wire import _datetime as moment
-from waldelta.types.wire import _geometry as geometry
 from waldelta.types.wire import _network as network
 from waldelta.types.wire import _numeric as number
 from waldelta.types.wire import _text as text
@@ -32,7 +31,6 @@ _SCALARS: dict[str, Converter] = {
     **number.CONVERTERS,
     **moment.CONVERTERS,
     **network.CONVERTERS,
-    **geometry.CONVERTERS,
 }
 # Converters to PostgreSQL's exact text; the others' texts are only read as the same value.
 _EXACT: dict[str, Converter] = {**number.EXACT, **moment.EXACT}

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from airflow.sdk import Connection
 
 from tests.support.pipelines import pipeline_file
 from waldelta.config import load_pipeline_file
 from waldelta.lake import local_path
-from waldelta_airflow._connections import SourceDatabase
 from waldelta_airflow.operators.job_operator import ReportOperator
 
 DOCUMENT = {
@@ -84,7 +84,11 @@ def test_a_run_s_datasets_and_facets(provider):
         ["public.flights"],
         target={"root": "s3a://lake/root", "tables": tables},
     )
-    found = lineage(pipeline, DOCUMENT, SourceDatabase("db", None, "app"))
+    found = lineage(
+        pipeline,
+        DOCUMENT,
+        Connection(conn_id="shop_source", conn_type="postgres", host="db", schema="app"),
+    )
     assert [(i.namespace, i.name) for i in found.inputs] == [
         ("postgres://db:5432", "app.public.flights")
     ]
@@ -155,7 +159,7 @@ def test_the_filter_that_is_in_force(provider, publications, expected):
     found = lineage(
         pipeline_file("file:///lake", "shop", source=source),
         DOCUMENT,
-        SourceDatabase("db", None, "app"),
+        Connection(conn_id="shop_source", conn_type="postgres", host="db", schema="app"),
     )
     filters = found.run_facets["waldelta_replication"].filters
     assert filters.get("public.flights") == expected

@@ -702,7 +702,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
         r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL
     )
     assert "before" not in last
-    monkeypatch.setattr("waldelta_airflow.views._reconciliation._MOST_LISTED", 1)
+    monkeypatch.setattr("waldelta_airflow.views._pages._MOST_LISTED", 1)
     assert "and 1 earlier result" in client.get("/p/shop/reconciliation").text
     for part in (
         "12,345",
