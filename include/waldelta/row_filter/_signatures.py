@@ -31,11 +31,6 @@ class Signature:
     key: str
     flags: frozenset[str] = frozenset()
 
-    @property
-    def constants_from(self) -> int | None:
-        """The first argument that must be a constant."""
-        return next((int(flag[1:]) for flag in self.flags if flag[0] == "k"), None)
-
 
 _TABLE = """
 length(text)                    int4        char_length

@@ -41,6 +41,7 @@ from waldelta.row_filter.typed_tree import (
     FLOATS,
     FORMS,
     NUMERIC,
+    SHORT_NAMES,
     TEXT,
     TEXTS,
     Type,
@@ -48,7 +49,6 @@ from waldelta.row_filter.typed_tree import (
     array_elements,
     interval_parts,
     numeric_digits,
-    short_name,
 )
 from waldelta.types.numeric import MAX_PRECISION
 
@@ -147,16 +147,11 @@ class _Resolver:
             raise self.refused(node, "an interval in an unusual form, or a very long one")
         return self.with_default(Typed("constant", kind, value=text, start=node.start))
 
-    def target(self, node: Cast) -> Type:
-        """Return the target type of a cast."""
-        name = short_name(node.type.name)
-        if name is None:
-            raise self.refused(node, f"a cast to {node.type.name}")
-        return Type("array", element=name) if node.type.is_array else Type(name)
-
     def cast(self, node: Cast) -> Typed:
         """Return a cast, or a constant: PostgreSQL prints most constants as casts of strings."""
-        target = self.target(node)
+        if (name := SHORT_NAMES.get(node.type.name)) is None:
+            raise self.refused(node, f"a cast to {node.type.name}")
+        target = Type("array", element=name) if node.type.is_array else Type(name)
         if isinstance(node.operand, Literal) and node.operand.kind in ("string", "null"):
             text = None if node.operand.kind == "null" else node.operand.text
             if target.element:
@@ -352,7 +347,8 @@ class _Resolver:
             )
         if "u" in signature.flags and not self.filter.is_utf8:
             raise self.refused(node, "bytes of a text, which depend on the server's encoding")
-        first = signature.constants_from
+        # The first argument that must be a constant.
+        first = next((int(flag[1:]) for flag in signature.flags if flag[0] == "k"), None)
         if first is not None and not all(
             a.is_constant or a.key == "pattern" for a in arguments[first:]
         ):
@@ -370,12 +366,11 @@ class _Resolver:
             return self.constant(node, typed.type, None)
         if typed.key in _PATTERN_KEYS:
             return self.pattern(node, typed, collation)
-        if (
-            typed.arguments[0].type.element
-            and len(typed.arguments) == 2
-            and typed.arguments[1].type.element
-        ):
-            self.same_elements(node, typed)
+        elements = [a.type.element for a in typed.arguments if a.type.element]
+        if len(elements) == 2:
+            one, two = ({"varchar": "text"}.get(element, element) for element in elements)
+            if one != two or one not in ("int2", "int4", "int8", "text", "bool", "uuid"):
+                raise self.refused(node, f"arrays of {one} and {two}")
         if reason := _moment_refusal(typed):
             raise self.refused(node, reason)
         if typed.type.name == "numeric" or typed.arguments[0].type.name == "numeric":
@@ -386,13 +381,6 @@ class _Resolver:
         if typed.key == "array_length" and typed.arguments[1].value != "1":
             raise self.refused(node, "array_length of another dimension than the first")
         return typed
-
-    def same_elements(self, node: Node, typed: Typed) -> None:
-        one, two = (
-            {"varchar": "text"}.get(a.type.element or "", a.type.element) for a in typed.arguments
-        )
-        if one != two or one not in ("int2", "int4", "int8", "text", "bool", "uuid"):
-            raise self.refused(node, f"arrays of {one} and {two}")
 
     def escaped(self, node: Call, arguments: list[Typed]) -> Typed:
         """Return the pattern of like_escape() or similar_to_escape() of constants."""

@@ -33,7 +33,7 @@ from waldelta.row_filter.parse.parse import (
 )
 from waldelta.row_filter.parse.syntax import place
 from waldelta.row_filter.resolve import ESCAPES, NAMED_COLLATIONS, resolve
-from waldelta.row_filter.typed_tree import column_type, short_name
+from waldelta.row_filter.typed_tree import SHORT_NAMES, column_type
 from waldelta.types import column_types
 
 _NAMES = FUNCTION_NAMES | ESCAPES.keys()
@@ -110,7 +110,7 @@ class _Printer:
         return node.text
 
     def cast(self, node: Cast) -> str:
-        kind, name = node.type, short_name(node.type.name)
+        kind, name = node.type, SHORT_NAMES.get(node.type.name)
         if name is None or (kind.modifiers and name == "interval"):
             raise self.refused(node)
         # SQL's character is one character where no length follows; bpchar has any length.

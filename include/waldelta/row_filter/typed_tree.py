@@ -42,7 +42,7 @@ _LARGEST_INTERVAL_MONTHS = 12 * 5000
 _YEAR_DIGITS = 4  # digits
 _FILTERABLE = [built_in for built_in in BUILT_INS if built_in.name in FORMS]
 # PostgreSQL's short names for the names that it prints.
-_SHORT = {built_in.printed: built_in.name for built_in in _FILTERABLE} | {
+SHORT_NAMES = {built_in.printed: built_in.name for built_in in _FILTERABLE} | {
     "bpchar": "bpchar",
     "numeric": "numeric",
     "interval": "interval",
@@ -107,11 +107,6 @@ class Typed:
         return self.key == "constant" and self.value is None
 
 
-def short_name(printed: str) -> str | None:
-    """Return PostgreSQL's short name of a printed type; None for a type that isn't supported."""
-    return _SHORT.get(printed)
-
-
 def column_type(printed: str, spark_type: str) -> Type:
     """Return the type of a column, from its names in PostgreSQL and Spark.
 
@@ -119,7 +114,7 @@ def column_type(printed: str, spark_type: str) -> Type:
     (10, 2)
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
-    short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
+    short, spark_type = SHORT_NAMES.get(name.removesuffix("[]").strip()), spark_type.lower()
     opaque = Type("opaque", printed=printed)
     if is_array:
         held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"

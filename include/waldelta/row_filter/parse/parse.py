@@ -139,9 +139,11 @@ def parse_analysed(text: str) -> Node:
     """
     parser = _Parser(text)
     try:
-        node = parser.whole()
+        node = parser.expression()
     except RecursionError:
         raise parser.refused(0, _TOO_DEEP) from None
+    if parser.next.kind != "end":
+        raise parser.unexpected()
     if _levels(node) > _MAX_DEPTH:
         raise parser.refused(0, _TOO_DEEP)
     return node
@@ -194,12 +196,6 @@ class _Parser:
         self.text = text
         self.tokens = _tokens(text)
         self.at = self.depth = 0
-
-    def whole(self) -> Node:
-        node = self.expression()
-        if self.next.kind != "end":
-            raise self.unexpected()
-        return node
 
     @property
     def next(self) -> _Token:

@@ -100,7 +100,7 @@ class Mark:
 
     pipeline: str
     definition: str
-    # Earlier versions didn't write it.
+    # A definition is compared without it.
     slot: str = ""
 
     def __str__(self) -> str:
