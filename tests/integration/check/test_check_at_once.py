@@ -50,15 +50,15 @@ def test_each_piece_of_work_has_a_session_to_itself(runner):
     """Results come in the items' order, and as many run at once as there are sessions."""
     busy, seen, together = set(), set(), threading.Barrier(MOST_AT_ONCE)
 
-    def work(session, item):
-        assert id(session) not in busy
-        busy.add(id(session))
-        seen.add(id(session))
+    def work(sibling, item):
+        assert id(sibling) not in busy
+        busy.add(id(sibling))
+        seen.add(id(sibling))
         together.wait(timeout=60)
-        session.range(item).createOrReplaceTempView("tmp_view")
+        sibling.spark().range(item).createOrReplaceTempView("tmp_view")
         together.wait(timeout=60)
-        rows = session.sql("select count(*) as n from tmp_view").collect()[0].n
-        busy.discard(id(session))
+        rows = sibling.spark().sql("select count(*) as n from tmp_view").collect()[0].n
+        busy.discard(id(sibling))
         return rows
 
     items = list(range(2 * MOST_AT_ONCE))

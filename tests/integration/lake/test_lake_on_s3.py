@@ -81,7 +81,7 @@ def nothing_was_made(database) -> bool:
 @ON_EACH_STORE
 def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, runner):
     database.execute(DDL)
-    assert pipeline.check(runner).problems == ()
+    assert pipeline.check(runner.spark()).problems == ()
     pipeline.setup(spark=runner.spark())
     assert pipeline.sync(runner).status == "succeeded"
     for change in CHANGES.strip().splitlines():
