@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from waldelta.config import split_table_name
 from waldelta.decision_options import DECISIONS
@@ -47,8 +47,6 @@ def _moment(text: str) -> datetime:
 
 
 _Options = dict[str, dict[str, Any]]
-if TYPE_CHECKING:
-    _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 # Airflow's tasks pass these to every verb.
 RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
@@ -461,19 +459,16 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
         )
     for verb, (does, own) in _WITHOUT_FILE.items():
         program, _, last = verb.rpartition(" ")
-        parsers = _group(verbs, program) if program else verbs
+        parsers = verbs
+        if program:  # It has verbs of its own, by which waldelta sets it up.
+            group = verbs.add_parser(program, help=f"what waldelta needs in {program}")
+            group.set_defaults(verb_group=True)
+            parsers = group.add_subparsers(dest="action", metavar="VERB", required=True)
         known = parsers.add_parser(last, help=does, description=does, allow_abbrev=False)
         for name, details in own.items():
             known.add_argument(name, **details)
         known.set_defaults(file=None, result=None)
     return parser
-
-
-def _group(verbs: _Parsers, name: str) -> _Parsers:
-    """Returns the verbs of a program that waldelta sets up."""
-    group = verbs.add_parser(name, help=f"what waldelta needs in {name}")
-    group.set_defaults(verb_group=True)
-    return group.add_subparsers(dest="action", metavar="VERB", required=True)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
