@@ -24,7 +24,7 @@ from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import as_json
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
-from waldelta.postgres.unpublished_tables import new_tables, unpublished
+from waldelta.postgres.unpublished_tables import matched_tables, unpublished
 from waldelta.slot import (
     SlotState,
     open_gaps,
@@ -49,7 +49,7 @@ def read_status(job: Job) -> dict[str, Any]:
             elsewhere = standby_warnings(connection, slot_connection, job, server)
         published = read_published(connection, job)
         listed_in_vain = unpublished(connection, job.pipeline.source)
-        new = new_tables(connection, job.pipeline.source)
+        new = matched_tables(connection, job.pipeline.source, is_new=True)
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_lifecycles(job, published)
     quarantine = Quarantine(job.lake)

@@ -4,6 +4,7 @@ that.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,38 +87,19 @@ def u1(source: Bytes, at: Positions) -> Bytes:
     return source.take(at, mode="clip") if len(source) else np.zeros(len(at), np.uint8)
 
 
-def _wide(source: Bytes, at: Positions, dtype: str) -> NDArray[Any]:
+def _integers(source: Bytes, at: Positions, *, dtype: str) -> Positions:
     size = np.dtype(dtype).itemsize
     if len(source) < size:
-        return np.zeros(len(at), dtype)
+        return np.zeros(len(at), np.int64)
     # A view with a stride of one byte: element p is the integer that begins at byte p.
     every = np.ndarray((len(source) - size + 1,), dtype, buffer=source, strides=(1,))
-    return np.asarray(every[np.minimum(at, len(every) - 1)])
+    return np.asarray(every[np.minimum(at, len(every) - 1)]).astype(np.int64)
 
 
-def u2(source: Bytes, at: Positions) -> Positions:
-    """Unsigned 16-bit integers at each position."""
-    return _wide(source, at, ">u2").astype(np.int64)
-
-
-def i2(source: Bytes, at: Positions) -> Positions:
-    """Signed 16-bit integers at each position."""
-    return _wide(source, at, ">i2").astype(np.int64)
-
-
-def u4(source: Bytes, at: Positions) -> Positions:
-    """Unsigned 32-bit integers at each position."""
-    return _wide(source, at, ">u4").astype(np.int64)
-
-
-def i4(source: Bytes, at: Positions) -> Positions:
-    """Signed 32-bit integers at each position."""
-    return _wide(source, at, ">i4").astype(np.int64)
-
-
-def i8(source: Bytes, at: Positions) -> Positions:
-    """Signed 64-bit integers at each position."""
-    return _wide(source, at, ">i8").astype(np.int64)
+# Unsigned and signed integers of two, four and eight bytes at each position.
+u2, i2 = partial(_integers, dtype=">u2"), partial(_integers, dtype=">i2")
+u4, i4 = partial(_integers, dtype=">u4"), partial(_integers, dtype=">i4")
+i8 = partial(_integers, dtype=">i8")
 
 
 def unsigned(data: bytes, at: int) -> int | None:

@@ -7,7 +7,7 @@ printed.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from waldelta.errors import SourceError
 from waldelta.postgres.catalog import (
@@ -73,21 +73,6 @@ member (publication, relid) as (
 )"""
 
 
-@dataclass(slots=True)
-class _Taken:
-    """How all the publications together publish one relation."""
-
-    column_names: frozenset[str]
-    publications: list[str] = field(default_factory=list)
-    filters: list[str | None] = field(default_factory=list)
-    publishes: set[str] = field(default_factory=set)
-    entries: list[Membership] = field(default_factory=list)
-    # Why they can't be decoded together. This doesn't matter for a partition that counts as part of
-    # its root.
-    different: str | None = None
-    unread: bool = False
-
-
 def read_published_tables(
     conn: Connection,
     publication_names: Sequence[str],
@@ -103,14 +88,16 @@ def read_published_tables(
     because decoding would fail permanently. ``sizes``: see read_leaves(). Row filters and sizes are
     read under a lock on their tables, except for those (oids) that are ``locked``.
     """
-    members = _read_memberships(conn, publication_names, locked)
+    members: dict[int, list[Any]] = {}
+    names = {"publications": list(publication_names), "locked": list(locked)}
+    for row in fetch(conn, _MEMBERSHIPS, names):
+        members.setdefault(row.oid, []).append(row)
     relations = read_relations(conn, list(members))
     roots = [r for r in relations if not members.keys() & set(r.ancestors)]
     for root in roots:
-        if different := members[root.oid].different:
-            raise SourceError(different)
+        _check_columns(members[root.oid])
     # A table that publishes no column has no target: a Delta table needs one.
-    roots = [root for root in roots if members[root.oid].column_names]
+    roots = [root for root in roots if members[root.oid][0].column_names]
     leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, locked=locked)
     return sorted(
         (_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id
@@ -149,56 +136,53 @@ def filtered_tables(connection: Connection, publication_names: Sequence[str]) ->
     return [name for (name,) in rows]
 
 
-def _read_memberships(
-    conn: Connection, publication_names: Sequence[str], locked: Collection[int]
-) -> dict[int, _Taken]:
-    members: dict[int, _Taken] = {}
-    for row in fetch(
-        conn, _MEMBERSHIPS, {"publications": list(publication_names), "locked": list(locked)}
-    ):
-        names = frozenset(row.column_names)
-        member = members.setdefault(row.oid, _Taken(names))
-        if member.column_names != names:
-            member.different = (
-                f"publications {', '.join(member.publications)} and {row.publication} give"
+def _check_columns(rows: Sequence[Any]) -> None:
+    """Raise SourceError when publications give one table different columns.
+
+    This doesn't matter for a partition that counts as part of its root.
+    """
+    for number, row in enumerate(rows):
+        if set(row.column_names) != set(rows[0].column_names):
+            earlier = ", ".join(other.publication for other in rows[:number])
+            raise SourceError(
+                f"publications {earlier} and {row.publication} give"
                 f" {TableId(row.schema, row.name)} different column lists, which pgoutput can't"
                 " decode: give the table the same columns in all publications of one slot"
             )
-        member.publications.append(row.publication)
-        member.filters.append(row.row_filter)
-        member.unread |= row.is_unread
-        member.publishes.update(row.publishes)
-        entry = Membership(
-            row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner,
-            row.options, frozenset(row.publishes), row.row_filter, row.column_list, row.is_apart,
-        )  # fmt: skip
-        member.entries.append(entry)
-    return members
 
 
 def _published(
-    relation: CatalogRelation, member: _Taken, leaves: tuple[Leaf, ...]
+    relation: CatalogRelation, rows: Sequence[Any], leaves: tuple[Leaf, ...]
 ) -> PublishedTable:
+    """Return the table that publications publish as ``rows`` of _MEMBERSHIPS say."""
     # Old tuples of UPDATE and DELETE contain only the identity index's columns, so with such an
     # index the primary key doesn't help.
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
+    names = set(rows[0].column_names)
+    entries = (
+        Membership(
+            row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner,
+            row.options, frozenset(row.publishes), row.row_filter, row.column_list, row.is_apart,
+        )
+        for row in rows
+    )  # fmt: skip
     return PublishedTable(
         id=relation.id,
         oid=relation.oid,
         relkind=relation.relkind,
         replica_identity=relation.replica_identity,
-        columns=tuple(c for c in relation.columns if c.name in member.column_names),
-        key_columns=key if member.column_names.issuperset(key) else (),
+        columns=tuple(c for c in relation.columns if c.name in names),
+        key_columns=key if names.issuperset(key) else (),
         primary_key=relation.primary_key,
         identity_columns=relation.identity_columns,
-        row_filter=combined_filter(member.filters),
+        row_filter=combined_filter([row.row_filter for row in rows]),
         leaves=leaves,
         relation_ids=(relation.oid,),
-        publishes=frozenset(member.publishes),
-        publications=tuple(member.publications),
+        publishes=frozenset().union(*(row.publishes for row in rows)),
+        publications=tuple(row.publication for row in rows),
         ancestors=relation.ancestors,
-        entries=frozenset(member.entries),
-        unread=member.unread,
+        entries=frozenset(entries),
+        unread=any(row.is_unread for row in rows),
     )
 
 

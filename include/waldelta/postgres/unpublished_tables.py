@@ -11,7 +11,7 @@ dropped and created again. From then on nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,13 @@ class Unpublished:
                 f" {way}, or run setup; then run the initial sync of its tables"
             )
         if self.tables and not self.absent:
-            yield not_published(self.tables)
+            yield (
+                f"in the pipeline file, but not published: {', '.join(self.tables)}; PostgreSQL"
+                " sends none of their changes, and the targets stay as they are. Either setup never"
+                " ran for them, or they were dropped, renamed, or removed from the publication"
+                " (also by DROP COLUMN … CASCADE): run setup, then the initial sync with these"
+                " tables, or remove them from the file"
+            )
 
 
 def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublished:
@@ -80,29 +86,14 @@ def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublis
     if not wanted or not (rows := fetch(connection, _LACKING, asked)):
         return Unpublished()
     absent = sorted({row.publication for row in rows if row.is_absent})
-    renamed = _marked(connection, source) if absent else []
+    renamed = []
+    if absent:
+        # Publications of other names that setup has marked for this slot.
+        mark = f"waldelta %, slot {source.slot}"
+        renamed = connection.execute(_MARKED, (source.publication_names, mark)).fetchall()
     return Unpublished(
         tuple(dict.fromkeys(str(TableId(row.schema, row.name)) for row in rows)),
-        {name: renamed[0] if len(absent) == len(renamed) == 1 else None for name in absent},
-    )
-
-
-def _marked(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    """Return publications of other names that setup has marked for this slot."""
-    rows = connection.execute(
-        _MARKED, (source.publication_names, f"waldelta %, slot {source.slot}")
-    )
-    return [name for (name,) in rows.fetchall()]
-
-
-def not_published(tables: Sequence[str]) -> str:
-    """Return the warning about them."""
-    return (
-        f"in the pipeline file, but not published: {', '.join(tables)}; PostgreSQL sends"
-        " none of their changes, and the targets stay as they are. Either setup never ran for"
-        " them, or they were dropped, renamed, or removed from the publication (also by DROP"
-        " COLUMN … CASCADE): run setup, then the initial sync with these tables, or remove them"
-        " from the file"
+        {name: renamed[0][0] if len(absent) == len(renamed) == 1 else None for name in absent},
     )
 
 
@@ -165,26 +156,15 @@ class MatchedTable:
         )
 
 
-def matched_tables(connection: psycopg.Connection[Any], source: Source) -> list[MatchedTable]:
+def matched_tables(
+    connection: psycopg.Connection[Any], source: Source, *, is_new: bool = False
+) -> list[MatchedTable]:
     """Return the tables that patterns match, in the order of publications and names.
 
     Ordinary and partitioned tables match. Partitions don't: they are published with the table above
-    them. One query, without locks; none without patterns.
+    them. ``is_new``: only tables that their publication, which must exist, doesn't include. One
+    query, without locks; none without patterns.
     """
-    return _matched(connection, source, is_new=False)
-
-
-def new_tables(connection: psycopg.Connection[Any], source: Source) -> list[MatchedTable]:
-    """Return the matched tables that their publication doesn't include, as matched_tables() does.
-
-    A publication that doesn't exist yet has none.
-    """
-    return _matched(connection, source, is_new=True)
-
-
-def _matched(
-    connection: psycopg.Connection[Any], source: Source, *, is_new: bool
-) -> list[MatchedTable]:
     publications = [entry for entry in source.publications if entry.patterns]
     if not publications:
         return []

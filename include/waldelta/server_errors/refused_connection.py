@@ -168,14 +168,11 @@ class ConnectionRefusal:
         answer = trace_login(make_conninfo(conninfo, **_NO_PASSWORD), timeout_s)
         if not answer.needs_password:
             return cls(text, answer.sqlstate)
-        if _may_be_of_password(_reason(text), answer.user):
+        # An answer that may be about the password names the user, in any language.
+        is_named = re.search(rf"(?<!\w){re.escape(answer.user)}(?!\w)", _reason(text)) is not None
+        if is_named and texts.NOT_OF_PASSWORD.search(_reason(text)) is None:
             return cls(text, codes.INVALID_PASSWORD)
         return cls(text, trace_login(conninfo, timeout_s).sqlstate)
-
-    @property
-    def reason(self) -> str:
-        """The reason from the driver's longer text."""
-        return _reason(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +217,11 @@ def trace_login(conninfo: str, timeout_s: float) -> LoginAnswer:
         os.close(trace)
 
 
-def _may_be_of_password(reason: str, user: str) -> bool:
-    """Return whether an answer to a password may be about it: then it names the user, in any
-    language.
-    """
-    is_named = re.search(rf"(?<!\w){re.escape(user)}(?!\w)", reason) is not None
-    return is_named and texts.NOT_OF_PASSWORD.search(reason) is None
-
-
 def connection_error(
     where: str, given: Mapping[str, Any], refusal: ConnectionRefusal
 ) -> ConnectError:
     """Return the named error; ``given`` are the fields of the connection to ``where``."""
-    state, reason = refusal.sqlstate, refusal.reason
+    state, reason = refusal.sqlstate, _reason(refusal.text)
     if refusal.is_of_query:
         return _with_retry(
             SourceError(

@@ -24,7 +24,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import TableState, now
 from waldelta.postgres import connect
-from waldelta.postgres.unpublished_tables import matched_tables, new_tables
+from waldelta.postgres.unpublished_tables import matched_tables
 from waldelta.stages.land import check_idle
 from waldelta.stages.setup import _adoption
 from waldelta.stages.setup.facts.publications import read_publications
@@ -83,10 +83,12 @@ def test_setup_writes_out_what_a_pattern_stands_for(any_database, lake, via_root
         assert filters == {"sales.items": "(id > 0)"}
         assert plan_setup(conn, job).is_empty
         any_database.execute("create table sales.late (id int primary key)")
-        assert [str(table.id) for table in new_tables(conn, job.pipeline.source)] == ["sales.late"]
+        assert [
+            str(table.id) for table in matched_tables(conn, job.pipeline.source, is_new=True)
+        ] == ["sales.late"]
         apply_setup(conn, job)
         assert published(conn) == sorted([*expected, "sales.late"])
-        assert new_tables(conn, job.pipeline.source) == []
+        assert matched_tables(conn, job.pipeline.source, is_new=True) == []
 
 
 def test_a_pattern_needs_no_superuser(database, conn, lake):

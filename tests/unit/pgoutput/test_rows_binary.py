@@ -14,7 +14,7 @@ from tests.support.seeds import chosen_random, rounds
 from tests.unit.pgoutput.test_rows import damage, reference
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.rows import Rows, decode_rows
-from waldelta.types.wire import text_of
+from waldelta.types.wire.wire_format import text_of
 
 ARRAY = struct.pack("!iiIii", 1, 1, 23, 2, 1)
 # Of each type some values as its send function gives them.

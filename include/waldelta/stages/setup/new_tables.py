@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
-from waldelta.postgres.unpublished_tables import MatchedTable, new_tables
+from waldelta.postgres.unpublished_tables import MatchedTable, matched_tables
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
     The caller holds the slot's lock, so that no setup runs at the same time. This is one query
     without new tables, and none without patterns.
     """
-    found = new_tables(conn, job.pipeline.source)
+    found = matched_tables(conn, job.pipeline.source, is_new=True)
     wanted = [table for table in found if table.publication.new_tables == "adopt"]
     refused: dict[MatchedTable, str] = {}
     if wanted:
