@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -107,9 +107,8 @@ class Pipeline:
         """Copy tables that were never copied, or these; the stream continues during the copy."""
         from waldelta.jobs.sync import run_sync
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return run_sync(runner, job, tables, reason)
+        with self._run(spark, run_id) as run:
+            return run_sync(*run, tables, reason)
 
     def resync(
         self,
@@ -126,9 +125,8 @@ class Pipeline:
         """
         from waldelta.jobs.resync import run_resync
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return run_resync(runner, job, tables, reason, accept_server=accept_server)
+        with self._run(spark, run_id) as run:
+            return run_resync(*run, tables, reason, accept_server=accept_server)
 
     def consume(
         self,
@@ -139,9 +137,8 @@ class Pipeline:
         """Land, consume, apply and check everything up to the server's current position."""
         from waldelta.jobs.consume import consume
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return consume(runner, job, None if stage is None else [stage])
+        with self._run(spark, run_id) as run:
+            return consume(*run, None if stage is None else [stage])
 
     def replay(
         self,
@@ -159,9 +156,9 @@ class Pipeline:
         """
         from waldelta.jobs.replay import replay
 
-        job = self.job(run_id, run_type="backfill", interval_start=start, interval_end=end)
-        with _runner(spark, job) as runner:
-            return replay(runner, job, tables=tables)
+        interval = {"interval_start": start, "interval_end": end}
+        with self._run(spark, run_id, run_type="backfill", **interval) as run:
+            return replay(*run, tables=tables)
 
     def validate(
         self, spark: SparkSession | Runner | None = None, run_id: str | None = None
@@ -169,9 +166,8 @@ class Pipeline:
         """Check every target's expectations now."""
         from waldelta.jobs.validate import run_validate
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return run_validate(runner, job)
+        with self._run(spark, run_id) as run:
+            return run_validate(*run)
 
     def reconcile(
         self,
@@ -190,12 +186,9 @@ class Pipeline:
         from waldelta.jobs.reconcile import run_reconcile
         from waldelta.stages.repair import ReconcileRequest
 
-        job, request = (
-            self.job(run_id),
-            ReconcileRequest.of(tables, repair=repair, by=by, reason=reason),
-        )
-        with _runner(spark, job) as runner:
-            return run_reconcile(runner, job, request)
+        request = ReconcileRequest.of(tables, repair=repair, by=by, reason=reason)
+        with self._run(spark, run_id) as run:
+            return run_reconcile(*run, request)
 
     def maintain(
         self, spark: SparkSession | Runner | None = None, run_id: str | None = None
@@ -203,9 +196,23 @@ class Pipeline:
         """Compact targets, delete what is older than the promised retention, prune reports."""
         from waldelta.jobs.maintain import run_maintain
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return run_maintain(runner, job)
+        with self._run(spark, run_id) as run:
+            return run_maintain(*run)
+
+    @contextmanager
+    def _run(
+        self, spark: SparkSession | Runner | None, run_id: str | None, **details: Any
+    ) -> Iterator[tuple[Runner, Job]]:
+        from waldelta.spark import InProcess, OnSpark, open_runner
+
+        job = self.job(run_id, **details)
+        if spark is None:
+            with open_runner(f"waldelta {self.file.pipeline}", job) as runner:
+                yield runner, job
+        elif isinstance(spark, InProcess | OnSpark):
+            yield spark, job
+        else:
+            yield OnSpark(cast("SparkSession", spark)), job
 
     def status(self) -> dict[str, Any]:
         """Returns slot, lag, targets and last run, without Spark."""
@@ -241,9 +248,8 @@ class Pipeline:
         """
         from waldelta.jobs.retry_quarantined import run_retry
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return run_retry(runner, job, tables, by, reason)
+        with self._run(spark, run_id) as run:
+            return run_retry(*run, tables, by, reason)
 
     def accept_quarantined(
         self,
@@ -258,9 +264,8 @@ class Pipeline:
         """Read these rows (ids), or all of these tables, again, and write them without gates."""
         from waldelta.jobs.retry_quarantined import run_accept
 
-        job = self.job(run_id)
-        with _runner(spark, job) as runner:
-            return run_accept(runner, job, rows, tables, by, reason)
+        with self._run(spark, run_id) as run:
+            return run_accept(*run, rows, tables, by, reason)
 
     def discard_quarantined(
         self,
@@ -358,16 +363,6 @@ class Pipeline:
     def target_path(self, table: str) -> str:
         """Returns the URI of a table's Delta target."""
         return target_uri(self.file.target.root, *split_table_name(table))
-
-
-def _runner(spark: SparkSession | Runner | None, job: Job) -> AbstractContextManager[Runner]:
-    from waldelta.spark import InProcess, OnSpark, open_runner
-
-    if spark is None:
-        return open_runner(f"waldelta {job.pipeline.pipeline}", job)
-    if isinstance(spark, InProcess | OnSpark):
-        return nullcontext(spark)
-    return nullcontext(OnSpark(cast("SparkSession", spark)))
 
 
 def _check_readable(job: Job) -> None:
