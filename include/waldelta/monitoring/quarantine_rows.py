@@ -43,12 +43,12 @@ def read_open(ledger: Ledger, keys: pa.Table) -> list[IncompleteRow]:
 
     Pass only a few keys, because each becomes an object.
     """
-    wanted = [tuple(row.values()) for row in keys.select([*_KEY, "at"]).to_pylist()]
+    in_order = [tuple(row.values()) for row in keys.select([*_KEY, "at"]).to_pylist()]
     # ``at`` identifies the rows of one table; another table's rows of that time are removed below.
     chosen = pc.field("at").isin(keys["at"]) & (pc.field("status") == QUARANTINED)
-    told = ledger.table(IncompleteRow).read(chosen, columns=_SHOWN)
-    by_key = {(row.table_name, row.generation, row.key, row.at): row for row in told}
-    return [by_key[key] for key in wanted if key in by_key]
+    rows = ledger.table(IncompleteRow).read(chosen, columns=_SHOWN)
+    by_key = {(row.table_name, row.generation, row.key, row.at): row for row in rows}
+    return [by_key[key] for key in in_order if key in by_key]
 
 
 def read_by_id(ledger: Ledger, row_id: str) -> IncompleteRow | None:
@@ -107,7 +107,10 @@ class Decided:
 
 def read_decided(ledger: Ledger) -> list[Decided]:
     """Returns all decisions, newest first; decisions on rows as long as the ledger stores them."""
-    return sorted([*_on_rows(ledger), *_releases(ledger)], key=lambda one: one.at, reverse=True)
+    names = ("at", "table_name", "by", "reason", "run_id", "upto_lsn")
+    releases = ledger.table(Release).scan(names).to_pylist()
+    released = (Decided(what="released", **row) for row in releases)
+    return sorted([*_on_rows(ledger), *released], key=lambda one: one.at, reverse=True)
 
 
 def _on_rows(ledger: Ledger) -> Iterator[Decided]:
@@ -125,10 +128,3 @@ def _on_rows(ledger: Ledger) -> Iterator[Decided]:
             row["at_first"], what, row["table_name"], row["by"], row["reason"], row["run_id"],
             row["key_count_distinct"], row["key_first"], message=message,
         )  # fmt: skip
-
-
-def _releases(ledger: Ledger) -> Iterator[Decided]:
-    names = ("at", "table_name", "by", "reason", "run_id", "upto_lsn")
-    for row in ledger.table(Release).scan(names).to_pylist():
-        upto = row.pop("upto_lsn")
-        yield Decided(what="released", upto_lsn=upto, **row)

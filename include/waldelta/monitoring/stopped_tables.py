@@ -91,13 +91,11 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     name.
     """
     run, left = _latest_applied(ledger)
-    unmet = (
-        dict(_unmet(ledger, run.run_id, judged_by_gates(left))) if run is not None and left else {}
-    )
-    if not unmet:
+    if run is None or not left:
         return []
-    run_id = run.run_id if run is not None else ""
-    job = Job(pipeline, SourceConnections(pipeline.source), run_id, lake=ledger.lake)
+    if not (unmet := dict(_unmet(ledger, run.run_id, judged_by_gates(left)))):
+        return []
+    job = Job(pipeline, SourceConnections(pipeline.source), run.run_id, lake=ledger.lake)
     try:
         watermarks = Watermarks(job, job.read_identity())
     except (
@@ -179,19 +177,17 @@ def _unmet(ledger: Ledger, run_id: str, chosen: pc.Expression) -> Iterator[tuple
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():
-        unmet = [_unmet_since(rows) for rows in by_meaning.values() if _stops(rows, run_id)]
+        # The run found it unmet, and the latest result since then agrees: a retry or a repair may
+        # have judged it since.
+        unmet = [
+            _unmet_since(rows)
+            for rows in by_meaning.values()
+            if not rows[-1]["success"] and any(row["run_id"] == run_id for row in rows)
+        ]
         # Rows that are set aside stop no table. If nothing else does, they were too many, or
         # couldn't be judged.
         if unmet := [one for one in unmet if one.may_pass] or unmet:
             yield name, unmet
-
-
-def _stops(rows: Sequence[dict[str, Any]], run_id: str) -> bool:
-    """Returns whether the run found it unmet, and the latest result since then agrees.
-
-    A retry or a repair may have judged it since.
-    """
-    return not rows[-1]["success"] and any(row["run_id"] == run_id for row in rows)
 
 
 def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
@@ -220,10 +216,7 @@ def _count(log: ChangeLog, batches: BatchNumbers, state: TableState) -> int:
     snapshot = Snapshot.parse(state.snapshot) if state.snapshot else None
     count = 0
     for part in log.scan(chosen, ["xid8"]):
-        seen = (
-            0
-            if snapshot is None
-            else int(snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).sum())
-        )
-        count += part.num_rows - seen
+        count += part.num_rows
+        if snapshot is not None:
+            count -= int(snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).sum())
     return count

@@ -5,7 +5,7 @@ location.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -99,29 +99,22 @@ def read_table_details(
         types, files = table.spark_types, table.files
     except READ_FAILURES:
         # The target isn't copied yet, or is gone: the ledger's columns are shown.
-        known = tuple(
-            _line(column.name, column.spark_type, column, state) for column in state.columns
-        )
-        return TableDetails(target.uri, known, content)
+        columns = (_line(column.name, column.spark_type, column, state) for column in state.columns)
+        return TableDetails(target.uri, tuple(columns), content)
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
+    known = {column.name: column for column in state.columns}
+    lines = [_line(name, kind, known.get(name), state) for name, kind in types.items()]
+    # The source's columns as the target has them, then waldelta's own.
+    lines.sort(key=lambda line: line.source_type is None and line.name.startswith(PREFIX))
     return TableDetails(
         target.uri,
-        _columns(types, state),
+        tuple(lines),
         content,
         row_count(files),
         size,
         files.num_rows,
         table.version,
         table.has_deletion_vectors,
-    )
-
-
-def _columns(types: Mapping[str, str], state: TableState) -> tuple[ColumnLine, ...]:
-    """Returns the source's columns as the target has them, then waldelta's own."""
-    known = {column.name: column for column in state.columns}
-    lines = [_line(name, kind, known.get(name), state) for name, kind in types.items()]
-    return tuple(
-        sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(PREFIX))
     )
 
 
