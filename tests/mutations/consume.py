@@ -56,7 +56,7 @@ MUTATIONS = (
         (f"{_DRAIN}::test_bites_are_bounded_and_nothing_falls_between_them",),
     ),
     Mutation(
-        "stages/land/land.py",
+        "stages/land/drain.py",
         "    check_read()\n    try:",
         "    try:",
         "A batch lands that lacks what another run consumed meanwhile.",

@@ -111,7 +111,7 @@ MUTATIONS = (
         (_FILE,),
     ),
     Mutation(
-        "changes/merge/_file_bounds.py",
+        "changes/merge/by_file.py",
         'np.searchsorted(of_values, of_most, side="right")',
         "np.searchsorted(of_values, of_most)",
         "A file isn't searched for the greatest of its keys.",
@@ -125,7 +125,7 @@ MUTATIONS = (
         (_BOUNDS,),
     ),
     Mutation(
-        "changes/merge/_file_bounds.py",
+        "changes/merge/by_file.py",
         "spans | np.asarray(least.is_null()) | np.asarray(most.is_null())",
         "spans",
         "A file without bounds isn't searched.",

@@ -143,11 +143,11 @@ MUTATIONS = (
         (_DERIVE,),
     ),
     Mutation(
-        "changes/decode/final_states.py",
+        "stages/repair/replay/_derive_states.py",
         "hit: Bools = found[source] | found[destination]",
         "hit: Bools = found[source]",
         "A replay misses rows that moved to a touched key.",
-        ("unit/changes/decode/test_final_states.py",),
+        ("unit/stages/repair/replay/test_derive_states_final.py",),
     ),
     Mutation(
         "pipeline/reported_commits.py",

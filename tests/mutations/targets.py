@@ -115,14 +115,14 @@ MUTATIONS = (
         ("unit/stages/sync/test_sync.py",),
     ),
     Mutation(
-        "stages/repair/_by_driver.py",
+        "stages/repair/_repair_rows.py",
         "gone = keys.take(pa.array(first[~np.isin(asked[first], read)]))",
         "gone = keys.take(pa.array(first))",
         "A repair deletes the rows that it has read again.",
         (_REPAIR_ROWS,),
     ),
     Mutation(
-        "stages/repair/_by_driver.py",
+        "stages/repair/_repair_rows.py",
         "found = again.take(pa.array(_first_of_each(read)))",
         "found = again",
         "A repair inserts a row twice whose key has two printed forms.",

@@ -8,7 +8,7 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound
-from waldelta.stages.land.land import land
+from waldelta.stages.land.drain import land
 
 
 def land_only(runner, job, batch):

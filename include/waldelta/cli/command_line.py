@@ -354,8 +354,7 @@ def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
             else:
                 result = run_retry(runner, job, *operator)
         case "reconcile":
-            from waldelta.jobs.reconcile import run_reconcile
-            from waldelta.stages.repair import ReconcileRequest
+            from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 
             order = ReconcileRequest.of(
                 tables, repair=options.repair, by=options.by, reason=options.reason

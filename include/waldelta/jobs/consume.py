@@ -22,8 +22,14 @@ from collections.abc import Collection
 from functools import partial
 
 from waldelta.errors import SlotGap, SlotUnreadable, WaldeltaError
-from waldelta.jobs._shared_stages import check_stage, report_stage
-from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
+from waldelta.jobs._stages import (
+    Stage,
+    all_failures,
+    check_stage,
+    continued,
+    report_stage,
+    run_stages,
+)
 from waldelta.jobs.replay import replay
 from waldelta.pipeline import Job, RunResult, StageResult, unexpected_error
 from waldelta.pipeline.targets import synced_states
@@ -31,7 +37,7 @@ from waldelta.quantities import counted
 from waldelta.slot.gaps import breaks_recorded
 from waldelta.spark import Runner
 from waldelta.stages.land import land_to_now
-from waldelta.stages.repair.replay import is_replay
+from waldelta.stages.repair.replay.interval import is_replay
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +48,8 @@ def land_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) 
     """Land and consume up to the server's current position; apply batches of a backlog
     concurrently.
     """
-    from waldelta.stages.apply import Applied, add_external_commits, applying
+    from waldelta.stages.apply.concurrent import applying
+    from waldelta.stages.apply.outcome import Applied, add_external_commits
 
     meanwhile = Applied()
     with applying(
@@ -63,8 +70,8 @@ def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
 
     It also raises SlotUnreadable if landing met one: no table gets what was committed after it.
     """
-    from waldelta.stages.apply import add_to_result
     from waldelta.stages.apply.apply import apply
+    from waldelta.stages.apply.outcome import add_to_result
     from waldelta.stages.repair.resync_targets import resync_targets
 
     result.targets.told_applied = False  # This resets the result of an earlier attempt.
@@ -94,7 +101,7 @@ def _write_messages(runner: Runner, job: Job) -> dict[str, WaldeltaError]:
     """
     if not job.pipeline.source.options.messages:
         return {}
-    from waldelta.stages.apply import write_messages
+    from waldelta.stages.apply.logical_messages import write_messages
 
     try:
         write_messages(runner, job)

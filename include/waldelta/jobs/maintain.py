@@ -20,7 +20,7 @@ from waldelta.pipeline.targets import synced_states
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
-from waldelta.stages.maintain import (
+from waldelta.stages.maintain.maintain import (
     maintain_target,
     prune_change_log,
     prune_ledger_rows,

@@ -183,8 +183,7 @@ class Pipeline:
         With ``repair`` rows that differ are read again and corrected; ``by`` is the operator, by
         default the user of this process.
         """
-        from waldelta.jobs.reconcile import run_reconcile
-        from waldelta.stages.repair import ReconcileRequest
+        from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 
         request = ReconcileRequest.of(tables, repair=repair, by=by, reason=reason)
         with self._run(spark, run_id) as run:

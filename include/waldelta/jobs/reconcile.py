@@ -14,24 +14,62 @@ continue.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
-from waldelta.errors import TargetDiffers
-from waldelta.jobs._shared_stages import report_stage
-from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
-from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, now
-from waldelta.lake.ledger.reconciliations import Reconciliations
-from waldelta.pipeline import Job, RunResult, StageResult
-from waldelta.pipeline.run_result import CheckFindings
-from waldelta.pipeline.targets.unreadable_messages import close_compared
-from waldelta.spark import Runner
-from waldelta.stages.repair import ReconcileRequest, compare_all
-from waldelta.stages.repair.reconcile_targets import (
-    Reconciling,
-    add_to_result,
-    describe_different,
-    write_report,
+from waldelta.errors import (
+    NeedsSync,
+    StateError,
+    TargetDiffers,
+    TargetNotWritable,
+    WaldeltaError,
 )
+from waldelta.jobs._stages import Stage, all_failures, continued, report_stage, run_stages
+from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, TableState, now
+from waldelta.lake.ledger.reconciliations import (
+    COMPARISON_FAILED,
+    NOT_COMPARED,
+    Reconciliations,
+    kept_out,
+)
+from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table, unexpected_error
+from waldelta.pipeline.drift import read_catalog_state, with_leaves
+from waldelta.pipeline.drift.drift import source_as_copied
+from waldelta.pipeline.drift.partitions import of_partition
+from waldelta.pipeline.run_result import CheckFindings
+from waldelta.pipeline.targets import (
+    RequiredAction,
+    TableLifecycle,
+    Watermarks,
+    check_columns,
+    read_unlocked_sources,
+    unknown_tables,
+)
+from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
+from waldelta.pipeline.targets.unreadable_messages import close_compared
+from waldelta.postgres.connection import named_loss
+from waldelta.postgres.server_position import is_standby
+from waldelta.quantities import counted
+from waldelta.slot.failover import check_source
+from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import not_primary
+from waldelta.spark import Runner
+from waldelta.spark.session_settings import session_settings
+from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
+from waldelta.stages.land import land_backlog, land_through
+from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
+from waldelta.stages.repair.reconcile.compare_table import (
+    ComparedTarget,
+    Found,
+    compare,
+    needs_spark,
+    why_not_compared,
+)
+from waldelta.stages.repair.repair import Again, repair
+from waldelta.target_modes import Feature
 
 
 def run_reconcile(
@@ -69,3 +107,398 @@ def run_reconcile(
     stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
     result = continued(job, "reconcile", fresh=only is None or "reconcile" in only)
     return run_stages(runner, job, result, stages, only)
+
+
+log = logging.getLogger(__name__)
+
+# Small tables share a snapshot; a large one has its own, which ends with it.
+BYTES_PER_SNAPSHOT = 512 << 20
+COMPARED_AT_ONCE = 3
+# These batches fit into the processor's cache: Spark's time for lists grows with the square of a
+# batch's rows.
+_SMALL_BATCHES = {"spark.sql.execution.arrow.maxRecordsPerBatch": "8192"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileRequest:
+    """A request to compare; ``by`` is the requester, ``reason`` goes into the ledger with
+    repairs.
+    """
+
+    tables: frozenset[str] | None = None
+    repair: bool = False
+    by: str = ""
+    reason: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tables: Collection[str] | None = None,
+        *,
+        repair: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
+    ) -> ReconcileRequest:
+        """Returns the request by these options; ``by`` defaults to the user of this process."""
+        return cls(
+            None if tables is None else frozenset(tables),
+            repair,
+            by or current_user(),
+            reason or None,
+        )
+
+
+@dataclass
+class Reconciling:
+    """A reconciliation so far: results by table, and the tables that failed."""
+
+    runner: Runner
+    job: Job
+    order: ReconcileRequest
+    result: RunResult
+    found: dict[str, Reconciliation] = field(default_factory=dict)
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+
+    def put(self, table_name: str, status: str, reason: str) -> None:
+        """Record why a table has no result."""
+        by = self.order.by
+        self.found[table_name] = Reconciliation(
+            now(), self.job.run_id, table_name, status, reason, by=by
+        )
+        log.warning("table=%s %s: %s", table_name, status, reason)
+
+    def fail(self, table_name: str, err: Exception) -> None:
+        """Record a failure, which doesn't stop the other tables."""
+        named = unexpected_error(table_name, err)
+        self.failures[table_name] = of_table(named, table_name)
+        self.put(table_name, COMPARISON_FAILED, f"{type(named).__name__}: {named}")
+
+
+def compare_all(work: Reconciling) -> None:
+    """Compare the requested targets, and repair those that differ if requested.
+
+    Results and failures are stored in ``work``.
+    """
+    job = work.job
+    with job.source.connect("reconcile") as connection:
+        if is_standby(connection):
+            raise not_primary(job.source.conninfo, "compare with")
+        check_source(connection, job)
+        mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
+        sizes = {str(target.id): target.table.size_bytes for target in targets}
+    standings, ended = end_killed_repairs(work.runner, job, mappings)
+    for cut in ended.values():
+        work.result.add_repair(cut)
+    chosen = list(_chosen(standings, work.order))
+    for name in sorted(
+        (work.order.tables or frozenset()) - {found.table_name for found in standings}
+    ):
+        work.put(name, NOT_COMPARED, "it is no longer replicated: status lists the tables")
+    fed: dict[str, TableState] = {}
+    for found in chosen:
+        if found.action != RequiredAction.APPLY or found.state is None:
+            work.put(found.table_name, NOT_COMPARED, found.why or "it gets no changes")
+        elif why := _why_other_rows(found.state):
+            work.put(found.table_name, NOT_COMPARED, why)
+        else:
+            fed[found.table_name] = found.state
+    keys: dict[str, tuple[ComparedTarget, Found]] = {}
+    for names in in_groups({name: sizes.get(name, 0) for name in fed}):
+        keys |= _compare_group(work, [fed[name] for name in names])
+    if work.order.repair:
+        for name, (feeding, compared) in sorted(keys.items()):
+            _repair(work, name, feeding, compared)
+
+
+def _why_other_rows(state: TableState) -> str | None:
+    """Returns why a target differs from its source on purpose, or None."""
+    if state.copy_skipped:
+        return "its existing rows were not copied (copy: false), so it lacks rows by design"
+    return (
+        None
+        if state.kept_as.supports(Feature.RECONCILIATION)
+        else f"its target keeps rows that the source no longer has (mode {state.kept_as})"
+    )
+
+
+def _chosen(
+    standings: Sequence[TableLifecycle], order: ReconcileRequest
+) -> Iterator[TableLifecycle]:
+    known = {found.table_name: found for found in standings}
+    asked = order.tables or frozenset()
+    unknown = sorted(asked - known.keys())
+    if unknown and len(unknown) == len(asked):
+        raise unknown_tables(unknown, known)
+    for name, found in sorted(known.items()):
+        # Tables that are not published any more, or were never copied, are compared only if
+        # requested by name.
+        if (
+            name in order.tables
+            if order.tables is not None
+            else found.action not in (RequiredAction.REMOVED, RequiredAction.FIRST)
+        ):
+            yield found
+
+
+def in_groups(sizes: dict[str, int]) -> list[list[str]]:
+    """Returns which tables share a snapshot, the largest first.
+
+    >>> in_groups({"a": 1 << 40, "b": 1, "c": 2}), in_groups({"empty": 0})
+    ([['a'], ['c', 'b']], [['empty']])
+    """
+    groups: list[list[str]] = []
+    left = 0
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if not groups or sizes[name] > left:
+            groups.append([])
+            left = max(BYTES_PER_SNAPSHOT, sizes[name])
+        groups[-1].append(name)
+        left -= sizes[name]
+    return groups
+
+
+def _compare_group(
+    work: Reconciling, states: Sequence[TableState]
+) -> dict[str, tuple[ComparedTarget, Found]]:
+    """Compare some tables in one snapshot; returns those that differ."""
+    runner, job = work.runner, work.job
+    try:
+        work.result.add_drained(land_backlog(runner, job))
+        # The batches are read before the snapshot: what a target gets during the comparison comes
+        # after the batch it is compared at.
+        marks = Watermarks(job, job.read_identity())
+        batches = _batches(work, states, marks)
+        states = _readable(work, [s for s in states if s.table_name in batches], marks.versions)
+        by_spark = any(needs_spark(job, state.table_name) for state in states)
+        with (
+            session_settings(runner.spark(), _SMALL_BATCHES) if by_spark else nullcontext(),
+            named_loss(job.source.conninfo),
+            SnapshotHolder(
+                job.source.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
+            ) as holder,
+        ):
+            feedings = _feedings(work, holder, states, batches, marks.versions)
+            if feedings:
+                work.result.add_drained(land_through(runner, job, holder.lsn))
+            with ThreadPoolExecutor(COMPARED_AT_ONCE, thread_name_prefix="reconcile") as pool:
+                done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
+                return {
+                    found.row.table_name: (feeding, found)
+                    for feeding, found in done
+                    if found is not None and found.row.differing_buckets
+                }
+    except Exception as err:
+        for state in states:
+            if state.table_name not in work.found:
+                work.fail(state.table_name, err)
+        return {}
+
+
+def _batches(work: Reconciling, states: Sequence[TableState], marks: Watermarks) -> dict[str, int]:
+    """Returns the last batch that each target has; those that can't be opened are failures."""
+    batches: dict[str, int] = {}
+    for state in states:
+        try:
+            batches[state.table_name] = marks.of(state)
+        except WaldeltaError as err:
+            work.fail(state.table_name, err)
+    return batches
+
+
+def _readable(
+    work: Reconciling, states: Sequence[TableState], versions: dict[str, int]
+) -> list[TableState]:
+    """Returns the targets that can be read safely at these versions; the others are failures."""
+    job, cut, found = work.job, work.job.ledger.last_cut(), []
+    for state in states:
+        name = state.table_name
+        try:
+            table = job.lake.target(name).log
+            check_readable(table, state, cut, versions[name])
+            check_columns(job, state)
+            found.append(state)
+        except NeedsSync as err:
+            work.put(name, NOT_COMPARED, str(err))
+        except StateError as err:
+            work.fail(name, err)
+    return found
+
+
+def _feedings(
+    work: Reconciling,
+    holder: SnapshotHolder,
+    states: Sequence[TableState],
+    batches: dict[str, int],
+    versions: dict[str, int],
+) -> list[ComparedTarget]:
+    """Returns the tables that can be compared, with their sources as of the snapshot.
+
+    Records the reason for each of the others.
+    """
+    job, found = work.job, []
+    mappings, read, locked = read_unlocked_sources(
+        holder.connection, job.pipeline
+    )  # The snapshot delays vacuum during the comparison.
+    targets = {str(target.id): target for target in read}
+    # Partitions that joined the merged ones since a run read the catalog count as in flight.
+    states = [with_leaves(state, mappings) for state in states]
+    present = read_catalog_state(holder.connection, states)
+    for state in states:
+        name, target = state.table_name, targets.get(state.table_name)
+        if target is None or target.problem is not None:
+            work.put(
+                name, NOT_COMPARED, target.problem or "" if target else "it is no longer published"
+            )
+            continue
+        if target.is_unread or not locked.relations.isdisjoint(
+            {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
+        ):
+            work.put(name, NOT_COMPARED, str(locked.busy(name)))
+            continue
+        try:
+            fed = source_as_copied(
+                job.pipeline, *of_partition(state, present[name], mappings.get(name)), target
+            )
+            feeding = ComparedTarget(fed, batches[name], versions[name])
+            why = why_not_compared(job, feeding)
+        except NeedsSync as err:
+            why = str(err)
+        if why is not None:
+            work.put(name, NOT_COMPARED, why)
+        else:
+            found.append(feeding)
+    return found
+
+
+def _compare_one(
+    work: Reconciling, holder: SnapshotHolder, feeding: ComparedTarget
+) -> tuple[ComparedTarget, Found | None]:
+    name = feeding.state.table_name
+    try:
+        found = compare(work.runner, work.job, holder, feeding)
+    except NeedsSync as err:
+        work.put(name, NOT_COMPARED, str(err))
+        return feeding, None
+    except Exception as err:
+        # An error of one table's comparison, Spark's errors included, must not end the others.
+        log.exception("table=%s", name)
+        work.fail(name, err)
+        return feeding, None
+    work.found[name] = replace(found.row, by=work.order.by)
+    return feeding, found
+
+
+def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found) -> None:
+    """Read the rows that differ again, as of a snapshot from which the stream continues."""
+    row, job, order = work.found[name], work.job, work.order
+    reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
+        f": {order.reason}" if order.reason else ""
+    )
+    # Keys in flight and left-out columns weren't compared, so external commits to them must still
+    # be reported.
+    compared = None if row.in_flight or row.left_out else feeding.version
+    try:
+        _check_repairable(found)
+        told = [] if compared is None else repaired_commits(job, feeding.state, compared)
+        again = Again(reason, order.by, found.keys, compared)
+        done = repair(work.runner, job, feeding.as_copied, again)
+    except NeedsSync as err:
+        remedy = f"sync --tables {name} copies it again"
+        work.found[name] = replace(row, reason=f"not repaired: {err}: {remedy}")
+        return
+    except Exception as err:
+        if not isinstance(err, WaldeltaError):
+            log.exception("table=%s", name)
+        work.fail(name, err)
+        work.found[name] = replace(row, reason=f"not repaired: {err}")
+        return
+    cut = done.cut
+    done.add_to(work.result)
+    work.result.warnings += told
+    mended = cut.written
+    work.found[name] = replace(
+        row,
+        status=REPAIRED,
+        repaired=mended,
+        reason=f"the target's version {cut.version} has the repaired rows",
+    )
+    record_current(job, [name])  # The repair also wrote quarantined rows.
+
+
+def _check_repairable(found: Found) -> None:
+    """Raise NeedsSync when rows can't be repaired by their keys."""
+    if not found.row.is_complete:
+        raise NeedsSync(
+            f"{found.row.differing_buckets:,} of {found.row.buckets:,} groups of rows differ, too"
+            " many to compare each row"
+        )
+    if found.row.doubled:
+        raise NeedsSync("its target has rows with the same key")
+    if not found.keys:
+        raise NeedsSync("no row that differs was found")
+
+
+def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
+    """Returns the index of the pages, or their folder in a store; None where there are none."""
+    from waldelta.stages.check.reports.data_docs import list_reconciliation
+
+    try:
+        index = list_reconciliation(job.pipeline, job.lake, found) if found else None
+    except (OSError, TargetNotWritable) as err:
+        log.warning("no page was written: %s", err)
+        return None
+    return None if index is None else str(index)
+
+
+def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
+    """Add the results, by table and in one line, to the run's result."""
+    for row in found:
+        if row.compared:
+            result.tables[row.table_name] = replace(
+                result.tables.get(row.table_name, TableResult(version=row.version)),
+                compared=row.source_rows,
+                differing=row.differing,
+                in_flight=row.in_flight,
+                lacking=row.lacking,
+            )
+        if row.status == NOT_COMPARED:
+            result.warnings.append(f"{row.table_name} wasn't compared: {row.reason}")
+        elif row.status == DIFFERENT and row.reason:
+            result.warnings.append(f"{row.table_name}: {row.reason}")
+        if row.left_out:
+            result.warnings.append(
+                f"{row.table_name}: columns not compared: {', '.join(row.left_out)}"
+            )
+        if row.lacking:
+            result.warnings.append(f"{row.table_name}: {kept_out(row.lacking)}")
+    compared = [row for row in found if row.compared]
+    rows, differing = (
+        sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))
+    )
+    stage.detail = (
+        f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')},"
+        f" {differing:,} with differences, {sum(row.in_flight for row in compared):,} skipped"
+        f" (changing), {sum(row.repaired for row in compared):,} repaired"
+    )
+
+
+def describe_different(different: Sequence[Reconciliation], *, repair: bool) -> str:
+    """Returns the targets that differ, a line each, for the error that ends the run."""
+    lines = "".join(
+        f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing,"
+        f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with duplicate keys"
+        for row in different
+    )
+    remedy = (
+        ""
+        if repair
+        else (
+            "; reconcile --repair (in Airflow: the param repair) reads these rows from the source"
+            " again"
+        )
+    )
+    failed = counted(len(different), "target doesn't", "targets don't")
+    return (
+        f"{failed} match the source; the report and _waldelta/reconciliations show the"
+        f" rows{remedy}:{lines}"
+    )

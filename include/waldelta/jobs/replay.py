@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from waldelta.jobs._shared_stages import check_stage, report_stage
-from waldelta.jobs._stages import all_failures, continued, run_stages
+from waldelta.jobs._stages import all_failures, check_stage, continued, report_stage, run_stages
 from waldelta.lake.ledger import BatchCut, now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
-from waldelta.stages.repair.replay import read_span
-from waldelta.stages.repair.replay.interval import REPLAY
+from waldelta.stages.repair.replay.interval import REPLAY, read_span
 
 
 def replay(

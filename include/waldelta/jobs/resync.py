@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from waldelta.errors import LockHeld, SlotUnreadable
-from waldelta.jobs._shared_stages import check_stage, report_stage
-from waldelta.jobs._stages import Stage, continued, run_stages
+from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
 from waldelta.jobs.sync import copied_tables
 from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, RunResult, StageResult
@@ -26,7 +25,7 @@ from waldelta.slot.gaps import describe
 from waldelta.spark import Runner
 
 if TYPE_CHECKING:
-    from waldelta.stages.sync import SyncResult
+    from waldelta.stages.sync.copy_table import SyncResult
 
 
 def run_resync(

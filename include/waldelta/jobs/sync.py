@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, cast
 
 from waldelta.errors import SyncFailed
-from waldelta.jobs._shared_stages import check_stage, report_stage
-from waldelta.jobs._stages import Stage, continued, run_stages
+from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult, TableResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 
 if TYPE_CHECKING:
-    from waldelta.stages.sync import SyncResult
+    from waldelta.stages.sync.copy_table import SyncResult
 
 
 def run_sync(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from waldelta.jobs._shared_stages import check_tables
-from waldelta.jobs._stages import run_stages
+from waldelta.jobs._stages import check_tables, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult, TableResult
 from waldelta.pipeline.targets import synced_states
 from waldelta.spark import Runner

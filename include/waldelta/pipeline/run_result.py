@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from waldelta.stages.check.suite import QualityReport
     from waldelta.stages.land.drain import Drained
-    from waldelta.stages.sync import SyncResult
+    from waldelta.stages.sync.copy_table import SyncResult
 
 # The columns of each command's summary table, by heading; other commands only list the tables.
 _COLUMNS: dict[str, dict[str, str]] = {

@@ -378,7 +378,7 @@ def _has_work(pipeline: PipelineFile, context: Any) -> bool:
     """
     from waldelta.pipeline import waiting_for_locks
     from waldelta.stages.land import check_idle
-    from waldelta.stages.repair.replay import is_replay, read_span
+    from waldelta.stages.repair.replay.interval import is_replay, read_span
     from waldelta_airflow._connections import source_conninfo
 
     with named_failures():

@@ -15,7 +15,6 @@ import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
 import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.source_connections as connections_module
-import waldelta.stages.apply._unreported as untold_module
 import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
 from tests.support.connect_operations import insert_that_goes_on
@@ -201,7 +200,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
     sync(runner, job)
     ways = (
-        (untold_module, "read_unreported"),
+        (apply_module, "read_unreported"),
         (apply_module, "plan_target"),
         (apply_module, "read_commit"),
     )

@@ -15,7 +15,7 @@ from tests.support.pipelines import pipeline_file
 from waldelta.errors import ApplyError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import PeekBound
-from waldelta.stages.land.land import land
+from waldelta.stages.land.drain import land
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("on_spark")]
 

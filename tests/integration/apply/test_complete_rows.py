@@ -40,8 +40,8 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction, read_published
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
-from waldelta.stages.repair._by_driver import merge_rows_in_driver
-from waldelta.stages.repair.mend import end_killed_repairs
+from waldelta.stages.repair._repair_rows import merge_rows_in_driver
+from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

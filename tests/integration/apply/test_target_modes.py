@@ -27,7 +27,7 @@ from waldelta.stages.check.check import check
 from waldelta.stages.check.gate import list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair.replay.replay import replay
-from waldelta.stages.sync import _write_states as copy_states
+from waldelta.stages.sync import _write as copy_states
 from waldelta.stages.sync.sync import sync
 from waldelta.target_modes import Fold, TargetMode, modes
 from waldelta.target_modes.target_mode import Invariant

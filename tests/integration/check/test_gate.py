@@ -17,7 +17,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import run_reconcile
+from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import ACCEPTED, QUARANTINED, RESOLVED, Ledger, Quarantine, Release, now
@@ -32,8 +32,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined, release_tables
 from waldelta.stages.land import check_idle
-from waldelta.stages.repair import ReconcileRequest
-from waldelta.stages.repair.replay import read_span
+from waldelta.stages.repair.replay.interval import read_span
 from waldelta.stages.sync.sync import sync
 from waldelta_airflow.reporting.assets import changed_targets
 

@@ -43,8 +43,7 @@ from waldelta.slot.slot import check_received
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land import land_until as land_through
-from waldelta.stages.land.drain import drain
-from waldelta.stages.land.land import land
+from waldelta.stages.land.drain import drain, land
 from waldelta.stages.land.land_stage import land_to_now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.timeout import TimeoutPosix
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.errors import PeekTooLarge
-from waldelta.jobs._shared_stages import report_stage
+from waldelta.jobs._stages import report_stage
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import LandedChanges

@@ -27,8 +27,8 @@ from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
-from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply
+from waldelta.stages.apply.logical_messages import write_messages
 from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
 from waldelta.stages.setup.setup import plan_setup

@@ -9,13 +9,12 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.servers.tampering import send_right, send_wrong, tamper_with
 from waldelta.errors import ConfigError, DecodeError
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import run_reconcile
+from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, skip_messages
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined
-from waldelta.stages.repair import ReconcileRequest
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -37,13 +37,12 @@ from tests.soak.scene import kill_driver, wait_until
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed, is_long
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import run_reconcile
+from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.check.gate import list_quarantined
-from waldelta.stages.repair import ReconcileRequest
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -7,7 +7,7 @@ import pytest
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.metadata_columns import LSN, RAW
 from waldelta.postgres import PgType
-from waldelta.stages.repair.mend import ExpectedRows, differences
+from waldelta.stages.repair.mend.mend import ExpectedRows, differences
 from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.spark

@@ -21,8 +21,8 @@ from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.repair.replay import read_span
 from waldelta.stages.repair.replay import replay as replay_module
+from waldelta.stages.repair.replay.interval import read_span
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.jobs._shared_stages import report_stage
+from waldelta.jobs._stages import report_stage
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.ledger import now
 from waldelta.monitoring.slot_status import of_live_slot

@@ -26,8 +26,7 @@ from waldelta.slot.verify.compare_landed import check_landed
 from waldelta.spark import InProcess
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
-from waldelta.stages.land.drain import Drained, drain
-from waldelta.stages.land.land import land
+from waldelta.stages.land.drain import Drained, drain, land
 
 pytestmark = pytest.mark.pg
 

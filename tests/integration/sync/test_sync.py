@@ -588,7 +588,7 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     where = {
         "files": "_write_files._commit",
         "diff": "_snapshot_diff.merge_rows",
-        "kept": "_write_states.commit_statement",
+        "kept": "_write.commit_statement",
         "equal": "_snapshot_diff.commit_equal",
     }[kind]
     holders = (

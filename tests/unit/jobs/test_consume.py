@@ -14,8 +14,7 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
-from waldelta.jobs._shared_stages import check_stage
-from waldelta.jobs._stages import continued, run_stages
+from waldelta.jobs._stages import check_stage, continued, run_stages
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
@@ -249,7 +248,7 @@ def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
     quality = job.pipeline.quality.model_copy(update={"enabled": checks})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
     if checks:
-        monkeypatch.setattr("waldelta.jobs._shared_stages.check_tables", lambda *_: None)
+        monkeypatch.setattr("waldelta.jobs._stages.check_tables", lambda *_: None)
     check_stage(
         None, job, RunResult(verb, "run", tables={"public.a": done}), StageResult("running", 0.0)
     )

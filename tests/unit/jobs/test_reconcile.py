@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.stages.repair.reconcile_targets import BYTES_PER_SNAPSHOT, in_groups
+from waldelta.jobs.reconcile import BYTES_PER_SNAPSHOT, in_groups
 
 MOST = BYTES_PER_SNAPSHOT
 CASES = {

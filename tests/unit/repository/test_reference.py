@@ -23,7 +23,7 @@ CODE = sorted((ROOT / "include").rglob("*.py"))
 ELSEWHERE = {
     "ApplyError": "waldelta/types/type_map.py",
     "SlotCritical": "waldelta/slot/health.py",
-    "TargetDiffers": "waldelta/stages/repair/reconcile_targets.py",
+    "TargetDiffers": "waldelta/jobs/reconcile.py",
 }
 BASES = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
 

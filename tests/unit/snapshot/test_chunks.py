@@ -68,7 +68,7 @@ def test_progress_counts_tasks_that_started_and_are_not_active():
     """Spark starts tasks in order, so those before the last started one that aren't active are
     done.
     """
-    from waldelta.stages.sync._progress import describe_progress
+    from waldelta.stages.sync.copy_table import describe_progress
 
     tasks = plan_tasks(plan_chunks([leaf(40)], 10 * BLOCK), 10 * BLOCK)
     assert describe_progress(tasks, 0, {}) == "0%: 0 of 4 tasks done"

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.stages.repair.reconcile._checksum_text import lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
 from waldelta.types import TargetType
 from waldelta.types.array import Array
 from waldelta.types.base import cast_or_raw

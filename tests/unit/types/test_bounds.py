@@ -1,5 +1,5 @@
 """Which types have bounds in files' statistics; how they are written is tested with
-lake/data_file, how they are read with changes/merge/_file_bounds.
+lake/data_file, how they are read with changes/merge/by_file.
 """
 
 from __future__ import annotations

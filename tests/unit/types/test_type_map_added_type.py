@@ -19,7 +19,7 @@ from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import PgType
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.check.measure.profile import profiled_columns
-from waldelta.stages.repair.reconcile._checksum_text import lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
 from waldelta.types import TargetType, stored_type
 from waldelta.types import type_map as module
 from waldelta.types.base import split_representable

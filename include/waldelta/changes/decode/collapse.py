@@ -19,6 +19,13 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import Bools, Ints, with_column
 
+# New and updated rows with a value that its column's type can't hold: the raw value is in _wd_raw.
+RAW_ROWS = "verbatim"
+# Rows that arrived without all of their values: those that were completed from the source, and
+# those that couldn't be.
+COMPLETED_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
+
+
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
 # The offsets of binary and string arrays have 32 bits, and take() makes one array of a column.

@@ -20,8 +20,14 @@ import pyarrow.dataset as ds
 from waldelta.arrow import Ints, table_of
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
-from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
-from waldelta.changes.merge._duplicates import match_duplicates
+from waldelta.changes.merge._arrow import (
+    MergedRows,
+    WrittenColumns,
+    are_new,
+    match,
+    match_duplicates,
+    matched_by,
+)
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows

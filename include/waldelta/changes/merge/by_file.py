@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from waldelta.arrow import Ints
+from waldelta.arrow import Bools, Ints
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
-from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import changes_copies, written_columns
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
@@ -48,6 +48,7 @@ from waldelta.lake.data_file import discard, new_prefix
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
+from waldelta.types.bounds import shared_order
 
 log = logging.getLogger(__name__)
 
@@ -329,3 +330,35 @@ def _open(target: _Target, file: _File) -> ds.Dataset:
     return ds.FileSystemDataset(
         [layout.make_fragment(file.path, files)], target.schema, layout, files
     )
+
+
+def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
+    """Return which files (``TargetVersion.files``) may have a row with one of these keys.
+
+    ``keys`` has the values of the columns ``names``.
+    """
+    found = np.ones(len(files), np.bool_)
+    for name, column in zip(names, keys, strict=True):
+        least, most = (files.schema.get_field_index(f"{side}.{name}") for side in ("min", "max"))
+        if least >= 0 and most >= 0:
+            found &= _span_any(files.column(least), files.column(most), column.drop_null())
+    return found
+
+
+def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedArray) -> Bools:
+    """Return which ranges include one of the values; a range without an end may include any."""
+    if (order := shared_order(least.type, values.type)) is None:
+        return np.ones(len(least), np.bool_)
+    values, least, most = (column.cast(order.kind) for column in (values, least, most))
+    most = order.upper_ends(most)
+    columns = (values, least, most)
+    ranks = np.asarray(
+        pc.rank(
+            pa.chunked_array([c for column in columns for c in column.chunks], order.kind),
+            tiebreaker="dense",
+        )
+    )
+    of_values, of_least, of_most = np.split(ranks, np.cumsum([len(values), len(least)]))
+    of_values = np.sort(of_values)
+    spans = np.searchsorted(of_values, of_least) < np.searchsorted(of_values, of_most, side="right")
+    return np.asarray(spans | np.asarray(least.is_null()) | np.asarray(most.is_null()))

@@ -16,8 +16,10 @@ from waldelta.changes.decode.collapse import (
     ACTION_SKIP,
     ACTION_UPDATE,
     ACTION_UPSERT,
+    COMPLETED_ROWS,
+    QUARANTINED_ROWS,
+    RAW_ROWS,
 )
-from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,

@@ -18,9 +18,11 @@ from waldelta.changes.decode.collapse import (
     ACTION_INSERT,
     ACTION_SKIP,
     ACTION_UPDATE,
+    COMPLETED_ROWS,
+    QUARANTINED_ROWS,
+    RAW_ROWS,
 )
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.merge.statements import (
     CommitTag,

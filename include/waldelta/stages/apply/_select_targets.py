@@ -38,7 +38,7 @@ from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.spark import Runner
 from waldelta.stages.apply.outcome import Applied, isolated
-from waldelta.stages.repair.mend import end_killed_repairs
+from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
 from waldelta.changes.merge import CommitTag, merge_staged, read_commit, take_over_target
 from waldelta.changes.merge.alter_columns import reshape
-from waldelta.changes.merge.commits import read_untouched
+from waldelta.changes.merge.commits import read_unreported, read_untouched
 from waldelta.changes.merge.states import complete_states
 from waldelta.changes.stage import staged_in
 from waldelta.changes.stage.split import splitting
@@ -25,13 +25,15 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, Fence, staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog, Stream
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.ledger import BatchCut, Quarantine, TableState, TargetCut, now
+from waldelta.lake.ledger import SYNCED, BatchCut, Quarantine, TableState, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
-from waldelta.pipeline import Job, of_table, target_lock
+from waldelta.pipeline import Job, SlotIdentity, of_table, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
 from waldelta.pipeline.drift import CatalogTable, Evolution
+from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.source_connections import SharedConnection
 from waldelta.pipeline.targets import (
+    TableLifecycle,
     TargetFence,
     Watermarks,
     apply_app_id,
@@ -47,7 +49,6 @@ from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
-from waldelta.stages.apply._unreported import unreported, unreported_commits
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.outcome import Applied, isolated, without_failure
 from waldelta.stages.check.gate import TableGate, read_gates
@@ -440,3 +441,52 @@ def is_published(cut: BatchCut, newest: BatchCut) -> bool:
 
 def _members(cut: BatchCut) -> set[tuple[str, int]]:
     return {(target.table_name, target.generation) for target in cut.targets}
+
+
+def unreported(
+    job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied
+) -> dict[str, TargetCut]:
+    """Returns the commits that were never reported: this run reports, checks and announces them.
+
+    The part that the newest cut already contains goes into ``applied``; the rest is returned,
+    for the next cut.
+    """
+    unreported_cuts, told = {}, _as_reported(job)
+    for state in states:
+        with isolated(job, state, applied):
+            in_cut = held.cut.of(state) if held.cut is not None else None
+            version = in_cut.version if in_cut is not None else None
+            reported_late, beyond = read_unreported(job, held.identity, state, told, version)
+            applied.reported_late += [reported_late] if reported_late is not None else []
+            if beyond is not None:
+                unreported_cuts[state.table_name] = beyond
+    return unreported_cuts
+
+
+def unreported_commits(
+    job: Job, identity: SlotIdentity, unpublished: Sequence[TableLifecycle]
+) -> list[TargetCut]:
+    """Returns the unreported commits of targets that aren't published any more.
+
+    Such a target gets no changes any more, so an error of one doesn't fail the run.
+    """
+    found, told = [], _as_reported(job)
+    for state in (standing.state for standing in unpublished):
+        if state is None or state.status != SYNCED:
+            continue
+        try:
+            _, untold = read_unreported(job, identity, state, told)
+        except Exception as err:
+            log.warning(
+                "table=%s what was applied to it before it left its publications can't be"
+                " reported: %s",
+                state.table_name,
+                err,
+            )
+        else:
+            found += [untold] if untold is not None else []
+    return found
+
+
+def _as_reported(job: Job) -> ReportedCommits:
+    return ReportedCommits(job.ledger, now() - job.pipeline.maintenance.ledger_retention)

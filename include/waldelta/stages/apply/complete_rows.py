@@ -28,8 +28,9 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
+    COMPLETED_ROWS,
+    QUARANTINED_ROWS,
 )
-from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import (
     FRESH,
     as_net,

@@ -93,12 +93,12 @@ from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.land.drain import Drained
-from waldelta.stages.repair._by_driver import merge_rows_in_driver
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
     RepairRows,
     hold_back,
+    merge_rows_in_driver,
     plan_rows,
     rows_to_judge,
     stage_named,
@@ -112,7 +112,7 @@ from waldelta.stages.repair.mend.unfinished_repairs import (
     record_repaired,
     repair_tag,
 )
-from waldelta.stages.repair.reconcile import stage_changed
+from waldelta.stages.repair.reconcile.touched_keys import stage_changed
 from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
 

@@ -31,8 +31,7 @@ from waldelta.pipeline.targets import check_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.stages.repair.mend import ExpectedRows, differences
-from waldelta.stages.repair.mend.mend import TWICE
+from waldelta.stages.repair.mend.mend import TWICE, ExpectedRows, differences
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -5,18 +5,21 @@ target in one commit.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from waldelta.background import run_concurrently
 from waldelta.changes.decode.route import plan_routing
 from waldelta.changes.merge.target_table import target_columns
+from waldelta.config import PipelineFile
 from waldelta.errors import (
     ConfigError,
     SnapshotLost,
@@ -26,10 +29,12 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import Tag
-from waldelta.lake.ledger import StorageState
+from waldelta.lake.ledger import SYNCED, StorageState, TableState
+from waldelta.lsn import Lsn
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job, SourceBill
 from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
+from waldelta.pipeline.drift.drift import as_published
 from waldelta.pipeline.source_load import xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
 from waldelta.pipeline.targets.target_filter import to_text
@@ -38,6 +43,7 @@ from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.postgres import PublishedTable, TableId
 from waldelta.postgres.connection import named_loss
 from waldelta.postgres.server_position import is_standby
+from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name
 from waldelta.snapshot.chunks import bytes_per_task, plan_tasks
@@ -51,13 +57,76 @@ from waldelta.snapshot.exported_snapshot import (
 )
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner
-from waldelta.stages.sync._progress import progress
-from waldelta.stages.sync._snapshot_diff import Former
-from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
+from waldelta.stages.sync._snapshot_diff import Former, RowDiff
+from waldelta.stages.sync._write import (
+    CopyRows,
+    SnapshotMoment,
+    keep_target,
+    keeps_earlier_rows,
+    write_copy,
+)
 from waldelta.stages.sync._write_files import ChunkReader, WrittenCopy
-from waldelta.stages.sync._write_states import SnapshotMoment, keeps_earlier_rows
-from waldelta.stages.sync.copied_table import SyncResult
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """One table's copy: its size, and the snapshot that the stream continues from."""
+
+    table: TableId
+    generation: int
+    version: int
+    snapshot: str
+    lsn: Lsn
+    rows: int
+    bytes: int
+    seconds: float
+    attempts: int
+    relation_ids: tuple[int, ...]
+    storage: StorageState | None = None
+    target_filter: str | None = None
+    bill: SourceBill = field(default_factory=SourceBill)
+    # Of a table that was compared: what differed, which is all that was written. None: a whole
+    # copy.
+    diff: RowDiff | None = None
+    whole: str | None = None  # Why the whole table was copied although a diff was requested.
+    # Rows with a value that its column's type can't store, where the copy counted them.
+    raw_rows: int | None = None
+    # Of a table with ``copy: false``, of which nothing was read.
+    skipped: SkippedCopy | None = None
+
+
+def synced_state(
+    begun: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
+) -> TableState:
+    """Returns the ledger row after ``begun`` for a complete copy, with the source as of the
+    snapshot.
+    """
+    table, name = replicated.table, begun.table_name
+    mode = pipeline.target.mode_of(name)
+    types = pipeline.target.types_of(name)
+    state = replace(
+        as_published(begun, table, copied.storage, copied.target_filter, types),
+        status=SYNCED,
+        snapshot=copied.snapshot,
+        snapshot_lsn=copied.lsn.value,
+        key_columns=list(table.key_columns),
+        rows=copied.rows,
+        bytes=copied.bytes,
+        seconds=copied.seconds,
+        version=copied.version,
+        fed_by=replicated.other_source,
+        root_id=replicated.mapping.root_id,
+        mode=mode.name if mode.keeps_rows else None,
+    )
+    if copied.skipped is None:
+        return state
+    state = replace(state, copy_skipped=True, reason=str(copied.skipped))
+    if (former := copied.skipped.former) is None:
+        return state
+    # The target keeps its columns: Relation messages contain later changes.
+    return replace(state, columns=former.columns, key_columns=former.key_columns)
+
 
 log = logging.getLogger(__name__)
 
@@ -354,3 +423,47 @@ def count_raw_rows(runner: Runner, job: Job, table: str, version: int) -> int:
         return 0
     frame = job.lake.target(table).frame(runner.spark(), version)
     return frame.where(F.col(RAW).isNotNull()).count()
+
+
+_EVERY_S = 5.0
+
+
+@contextmanager
+def progress(
+    holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]
+) -> Iterator[None]:
+    """Log how far the copy is, from the server's view of its readers; works wherever Spark's tasks
+    run.
+    """
+
+    def watch(ended: threading.Event) -> None:
+        started = 0
+        while not ended.wait(_EVERY_S):
+            try:
+                active = holder.active_tasks()
+            except WaldeltaError as err:
+                log.warning("table=%s %s", table_id, err)
+                return
+            started = max([started, *(task + 1 for task in active)])
+            log.info("table=%s %s", table_id, describe_progress(tasks, started, active))
+
+    with run_concurrently(watch, f"progress {table_id}"):
+        yield
+
+
+def describe_progress(
+    tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]
+) -> str:
+    """Returns how much is read.
+
+    Spark starts its tasks in order, so those before ``started`` that aren't active are done.
+    """
+    sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
+    done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
+    reading = (
+        f", reading {len(active)} ({counted(sum(active.values()), 'row')} so far)" if active else ""
+    )
+    return (
+        f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of"
+        f" {counted(len(tasks), 'task')} done{reading}"
+    )

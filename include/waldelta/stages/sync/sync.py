@@ -52,11 +52,16 @@ from waldelta.snapshot.exported_snapshot import (
     wait_for_version_again,
 )
 from waldelta.spark import Runner
-from waldelta.stages.repair.mend import end_killed_repairs
+from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.sync._snapshot_diff import Former
-from waldelta.stages.sync._write_states import keeps_earlier_rows
-from waldelta.stages.sync.copied_table import SyncResult, synced_state
-from waldelta.stages.sync.copy_table import Attempt, check_primary, sync_table
+from waldelta.stages.sync._write import keeps_earlier_rows
+from waldelta.stages.sync.copy_table import (
+    Attempt,
+    SyncResult,
+    check_primary,
+    sync_table,
+    synced_state,
+)
 from waldelta.stages.sync.skipped_copy import check_skipped_copy
 
 log = logging.getLogger(__name__)

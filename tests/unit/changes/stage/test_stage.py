@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.decode.counts import RAW_ROWS
+from waldelta.changes.decode.collapse import RAW_ROWS, EventShape
 from waldelta.changes.stage.stage import (
     ROWS_PER_COLLAPSE,
     _counts,

@@ -9,12 +9,12 @@ import pytest
 from psycopg.errors import DiskFull
 
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritable
+from waldelta.jobs.reconcile import ReconcileRequest, Reconciling
 from waldelta.lake import Lake
 from waldelta.lake.ledger import TableState, now
 from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED
 from waldelta.pipeline import RunResult
 from waldelta.stages.repair import repair as stage
-from waldelta.stages.repair.reconcile_targets import ReconcileRequest, Reconciling
 
 
 @pytest.mark.parametrize(

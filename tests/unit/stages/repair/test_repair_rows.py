@@ -13,8 +13,7 @@ import pytest
 from waldelta.errors import NeedsSync
 from waldelta.postgres import PgType
 from waldelta.snapshot import KeyAttribute
-from waldelta.stages.repair._by_driver import net_changes
-from waldelta.stages.repair._repair_rows import stage_named
+from waldelta.stages.repair._repair_rows import net_changes, stage_named
 from waldelta.types.type_map import target_type
 
 

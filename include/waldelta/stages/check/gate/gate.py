@@ -28,7 +28,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode import TargetPlan
-from waldelta.changes.decode.counts import QUARANTINED_ROWS
+from waldelta.changes.decode.collapse import QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
 from waldelta.changes.stage import Staged
 from waldelta.config.expectation_files import (

@@ -21,9 +21,10 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
+    QUARANTINED_ROWS,
+    RAW_ROWS,
     codes_of_both,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
 from waldelta.changes.stage import Staged
 from waldelta.lake import write_parquet

@@ -8,19 +8,110 @@ that rows in flight can be subtracted again, and a duplicate row counts twice.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from psycopg import sql
 
+from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.stages.repair.reconcile._checksum_text import lake_rows
-from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
 from waldelta.types import TargetType
 from waldelta.types.checksum import Marks, hex_text
+from waldelta.types.scan import packed
+
+Words: TypeAlias = NDArray[np.uint32]
+Hashes: TypeAlias = NDArray[np.int64]
+
+# Rows that are hashed together: their state fits in the processor's cache.
+_ROWS = 8192
+_ROUND = 12
+_INITIAL = 0x9E3779B9 + 3923095
+_MIX = (
+    (0, 2, 4, 2, 1),
+    (1, 0, 6, 0, 2),
+    (2, 1, 8, 1, 0),
+    (0, 2, 16, 2, 1),
+    (1, 0, 19, 0, 2),
+    (2, 1, 4, 1, 0),
+)
+_FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
+# Masks of the rest of a round of n bytes, as three words; the lowest byte of the last word belongs
+# to the length.
+_KEPT = np.array(
+    [[(1 << 8 * min(4, max(0, n - 4 * word))) - 1 for word in range(3)] for n in range(_ROUND)],
+    np.uint32,
+)
+
+
+def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
+    """Returns the hash of each text as PostgreSQL's bigint; nulls are not allowed.
+
+    >>> import pyarrow as pa
+    >>> hash_texts(pa.array(["", "waldelta"]), 0).tolist()
+    [-6939563903564495251, 1649827410229605319]
+    """
+    source, offsets = packed(texts, "")
+    padded = np.concatenate([source, np.zeros(_ROUND, np.uint8)])
+    # Each byte is the start of a word.
+    words: Words = np.lib.stride_tricks.as_strided(padded[:4].view("<u4"), (len(padded) - 3,), (1,))
+    lengths = np.diff(offsets)
+    # The longest come first, so that rows with rounds left are adjacent.
+    order = np.argsort(-lengths, kind="stable")
+    found = np.empty(len(lengths), np.int64)
+    with np.errstate(over="ignore"):
+        for first in range(0, len(order), _ROWS):
+            rows = order[first : first + _ROWS]
+            found[rows] = _hash(words, offsets[:-1][rows], lengths[rows], seed)
+    return found
+
+
+def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> Hashes:
+    """Returns the hashes of rows in descending order of their lengths."""
+    begun = (lengths + _INITIAL).astype(np.uint32)
+    state = [begun, begun.copy(), begun.copy()]
+    if seed:
+        state[0] += np.uint32(seed >> 32 & 0xFFFFFFFF)
+        state[1] += np.uint32(seed & 0xFFFFFFFF)
+        _mix(state)
+    rounds = lengths // _ROUND
+    # For each n: how many rows have more than n rounds.
+    going = np.searchsorted(
+        -rounds, -np.arange(1, (rounds[0] if len(rounds) else 0) + 1), side="right"
+    )
+    for number, count in enumerate(going):
+        part = [word[:count] for word in state]
+        at = starts[:count] + _ROUND * number
+        for place in range(3):
+            part[place] += words[at + 4 * place]
+        _mix(part)
+    rest = lengths - _ROUND * rounds
+    kept, at = _KEPT[rest], starts + _ROUND * rounds
+    state[0] += words[at] & kept[:, 0]
+    state[1] += words[at + 4] & kept[:, 1]
+    state[2] += (words[at + 8] & kept[:, 2]) << np.uint32(8)
+    for target, by, bits in _FINAL:
+        state[target] ^= state[by]
+        state[target] -= _rotated(state[by], bits)
+    both: NDArray[np.uint64] = state[1].astype(np.uint64) << np.uint64(32) | state[2]
+    return both.view(np.int64)
+
+
+def _mix(state: list[Any]) -> None:
+    for target, by, bits, grown, added in _MIX:
+        state[target] -= state[by]
+        state[target] ^= _rotated(state[by], bits)
+        state[grown] += state[added]
+
+
+def _rotated(word: Words, bits: int) -> Words:
+    rotated: Words = word << np.uint32(bits) | word >> np.uint32(32 - bits)
+    return rotated
+
 
 # With these numbers a bucket has few rows to read, and the sums are few compared with the rows.
 _ROWS_PER_BUCKET, _FEWEST, _MOST = 512, 16, 1 << 16
@@ -173,3 +264,59 @@ def buckets_of(keys: Hashes, buckets: int) -> NDArray[np.int64]:
     """Returns the bucket of each key."""
     found: NDArray[np.int64] = keys & np.int64(buckets - 1)
     return found
+
+
+_FUNCTION_ARGUMENTS = 90  # PostgreSQL takes at most 100.
+
+
+def source_text(
+    columns: Sequence[tuple[sql.Composable, TargetType]], marks: Marks, *, raw: bool
+) -> sql.Composable:
+    """Returns the SQL of a row's text, from these columns.
+
+    Without ``raw``, a value that the lake can't store is null in the target.
+    """
+    null = sql.Literal(marks.null)
+    values: list[sql.Composable] = [
+        sql.SQL("coalesce({}, {})").format(kind.checksum_sql(column, marks, keeps_raw=raw), null)
+        for column, kind in columns
+    ]
+    while len(values) > _FUNCTION_ARGUMENTS:
+        groups = [
+            values[n : n + _FUNCTION_ARGUMENTS] for n in range(0, len(values), _FUNCTION_ARGUMENTS)
+        ]
+        values = [_joined(group, marks) for group in groups]
+    return _joined(values, marks)
+
+
+def _joined(values: Sequence[sql.Composable], marks: Marks) -> sql.Composable:
+    return sql.SQL("pg_catalog.concat_ws({}, {})").format(
+        sql.Literal(marks.between), sql.SQL(", ").join(values)
+    )
+
+
+def lake_rows(
+    columns: Sequence[tuple[ArrowArray, TargetType]],
+    raws: Sequence[ArrowArray | None],
+    marks: Marks,
+) -> ArrowArray:
+    """Returns the text of each row, from these columns.
+
+    ``raws`` are each column's raw values from ``_wd_raw`` (None: it has none).
+    """
+    texts = []
+    for (values, kind), raw in zip(columns, raws, strict=True):
+        text = kind.checksum_text(storage(values), marks)
+        if raw is not None and raw.null_count < len(raw):
+            text = _with_raw(text, kind.checksum_raw(raw), marks)
+        texts.append(pc.fill_null(text, marks.null) if text.null_count else text)
+    if len(texts) == 1:
+        return texts[0]
+    rows: ArrowArray = pc.binary_join_element_wise(*texts, marks.between)
+    return rows
+
+
+def _with_raw(text: ArrowArray, raw: ArrowArray, marks: Marks) -> ArrowArray:
+    # waldelta never writes both a value and its raw text, so such a row differs.
+    both = pc.binary_join_element_wise(text, raw, marks.element)
+    return pc.if_else(raw.is_valid(), pc.if_else(text.is_valid(), both, raw), text)

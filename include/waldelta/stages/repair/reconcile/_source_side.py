@@ -46,9 +46,13 @@ from waldelta.snapshot.read_table import (
     lock_query,
     privilege_remedy,
 )
-from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, hash_as
-from waldelta.stages.repair.reconcile._checksum_text import source_text
-from waldelta.stages.repair.reconcile._hash64 import Hashes
+from waldelta.stages.repair.reconcile._checksum import (
+    Fingerprint,
+    Hashes,
+    Sums,
+    hash_as,
+    source_text,
+)
 from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
 from waldelta.types.base import printed
 

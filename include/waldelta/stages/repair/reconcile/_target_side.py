@@ -25,14 +25,14 @@ from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
+    Hashes,
     Sums,
     buckets_of,
     hash_keys,
     hash_rows,
     in_parts,
+    lake_rows,
 )
-from waldelta.stages.repair.reconcile._checksum_text import lake_rows
-from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
 from waldelta.types import TargetType
 

@@ -50,8 +50,7 @@ from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_chunks, plan_copy, whole_table
 from waldelta.snapshot.read_selected import key_columns
 from waldelta.spark import Runner
-from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
-from waldelta.stages.repair.reconcile._hash64 import Hashes
+from waldelta.stages.repair.reconcile._checksum import Fingerprint, Hashes, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._row_differences import (
     DIFFERENCE_KINDS,
     HashedRows,

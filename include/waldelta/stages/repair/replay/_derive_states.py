@@ -17,26 +17,45 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from waldelta.arrow import with_column
+from waldelta.arrow import Bools, Ints, with_column
 from waldelta.changes.decode import DecodePlan, TargetPlan
-from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
+from waldelta.changes.decode.collapse import (
+    ACTION_PURGE,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+    DELETE,
+    INSERT,
+    RAW_ROWS,
+    EventShape,
+    Root,
+    codes_of,
+    find_chains,
+    keys_only,
+    remaining_rows,
+)
 from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
-from waldelta.changes.decode.final_states import final_states, reached
 from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
-from waldelta.changes.stage import read_row_changes
+from waldelta.changes.stage import Staged, read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
 from waldelta.changes.stage.stage import tasks_for
+from waldelta.errors import ApplyError
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
+from waldelta.metadata_columns import OURS
 from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
+from waldelta.spark_sql import parquet, quote
+from waldelta.stages.repair.mend.mend import TWICE, ExpectedRows, differences
 from waldelta.stages.repair.replay._plan import ReplayPlan
 from waldelta.target_modes.target_mode import MOVED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
 
 # Prefixes of the typed key of the row that an event replaces, and of the row that it writes; null
 # where there is none.
@@ -193,3 +212,117 @@ def _write_moved(runner: Runner, events: DataFrame, touched: DataFrame, folder: 
     chosen = pa.concat_tables([source.filter(hit), destination.filter(hit)])
     write_parquet(folder, chosen.group_by(names).aggregate([]))
     return len(chosen) > 0
+
+
+def final_states(
+    events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
+) -> pa.Table:
+    """Return one row per key that the events touch, in the columns of collapse's net changes.
+
+    ``action`` is ``upsert`` for a row that the events inserted. It is ``update`` for a row that
+    existed before them, with a flag ``u<i>`` for each value that no event sent. It is ``purge`` for
+    a key without a row. ``b<k>`` is the key. ``events`` (columns as in collapse) must include the
+    events of all keys that rows moved from and to. A key that only an UPDATE of a missing row would
+    have given a row is left out: a PostgreSQL subscriber skips that UPDATE. ``base_is_empty`` as in
+    collapse().
+    """
+    events, chains = find_chains(events, shape, base_is_empty)
+    live = chains.live()
+    held = chains.origin[live] == Root.BASE
+    last = chains.touch_event[chains.is_last]
+    # An event that consumed a key as the last to touch it left no row there.
+    gone = np.sort(last[chains.destination[last] != chains.touch_key[chains.is_last]])
+    parts = [
+        remaining_rows(events, shape, chains, ACTION_UPDATE, live[held], base=(live[held], "new")),
+        remaining_rows(
+            events, shape, chains, ACTION_UPSERT, live[~held], base=(live[~held], "new")
+        ),
+        keys_only(events, shape, ACTION_PURGE, gone, "old"),
+    ]
+    return pa.concat_tables(part for part in parts if part is not None)
+
+
+def reached(touched: Ints, source: Ints, destination: Ints) -> Bools:
+    """Return which moves concern a touched key, directly or through other moves.
+
+    The moves go from ``source`` to ``destination``, as codes of keys.
+
+    >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist()
+    [True, True, False]
+    """
+    size = (
+        int(max((codes.max(initial=-1) for codes in (touched, source, destination)), default=-1))
+        + 1
+    )
+    found = np.zeros(size, np.bool_)
+    found[touched] = True
+    while True:
+        hit: Bools = found[source] | found[destination]
+        before = int(found.sum())
+        found[source[hit]] = found[destination[hit]] = True
+        if int(found.sum()) == before:
+            return hit
+
+
+def write_differences(
+    runner: Runner,
+    job: Job,
+    states: str,
+    replay: ReplayPlan,
+    folder: str,
+    discarded: str | None = None,
+) -> Staged:
+    """Compare the states in Parquet folder ``states`` with the target.
+
+    Writes the changes into ``folder``. A row that differs becomes an update, a missing row an
+    upsert, an extra row a delete. A row that may rightly be missing is counted as skipped. Rows of
+    the keys in Parquet folder ``discarded`` are left as they are. Raises ApplyError when the target
+    has a key twice.
+    """
+    decode = replay.target.decode
+    rows = runner.spark().read.parquet(states)
+    target = job.lake.target(replay.target.state.table_name).frame(runner.spark())
+    if discarded is not None:
+        but, shape = runner.spark().read.parquet(discarded), decode.shape
+        rows = rows.join(but, shape.bases, "left_anti")
+        key = zip(shape.bases, shape.key, strict=True)
+        same = [target[quote(decode.names[i])] == but[base] for base, i in key]
+        target = target.join(but, same, "left_anti")
+    missing = f"'{ACTION_UPSERT}'"
+    if not replay.invents:
+        missing = f"case s.action when '{ACTION_UPDATE}' then '{ACTION_SKIP}' else {missing} end"
+    metadata, extra = OURS if job.pipeline.target.metadata_columns else (), _extra(replay.target)
+    expected = ExpectedRows(rows, decode.columns, decode.shape, metadata, missing, extra)
+    differences(expected, target).write.mode("overwrite").parquet(folder)
+    return _staged(runner, replay.target, folder)
+
+
+def _staged(runner: Runner, plan: TargetPlan, folder: str) -> Staged:
+    """Returns the staged changes with their counts; raises ApplyError for a key twice."""
+    lacking = [F.col(flag) for flag in plan.decode.shape.flags]
+    is_new = F.col("action") == ACTION_UPSERT
+    incomplete = is_new & F.greatest(F.lit(False), F.lit(False), *lacking)
+    found = runner.spark().read.parquet(folder).groupBy("action")
+    by_action = found.agg(
+        F.count("*").alias("rows"),
+        F.count("raw").alias("verbatim"),
+        F.max(incomplete).alias("incomplete"),
+    ).collect()
+    counts = {row["action"]: row["rows"] for row in by_action}
+    if TWICE in counts:
+        raise ApplyError(
+            f"{plan.state.table_name}: its target has rows with the same key, which no replay can"
+            " tell apart: copy it again (initial sync with its name in tables)"
+        )
+    if verbatim := sum(row["verbatim"] for row in by_action):
+        counts[RAW_ROWS] = verbatim
+    return Staged(folder, parquet(folder), counts, any(row["incomplete"] for row in by_action))
+
+
+def _extra(plan: TargetPlan) -> str | None:
+    """Returns which rows leave the target without a state: those that a TRUNCATE removed."""
+    if not plan.truncated:
+        return None
+    if not plan.decode.merges_leaves:
+        return "true"
+    return f"t.t{plan.decode.relid} in ({', '.join(map(str, plan.truncated_leaves))})"

@@ -24,14 +24,26 @@ from waldelta.changes.decode.collapse import (
     ACTION_SKIP,
     ACTION_UPDATE,
     ACTION_UPSERT,
+    QUARANTINED_ROWS,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.merge import CommitTag, read_commit, take_over_target
 from waldelta.changes.merge.commits import read_untouched
-from waldelta.changes.merge.keyless import KeylessTarget, replace_statement
-from waldelta.changes.merge.statements import as_stored, commit_statement, merge_statement
+from waldelta.changes.merge.keyless import (
+    KeylessTarget,
+    different_rows,
+    replace_statement,
+    rewritten_rows,
+)
+from waldelta.changes.merge.statements import (
+    FOUND_DELETES,
+    FOUND_UPDATES,
+    as_stored,
+    commit_statement,
+    merge_statement,
+)
 from waldelta.changes.stage import staged_in
+from waldelta.changes.stage.stage import stage
 from waldelta.errors import (
     LockHeld,
     ModeRefused,
@@ -40,8 +52,8 @@ from waldelta.errors import (
     raised_as,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake import staging_folder, write_parquet
-from waldelta.lake.changelog import BatchNumbers, BatchRange, BatchRanges, Snapshot
+from waldelta.lake import DeltaTarget, TableError, staging_folder, write_parquet
+from waldelta.lake.changelog import BatchNumbers, BatchRange, BatchRanges, ChangeLog, Snapshot
 from waldelta.lake.ledger import DISCARDED, IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.pipeline import Job, of_table, target_lock
 from waldelta.pipeline.drift import CatalogTable, read_catalog_state
@@ -64,13 +76,8 @@ from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.check.gate import TableGate, read_gates
 from waldelta.stages.check.gate.gate import judge_of
-from waldelta.stages.repair.replay._derive_states import derive_states
-from waldelta.stages.repair.replay._differences import write_differences
+from waldelta.stages.repair.replay._derive_states import derive_states, write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
-from waldelta.stages.repair.replay._rebuild_keyless import (
-    batches_since_copy,
-    write_rows,
-)
 from waldelta.stages.repair.replay.interval import Span
 from waldelta.target_modes import Feature
 
@@ -353,3 +360,71 @@ def _commit(
     commit_statement(run.runner, tag, statement)
     fault_point("replay.merged")
     return read_commit(job, state, tag)
+
+
+def batches_since_copy(
+    job: Job, change_log: ChangeLog, state: TableState, watermark: int
+) -> BatchNumbers:
+    """Returns the range of all batches since the copy.
+
+    Raises SchemaChanged when the change log no longer goes back to the copy.
+    """
+    identity = job.read_identity()
+    after = min(change_log.visible_upto(Snapshot.parse(state.snapshot), identity.floor), watermark)
+    lowest = change_log.lowest_batch()
+    if lowest is None or lowest > after + 1:
+        raise SchemaChanged(
+            f"{state.table_name} has no key, and the change log no longer reaches back to its copy"
+        )
+    job.read_landed_sizes(identity, after, watermark)  # raises SlotGap
+    return BatchNumbers(after, watermark)
+
+
+def write_rows(
+    runner: Runner,
+    job: Job,
+    change_log: ChangeLog,
+    replay: ReplayPlan,
+    folder: str,
+) -> dict[str, int]:
+    """Write the target's expected rows as Parquet into ``folder``; returns counts of differences.
+
+    Raises SchemaChanged when the copy's version is gone, or had other columns.
+    """
+    plan, table = replay.target, KeylessTarget.of(job, replay.target)
+    target = job.lake.target(plan.state.table_name)
+    staged = stage(runner, change_log, plan, f"{folder}-net/net")
+    base = (
+        f"{target.relation} limit 0"
+        if plan.is_truncated
+        else target.relation_at(_version_of_copy(plan.state, target))
+    )
+    rows = runner.spark().sql(rewritten_rows(base, staged.source, table))
+    rows.write.mode("overwrite").parquet(folder)
+    statement = different_rows(target.relation, parquet(folder), table)
+    ((lacking, many),) = runner.spark().sql(statement).collect()
+    found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
+    return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}
+
+
+def _version_of_copy(state: TableState, target: DeltaTarget) -> int:
+    """Returns the target's version that its sync committed, if it is readable with today's
+    columns.
+    """
+    table = target.open()
+    present = table.schema.names
+    for entry in table.commits():
+        written = entry["waldelta"]
+        if (written.get("verb"), written.get("generation")) == ("sync", state.generation):
+            try:
+                copied = target.open(int(entry["version"]))
+            except TableError:
+                break
+            if copied.schema.names == present:
+                return copied.version
+            raise SchemaChanged(
+                f"{state.table_name} has no key, and its columns changed since its copy"
+            )
+    raise SchemaChanged(
+        f"{state.table_name} has no key, and the version of its copy isn't there any more"
+    )

@@ -16,10 +16,10 @@ from waldelta.stages.repair.reconcile._checksum import (
     Sums,
     bucket_count,
     hash_rows,
+    hash_texts,
     in_parts,
+    lake_rows,
 )
-from waldelta.stages.repair.reconcile._checksum_text import lake_rows
-from waldelta.stages.repair.reconcile._hash64 import hash_texts
 from waldelta.types import TargetType
 from waldelta.types.checksum import Marks
 from waldelta.types.datetime import Moment

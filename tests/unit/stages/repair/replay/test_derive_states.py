@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from tests.unit.changes.decode.test_collapse import SHAPE, events_table, net_rows
-from waldelta.changes.decode.final_states import final_states
-from waldelta.stages.repair.replay._derive_states import with_ends
+from waldelta.stages.repair.replay._derive_states import final_states, with_ends
 
 LEAF = "7"
 

@@ -17,15 +17,16 @@ from waldelta.lake.ledger.records import FileState
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.relation import RelationColumn
 from waldelta.postgres.publication_membership import Membership, to_texts
-from waldelta.stages.repair.replay import is_replay, read_span
 from waldelta.stages.repair.replay.interval import (
     doubtful_leaves,
     falls_into,
+    is_replay,
     may_lack_rows,
     place_columns_by_history,
     place_columns_by_name,
     plan_span,
     range_by_cuts,
+    read_span,
     segments,
 )
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.seeds import chosen_random, rounds
 from tests.unit.changes.decode.test_collapse import SHAPE, apply_one_by_one, events_table, net_rows
-from waldelta.changes.decode.final_states import final_states, reached
+from waldelta.stages.repair.replay._derive_states import final_states, reached
 
 
 def random_events(random_: random.Random, held: dict) -> list[tuple]:

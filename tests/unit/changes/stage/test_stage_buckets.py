@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from waldelta.changes.stage._buckets import buckets_of
+from waldelta.changes.stage.stage import buckets_of
 
 
 def column(*values: str | None) -> pa.ChunkedArray:

@@ -13,8 +13,7 @@ from waldelta.lake.ledger.records import AttributeState
 from waldelta.lsn import Lsn
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.postgres import Leaf, PgType, PublishedTable, TableColumn, TableId
-from waldelta.stages.sync import SyncResult
-from waldelta.stages.sync.copied_table import synced_state
+from waldelta.stages.sync.copy_table import SyncResult, synced_state
 from waldelta.stages.sync.skipped_copy import SkippedCopy
 
 ID = TableId("public", "t")
