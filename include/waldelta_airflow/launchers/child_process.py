@@ -63,15 +63,13 @@ def ended_with_us(leader: int) -> Iterator[None]:
     process has the other end of a pipe. A signal at the parent's death would reach only the group's
     leader (a JVM's Python driver would continue), and is sent already when a thread dies.
     """
-    shell = ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{KILL_JOB_AFTER_S:.0f}"]
-    nothing = subprocess.DEVNULL
     with subprocess.Popen(
-        shell,
+        ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{KILL_JOB_AFTER_S:.0f}"],
         env={},
         cwd="/",
         stdin=subprocess.PIPE,
-        stdout=nothing,
-        stderr=nothing,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as watcher:
         try:

@@ -86,9 +86,8 @@ class Reader:
     ) -> bool:
         teams = conf.getboolean("core", "multi_team", fallback=False)
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id) if teams else None)
-        manager = get_auth_manager()
         return bool(
-            manager.is_authorized_dag(
+            get_auth_manager().is_authorized_dag(
                 method=method, access_entity=entity, details=details, user=self.user
             )
         )

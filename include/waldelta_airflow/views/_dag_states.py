@@ -140,16 +140,13 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
             tasks = select(TaskInstance.task_id).where(
                 TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
             )
-            return (
-                DagRunState(str(state), frozenset(session.scalars(tasks)))
-                if state is not None
-                else None
-            )
+            if state is not None:
+                return DagRunState(str(state), frozenset(session.scalars(tasks)))
     except SQLAlchemyError as err:
         log.warning(
             "Airflow's database doesn't answer which tasks a DAG run has: %s", type(err).__name__
         )
-        return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
