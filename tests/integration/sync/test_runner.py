@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import ConfigError
+from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import lake_of
 
 pytestmark = pytest.mark.pg
@@ -104,6 +105,19 @@ def test_small_runs_need_no_java(commands, database, lake):
     result = commands.run("reconcile", "--repair", "--reason=known", **WITHOUT_JAVA)
     assert runners(result) == {"this process"}
     assert held(lake, "t") == source(database, "t")
+
+
+def test_the_python_object_needs_no_session(commands, database, lake, monkeypatch):
+    """It opens one itself once there is more to do; the commands of the other tests do so, too."""
+    monkeypatch.setattr(
+        "waldelta.spark.session.spark_session", lambda *_, **__: pytest.fail("Java")
+    )
+    pipeline = Pipeline.load(commands.file)
+    assert runners(pipeline.sync().document()) == {"this process"}
+    change(database)
+    assert runners(pipeline.consume().document()) == {"this process"}
+    for name in TABLES:
+        assert held(lake, name) == source(database, name)
 
 
 @pytest.mark.nightly("three further processes; small runs without Java are ordinary")

@@ -1,0 +1,102 @@
+"""The same landed changes, applied in this process and on Spark: byte for byte the same targets."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.random_workload import Workload
+from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.seeds import chosen_seed
+from waldelta.lake import local_path
+from waldelta.pipeline.job import load_job
+from waldelta.spark import InProcess, OnSpark
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+# A table of each shape and target mode. Those of the workload have a key of two columns.
+WORKLOAD = {"w1": {}, "w2": {"where": "part < 3 or part is null"}}
+MODES = {"h": "history", "s": "soft_delete", "c": "changelog"}
+OTHERS = {
+    "keyless": {},
+    "one_key": {},
+    **{name: {"mode": mode} for name, mode in MODES.items()},
+}
+DDL = """
+create table keyless(id int, part int, a int, b text);
+alter table keyless replica identity full;
+create table one_key(id int primary key, part int, a int, b text);
+create table h(id int primary key, part int, a int, b text);
+create table s(id int primary key, part int, a int, b text);
+create table c(id int primary key, part int, a int, b text);
+alter table h replica identity full; alter table c replica identity full;
+"""
+RUNS = 2
+
+
+def change(database, rng: random.Random) -> None:
+    """A transaction of a few statements on each table that isn't the workload's."""
+    with database.connect() as connection:
+        for name in OTHERS:
+            key, other = rng.randrange(40), rng.randrange(1000)
+            taken = "" if name == "keyless" else " on conflict do nothing"
+            connection.execute(
+                f"insert into {name} select i, i % 5, {other}, 'ä' || i"
+                f" from generate_series({key}, {key + 5}) i{taken}"
+            )
+            connection.execute(f"update {name} set a = {other}, b = null where id % 7 = {key % 7}")
+            connection.execute(f"delete from {name} where id = {rng.randrange(45)}")
+
+
+def rows_of(job, name: str) -> tuple[pa.Schema, list[dict]]:
+    """All columns of a target and its rows, in one order."""
+    rows = DeltaTable(job.lake.target(f"public.{name}").uri).to_pyarrow_table()
+    return rows.schema, sorted(rows.to_pylist(maps_as_pydicts="strict"), key=repr)
+
+
+@pytest.mark.nightly("each shape and mode on both runners, which the unit tests have apart")
+def test_targets_are_equal_whoever_works(runner, spark_jvm, database, lake, tmp_path):
+    """What has landed once is applied to two copies of the lake. A new target is written alike,
+    and so are rows of each later run, with their positions, times and values that don't fit.
+    """
+    seed = chosen_seed()
+    rng, folder = random.Random(seed), local_path(lake)
+    database.execute(DDL)
+    with database.connect(autocommit=True) as connection:
+        workload = Workload(connection, seed, [*WORKLOAD])
+        tables = {f"public.{name}": options for name, options in (WORKLOAD | OTHERS).items()}
+        target = {"root": lake, "tables": {name: o for name, o in tables.items() if o}}
+        file = pipeline_file(lake, f"s_{database.name}", [*tables], target=target)
+        job = bare_slot(database, file)
+        for _ in range(5):
+            workload.transaction()
+            change(database, rng)
+        sync(runner, job)
+        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):
+            for _ in range(10):
+                workload.transaction()
+                change(database, rng)
+            drain(runner, job)
+            here, there = InProcess(spark_jvm), OnSpark(spark_jvm())
+            copy = tmp_path / f"copy{run}"
+            shutil.copytree(folder, copy)
+            root = file.target.model_copy(update={"root": copy.as_uri()})
+            moved = file.model_copy(update={"target": root, "runner": "spark"})
+            other = replace(load_job(moved, job.run_id), source=job.source)
+            assert other.lake.on_spark
+            assert not job.lake.on_spark
+            assert apply(there, other).failures == {}
+            assert apply(here, job).failures == {}
+            for name in WORKLOAD | OTHERS:
+                seen = (f"WALDELTA_SEED={seed}", run, name)
+                assert (seen, *rows_of(job, name)) == (seen, *rows_of(other, name))
+                assert name in WORKLOAD or rows_of(job, name)[1], seen
