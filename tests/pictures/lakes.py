@@ -37,8 +37,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.pipeline.run_result import ReportedLag
-from waldelta.stages.check.reports import ReportEntry
-from waldelta.stages.check.reports.index import add_entry
+from waldelta.stages.check.reports.index import ReportEntry, add_entry
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

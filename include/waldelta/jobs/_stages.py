@@ -224,9 +224,8 @@ def check_tables(
     """Check these targets and add the results; raises QualityFailed for failed critical
     expectations.
     """
-    from waldelta.stages.check import RunOutcome
     from waldelta.stages.check.check import check
-    from waldelta.stages.check.paged_targets import MERGES, paged_targets
+    from waldelta.stages.check.check_run import MERGES, RunOutcome, paged_targets
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     fault_point("check.begun")

@@ -95,8 +95,8 @@ def _check(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> N
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"
         return
-    from waldelta.stages.check import RunOutcome
     from waldelta.stages.check.check import check
+    from waldelta.stages.check.check_run import RunOutcome
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     tables = [state.table_name for state in synced_states(job)]

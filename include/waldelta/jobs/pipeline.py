@@ -224,7 +224,7 @@ class Pipeline:
         ``quarantine`` prints them; no Spark.
         """
         from waldelta.monitoring.stopped_tables import read_stopped
-        from waldelta.stages.check.gate import list_quarantined
+        from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
         job = self.job()
         rows = list_quarantined(job, tables)
@@ -277,7 +277,7 @@ class Pipeline:
         """Discard these rows (ids), or all of these tables: their targets keep lacking them. No
         Spark.
         """
-        from waldelta.stages.check.gate import discard_quarantined
+        from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
 
         return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
 
@@ -308,7 +308,7 @@ class Pipeline:
 
         Needs no Spark.
         """
-        from waldelta.stages.check.gate import release_tables
+        from waldelta.stages.check.gate.release import release_tables
 
         return release_tables(self.job(run_id), tables, by=by, reason=reason)
 

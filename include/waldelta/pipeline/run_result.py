@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from waldelta.stages.check.suite import QualityReport
+    from waldelta.stages.check.suite.expectation import QualityReport
     from waldelta.stages.land.drain import Drained
     from waldelta.stages.sync.copy_table import SyncResult
 

@@ -41,7 +41,7 @@ from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_
 from waldelta.monitoring.slot_status import LastSlot, last_slot
 from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_list import replicated_tables
-from waldelta.stages.check.reports import CheckedRun
+from waldelta.stages.check.reports.index import CheckedRun
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags

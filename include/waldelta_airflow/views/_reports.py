@@ -6,8 +6,13 @@ from pathlib import Path
 
 from waldelta.config import PipelineFile
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.stages.check.reports import CheckedRun, ReportEntry, checked_runs
-from waldelta.stages.check.reports.index import entry_of, read_entries
+from waldelta.stages.check.reports.index import (
+    CheckedRun,
+    ReportEntry,
+    checked_runs,
+    entry_of,
+    read_entries,
+)
 from waldelta.stages.check.reports.page import static_index
 from waldelta.stages.check.reports.store_reports import StoreReports
 from waldelta_airflow._connections import pipeline_lake

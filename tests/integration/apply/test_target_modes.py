@@ -24,7 +24,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark_sql import insert_clause
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.check.check import check
-from waldelta.stages.check.gate import list_quarantined
+from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair.replay.replay import replay
 from waldelta.stages.sync import _write as copy_states

@@ -13,9 +13,12 @@ from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState, now
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.stages.check.constraints import CheckConstraint, read_check_constraints
-from waldelta.stages.check.constraints.check_constraints import ChecksRead
-from waldelta.stages.check.constraints.enum_labels import read_enum_labels
+from waldelta.stages.check.constraints.constraints import (
+    CheckConstraint,
+    ChecksRead,
+    read_check_constraints,
+    read_enum_labels,
+)
 from waldelta.stages.check.suite.source_constraints import read_rules
 from waldelta.stages.sync.sync import sync
 

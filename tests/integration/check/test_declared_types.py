@@ -13,7 +13,7 @@ from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.stages.check.constraints import read_declared_types
+from waldelta.stages.check.constraints.constraints import read_declared_types
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

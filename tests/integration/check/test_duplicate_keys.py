@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.bookkeeping import table_at
-from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
-from waldelta.stages.check.measure.duplicate_keys import IntegerKey
+from waldelta.stages.check.measure.duplicate_keys import (
+    DuplicateKeys,
+    IntegerKey,
+    find_duplicate_keys,
+)
 from waldelta.stages.check.measure.profile import profile_in_driver
 
 pytestmark = pytest.mark.spark

@@ -20,9 +20,8 @@ from waldelta.jobs.validate import run_validate
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.stages.check.constraints import read_foreign_keys
-from waldelta.stages.check.measure import Reference
-from waldelta.stages.check.measure.references import Side
+from waldelta.stages.check.constraints.constraints import read_foreign_keys
+from waldelta.stages.check.measure.references import Reference, Side
 from waldelta.stages.check.measure.rows_without_parent import (
     find_rows_without_parent,
     rows_without_parent_in_driver,

@@ -30,11 +30,10 @@ from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
 from waldelta.lake.ledger.reconciliations import ColumnDifference
 from waldelta.stages.check.check import check
-from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation, open_context
-from waldelta.stages.check.reports.index import add_entry, read_entries
-from waldelta.stages.check.suite import QualityReport
+from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
+from waldelta.stages.check.suite.expectation import QualityReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 

@@ -24,9 +24,9 @@ from waldelta.lake.ledger import (
     TargetCut,
     now,
 )
-from waldelta.stages.check import RunOutcome
 from waldelta.stages.check.check import check
-from waldelta.stages.check.reports import prune_reports
+from waldelta.stages.check.check_run import RunOutcome
+from waldelta.stages.check.reports.data_docs import prune_reports
 
 pytestmark = pytest.mark.spark
 

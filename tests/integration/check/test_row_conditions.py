@@ -13,11 +13,11 @@ from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIO
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import ColumnState
-from waldelta.stages.check import RunOutcome
 from waldelta.stages.check._quick_check import is_met_by_spark, row_conditions
 from waldelta.stages.check.check import check
-from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, kind_of
-from waldelta.stages.check.suite.kinds import KINDS
+from waldelta.stages.check.check_run import RunOutcome
+from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 from waldelta.stages.check.suite.row_kinds import NO_TEXT
 from waldelta.stages.check.suite.target_facts import SourceRules
 

@@ -19,10 +19,10 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation
 from waldelta.pipeline.report_folder import judge_docs
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.check.reports import ReportEntry, list_reports, prune_reports
-from waldelta.stages.check.reports.data_docs import list_reconciliation
+from waldelta.stages.check.reports.data_docs import list_reconciliation, list_reports, prune_reports
+from waldelta.stages.check.reports.index import ReportEntry
 from waldelta.stages.check.reports.store_reports import CHECKS, StoreReports
-from waldelta.stages.check.suite import TableVerdict
+from waldelta.stages.check.suite.expectation import TableVerdict
 from waldelta_airflow.views._reports import read_reports, reports_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -158,7 +158,7 @@ def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
     runner, database, lake, monkeypatch
 ):
     """Great Expectations would look at each for a second."""
-    monkeypatch.setattr("waldelta.stages.check.paged_targets._MOST_PAGES", 1)
+    monkeypatch.setattr("waldelta.stages.check.check_run._MOST_PAGES", 1)
     database.execute(
         "create table t(id int primary key); create table u(id int primary key, v int check (v"
         " > 0))"

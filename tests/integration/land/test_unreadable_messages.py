@@ -14,7 +14,7 @@ from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, skip_messages
-from waldelta.stages.check.gate import discard_quarantined, list_quarantined
+from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -42,7 +42,7 @@ from waldelta.jobs.retry_quarantined import run_accept
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.check.gate import list_quarantined
+from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -357,6 +357,6 @@ def test_a_release_after_a_kill(runner, database, tmp_path, when):
 
 
 def _release(job, tables):
-    from waldelta.stages.check.gate import release_tables
+    from waldelta.stages.check.gate.release import release_tables
 
     return release_tables(job, tables, by="ann")

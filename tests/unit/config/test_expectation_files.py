@@ -9,7 +9,7 @@ import pytest
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState, now
-from waldelta.stages.check.suite import plan_suite
+from waldelta.stages.check.suite.kinds import plan_suite
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
 MATCH = "expectations:\n  - {type: expect_column_values_to_match_regex"

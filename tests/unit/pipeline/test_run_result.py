@@ -12,7 +12,7 @@ from rich.console import Console
 
 from waldelta.lake.ledger import TargetCut
 from waldelta.pipeline import RunResult, StageResult, TableResult
-from waldelta.stages.check.suite import QualityReport
+from waldelta.stages.check.suite.expectation import QualityReport
 
 
 def shown(result: RunResult, stage: str | None = None) -> str:

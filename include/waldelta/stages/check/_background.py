@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from waldelta.lake import READ_FAILURES
 from waldelta.spark import Runner
 from waldelta.spark.runner_pool import MOST_AT_ONCE
-from waldelta.stages.check.measure import DuplicateKeys, Measured, Reference
-from waldelta.stages.check.measure.profile import profile_by_values
-from waldelta.stages.check.suite import SuitePlan, kind_of
-from waldelta.stages.check.suite.kinds import KINDS
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+from waldelta.stages.check.measure.profile import Measured, profile_by_values
+from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 from waldelta.stages.check.suite.target_facts import CheckedTarget
 from waldelta.stages.check.suite.target_kinds import CountedKind
 

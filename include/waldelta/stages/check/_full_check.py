@@ -1,4 +1,5 @@
-"""Full check: evaluates planned suites by Great Expectations, and writes the report pages.
+"""Full check: evaluates planned suites by Great Expectations, and writes the report pages, also of
+targets that were judged without it.
 
 Importing this module imports Great Expectations.
 """
@@ -6,21 +7,30 @@ Importing this module imports Great Expectations.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import great_expectations
+from great_expectations.core.expectation_validation_result import (
+    ExpectationSuiteValidationResult,
+    ExpectationValidationResult,
+)
 
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.metadata_columns import LSN
 from waldelta.spark import Runner
 from waldelta.stages.check._background import Measurements
-from waldelta.stages.check._check_run import CheckRun, about, failed, refused
-from waldelta.stages.check._incremental import are_met, suite_of
-from waldelta.stages.check.gate.decided_rows import is_decided
-from waldelta.stages.check.great_expectations import SuiteCheck
-from waldelta.stages.check.great_expectations.build import build_known
-from waldelta.stages.check.great_expectations.run_suite import measured, outcomes
+from waldelta.stages.check.check_run import CheckRun, about, are_met, failed, refused, suite_of
+from waldelta.stages.check.gate.release import is_decided
+from waldelta.stages.check.great_expectations.run_suite import (
+    SuiteCheck,
+    build_known,
+    build_suite,
+    measured,
+    outcomes,
+)
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,
@@ -30,7 +40,8 @@ from waldelta.stages.check.reports.data_docs import (
     run_identifier,
     write_page,
 )
-from waldelta.stages.check.suite import SuitePlan, TableVerdict
+from waldelta.stages.check.suite.expectation import Outcome, TableVerdict
+from waldelta.stages.check.suite.kinds import SuitePlan
 from waldelta.stages.check.suite.target_facts import CheckedTarget
 
 if TYPE_CHECKING:
@@ -38,6 +49,7 @@ if TYPE_CHECKING:
         ExpectationSuiteValidationResult,
     )
     from great_expectations.core.run_identifier import RunIdentifier
+    from great_expectations.expectations.expectation import Expectation
     from pyspark.sql import DataFrame
 
 
@@ -146,3 +158,65 @@ def _judge_undecided(
         for number in sorted(met)
     )
     return replace(plan, omitted=(*plan.omitted, *told))
+
+
+def write_outcome_pages(
+    run: CheckRun,
+    place: Place,
+    lake: Lake,
+    targets: Mapping[str, CheckedTarget],
+    verdicts: Sequence[TableVerdict],
+) -> list[TableVerdict]:
+    """Write the pages of these verdicts to ``place``; returns the verdicts with their pages."""
+    context = open_context(place)
+    identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
+    written: list[TableVerdict] = []
+    for verdict in verdicts:
+        result = _result(run, identifier, targets[verdict.table], verdict)
+        page = write_page(context, place, verdict.table, result, identifier)
+        written.append(replace(verdict, page=page))
+    with pages_may_be_missing():
+        drop_old_checks(context, place, run.pipeline, lake)
+    return written
+
+
+def _result(
+    run: CheckRun, identifier: RunIdentifier, target: CheckedTarget, verdict: TableVerdict
+) -> ExpectationSuiteValidationResult:
+    """Returns the outcomes as Great Expectations would have found them."""
+    judged = [outcome for outcome in verdict.outcomes if outcome.error is None]
+    errors = [str(outcome.error) for outcome in verdict.outcomes if outcome.error is not None]
+    plan = SuitePlan(verdict.table, tuple(outcome.planned for outcome in judged), verdict.omitted)
+    suite = build_suite(page_name(verdict.table), plan)
+    results = [_item(*each) for each in zip(judged, suite.expectations, strict=True)]
+    met = sum(bool(item.success) for item in results)
+    return ExpectationSuiteValidationResult(
+        success=met == len(results),
+        results=results,
+        suite_name=suite.name,
+        statistics={
+            "evaluated_expectations": len(results),
+            "successful_expectations": met,
+            "unsuccessful_expectations": len(results) - met,
+            "success_percent": 100 * met / len(results) if results else None,
+        },
+        meta={
+            "run_id": identifier,
+            "batch_parameters": about(run, target, (*verdict.omitted, *errors)),
+            "great_expectations_version": great_expectations.__version__,
+        },
+    )
+
+
+def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationResult:
+    result = {
+        name: value
+        for name, value in (
+            ("observed_value", outcome.observed),
+            ("unexpected_count", outcome.unexpected_count),
+        )
+        if value is not None
+    }
+    return ExpectationValidationResult(
+        success=bool(outcome.success), expectation_config=expectation.configuration, result=result
+    )

@@ -25,33 +25,27 @@ from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.metadata_columns import LSN
 from waldelta.spark import Runner
 from waldelta.stages.check._background import measure_early
-from waldelta.stages.check._check_run import CheckRun, refused
-from waldelta.stages.check._incremental import (
+from waldelta.stages.check.check_run import (
+    CheckRun,
     changed_since,
     is_unchanged_since_full_check,
     met_at,
+    refused,
     rest_of,
     suite_of,
 )
-from waldelta.stages.check.gate.decided_rows import is_decided
-from waldelta.stages.check.measure import Measured, Reference
+from waldelta.stages.check.gate.release import is_decided
 from waldelta.stages.check.measure.columns import listed
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey
-from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
+from waldelta.stages.check.measure.profile import Measured, profile_by_values, profile_in_driver
+from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
-from waldelta.stages.check.suite import (
-    Outcome,
-    PlannedExpectation,
-    SourceRules,
-    SuitePlan,
-    TableVerdict,
-    kind_of,
-)
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, TableVerdict
 from waldelta.stages.check.suite.kind import RowCondition
-from waldelta.stages.check.suite.kinds import depends_on
+from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.row_kinds import is_met
-from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 from waldelta.stages.check.suite.target_kinds import KeyUnique
 from waldelta.target_modes import Feature
 
@@ -60,7 +54,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from waldelta.stages.check.measure import DuplicateKeys
+    from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
 
 log = logging.getLogger(__name__)
 

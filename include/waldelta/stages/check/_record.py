@@ -12,9 +12,9 @@ from waldelta.config.expectation_files import OwnSuites
 from waldelta.lake.ledger import ALL_VALUES_KNOWN, ExpectationResult, Ledger, TableState, now
 from waldelta.lake.ledger.check_records import PassedSuite, Profile, newest_versions
 from waldelta.lake.ledger.table import Newest, again_when_late
-from waldelta.stages.check._incremental import Known
+from waldelta.stages.check.check_run import Known
 from waldelta.stages.check.gate.quarantined_rows import record_unknown
-from waldelta.stages.check.suite import QualityReport, TableVerdict
+from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
 
 NO_SUITES = OwnSuites()
 log = logging.getLogger(__name__)

@@ -25,18 +25,22 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.check._background import in_background, measure_early, profile_early
-from waldelta.stages.check._check_run import CheckRun, RunOutcome, failed
-from waldelta.stages.check._incremental import Known
 from waldelta.stages.check._quick_check import check_quickly
 from waldelta.stages.check._record import keep_report
-from waldelta.stages.check.gate.decided_rows import read_decided
-from waldelta.stages.check.great_expectations import import_great_expectations
-from waldelta.stages.check.measure import Reference
-from waldelta.stages.check.reports import list_reports
-from waldelta.stages.check.reports.data_docs import Place, open_place, pages_may_be_missing
-from waldelta.stages.check.suite import QualityReport, SourceRules, SuitePlan, TableVerdict
+from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
+from waldelta.stages.check.gate.release import read_decided
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.reports.data_docs import (
+    Place,
+    list_reports,
+    open_place,
+    pages_may_be_missing,
+)
+from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
+from waldelta.stages.check.suite.kinds import SuitePlan
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
-from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -102,7 +106,7 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
         if imported is not None:
             imported.result()
         import_great_expectations(kinds)
-        from waldelta.stages.check._outcome_pages import write_outcome_pages
+        from waldelta.stages.check._full_check import write_outcome_pages
 
         by_name = {target.state.table_name: target for target in targets}
         pages = write_outcome_pages(run, place, ledger.lake, by_name, paged)

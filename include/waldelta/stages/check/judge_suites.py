@@ -31,7 +31,8 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     why_refused,
     why_unevaluable,
 )
-from waldelta.stages.check.suite import PlannedExpectation, kind_of
+from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.kinds import kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.targets import JudgeSuite
 

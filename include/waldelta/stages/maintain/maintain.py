@@ -292,7 +292,7 @@ def prune_ledger_rows(_: Runner, job: Job, __: RunResult, stage: StageResult) ->
 
 def prune_reports(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:
     """Delete the reports that are older than the newest ``quality.keep_reports`` of each table."""
-    from waldelta.stages.check.reports import prune_reports
+    from waldelta.stages.check.reports.data_docs import prune_reports
 
     removed = prune_reports(job.pipeline, job.lake)
     stage.detail = f"{counted(removed, 'report')} removed"

@@ -88,8 +88,7 @@ from waldelta.snapshot.exported_snapshot import (
     wait_for_version,
 )
 from waldelta.spark import Runner
-from waldelta.stages.check.gate import read_gates
-from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows
+from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.land.drain import Drained

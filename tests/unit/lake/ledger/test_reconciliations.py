@@ -11,9 +11,8 @@ from waldelta.errors import LateWriter
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation, RowDifference, now
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, last_answers
-from waldelta.stages.check.reports import ReportEntry, checked_runs
 from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
-from waldelta.stages.check.reports.index import add_entry, read_entries
+from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries
 from waldelta.stages.check.reports.page import static_index
 
 HOSTILE = "<script>alert(1)</script>"

@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_plan import HELD, state
+from tests.unit.stages.check.suite.test_kinds_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake import Lake
 from waldelta.stages.check._quick_check import (
@@ -21,9 +21,10 @@ from waldelta.stages.check._quick_check import (
     row_conditions,
     written_since,
 )
-from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.paged_targets import has_page
-from waldelta.stages.check.suite import PlannedExpectation, SuitePlan, plan_suite
+from waldelta.stages.check.check_run import has_page
+from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
+from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.kinds import SuitePlan, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 from waldelta.stages.check.suite.target_kinds import AsBefore

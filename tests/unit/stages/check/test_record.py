@@ -21,16 +21,16 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import newest_versions, recorded_unknown
 from waldelta.stages.check import _record as reports
-from waldelta.stages.check._incremental import Known
 from waldelta.stages.check._record import keep_report
+from waldelta.stages.check.check_run import Known
 from waldelta.stages.check.gate import quarantined_rows as quarantined
-from waldelta.stages.check.suite import (
+from waldelta.stages.check.suite.expectation import (
     Outcome,
     PlannedExpectation,
     QualityReport,
     TableVerdict,
-    plan_suite,
 )
+from waldelta.stages.check.suite.kinds import plan_suite
 from waldelta.stages.check.suite.target_facts import SourceRules
 
 PLANNED = (

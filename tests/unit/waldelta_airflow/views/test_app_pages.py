@@ -45,8 +45,7 @@ from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.gate.verdicts import STOP
-from waldelta.stages.check.reports import ReportEntry
-from waldelta.stages.check.reports.index import add_entry
+from waldelta.stages.check.reports.index import ReportEntry, add_entry
 from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views._trigger import DagPaused

@@ -12,8 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from waldelta.config import load_pipeline_file
-from waldelta.stages.check.reports import ReportEntry
-from waldelta.stages.check.reports.index import add_entry
+from waldelta.stages.check.reports.index import ReportEntry, add_entry
 from waldelta_airflow.views._reports import reports_of, served_report
 from waldelta_airflow.views.deferred_app import DeferredApp
 

@@ -52,13 +52,10 @@ from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
 from waldelta.stages.check.great_expectations.judge_rows import judge_rows
-from waldelta.stages.check.great_expectations.own_expectations import (
-    why_refused,
-    why_unevaluable,
-)
-from waldelta.stages.check.suite import PlannedExpectation, kind_of
+from waldelta.stages.check.great_expectations.own_expectations import why_refused, why_unevaluable
+from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kind import RowCondition
-from waldelta.stages.check.suite.kinds import with_raw
+from waldelta.stages.check.suite.kinds import kind_of, with_raw
 from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature

@@ -7,15 +7,31 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
 
 from waldelta.errors import ConfigError, StateError
-from waldelta.lake.ledger import Release, TableState, now
+from waldelta.lake.ledger import (
+    ACCEPTED,
+    IncompleteRow,
+    Ledger,
+    Release,
+    TableState,
+    now,
+    of_tables,
+)
 from waldelta.lsn import Lsn
+from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.targets import Watermarks
 from waldelta.stages.check.gate.quarantined_rows import chosen_states, current_user
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 def release_tables(
@@ -111,3 +127,40 @@ def released_upto(job: Job) -> dict[tuple[str, int], int]:
         copy = (row.table_name, row.generation)
         found[copy] = max(row.upto_lsn, found.get(copy, 0))
     return found
+
+
+# From the first position, up to and without the second.
+PositionRange = tuple[int, int]
+
+
+def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list[PositionRange]]:
+    """Returns by table the positions of rows that operators let into its current copy; tables
+    without any are left out.
+    """
+    copies = {(state.table_name, state.generation) for state in states}
+    of_copies = of_tables({name for name, _ in copies})
+    columns = ("table_name", "generation")
+    released = ledger.table(Release).scan(
+        (*columns, "after_lsn", "upto_lsn"), None, of_copies & pc.field("after_lsn").is_valid()
+    )
+    accepted = ledger.table(IncompleteRow).scan(
+        (*columns, "lsn"),
+        None,
+        of_copies & (pc.field("status") == ACCEPTED) & pc.field("lsn").is_valid(),
+    )
+    rows = [(row, (row["after_lsn"], row["upto_lsn"])) for row in released.to_pylist()]
+    rows += [(row, (row["lsn"], row["lsn"] + 1)) for row in accepted.to_pylist()]
+    decided: dict[str, set[PositionRange]] = {}
+    for row, positions in rows:
+        if (row["table_name"], row["generation"]) in copies:
+            decided.setdefault(row["table_name"], set()).add(positions)
+    return {name: sorted(positions) for name, positions in decided.items()}
+
+
+def is_decided(positions: Collection[PositionRange]) -> Column:
+    """Returns the condition that an operator let a row of the target in."""
+    from pyspark.sql import functions as F
+
+    lsn = F.col(LSN)
+    inside = [(lsn >= after) & (lsn < upto) for after, upto in positions]
+    return F.coalesce(reduce(or_, inside), F.lit(False))

@@ -28,9 +28,9 @@ from great_expectations.render import (
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 
-from waldelta.stages.check.measure import DuplicateKeys, Measured, find_duplicate_keys
-from waldelta.stages.check.measure.profile import profile_aggregate, read_profile
-from waldelta.stages.check.suite import ExpectationKind
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, find_duplicate_keys
+from waldelta.stages.check.measure.profile import Measured, profile_aggregate, read_profile
+from waldelta.stages.check.suite.kind import ExpectationKind
 from waldelta.stages.check.suite.kinds import KINDS
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
+from waldelta.stages.check.suite.kinds import SuitePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,8 +24,7 @@ def judge_rows(
     import_great_expectations({each.type for each in planned})
     import great_expectations as gx
 
-    from waldelta.stages.check.great_expectations import SuiteCheck, build_suite
-    from waldelta.stages.check.great_expectations.run_suite import outcomes
+    from waldelta.stages.check.great_expectations.run_suite import SuiteCheck, build_suite, outcomes
 
     plan = SuitePlan(table, tuple(planned))
     check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(name, plan))

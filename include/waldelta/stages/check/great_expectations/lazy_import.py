@@ -68,7 +68,6 @@ def import_everything() -> None:
     """Import Great Expectations for any suite, with our own expectations and the report modules."""
     import_great_expectations(_NEEDS_ALL)
     for name in (
-        "waldelta.stages.check.great_expectations.build",
         "waldelta.stages.check.great_expectations.run_suite",
         "waldelta.stages.check.reports.data_docs",
     ):

@@ -12,8 +12,7 @@ from typing import Any
 
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.suite import kind_of
-from waldelta.stages.check.suite.kinds import KINDS
+from waldelta.stages.check.suite.kinds import KINDS, kind_of
 from waldelta.stages.check.suite.row_kinds import NO_TEXT, RowKind, column_name
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
 
@@ -36,7 +35,7 @@ def why_refused(
     """
     if is_built:
         import_great_expectations({item.type})
-        from waldelta.stages.check.great_expectations.build import why_not_built
+        from waldelta.stages.check.great_expectations.run_suite import why_not_built
 
         if (why := why_not_built(item.type, item.kwargs)) is not None:
             return [why]

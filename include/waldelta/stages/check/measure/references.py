@@ -16,8 +16,7 @@ from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
-from waldelta.stages.check.constraints import ForeignKey
-from waldelta.stages.check.constraints.foreign_keys import KeyColumn
+from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
 from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
 from waldelta.types.base import Comparison

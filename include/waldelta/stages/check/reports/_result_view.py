@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from waldelta.control_characters import html_text
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.page import fact_table, mark, page
-from waldelta.stages.check.suite import kind_of
+from waldelta.stages.check.suite.kinds import kind_of
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (

@@ -25,7 +25,7 @@ from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.storage import encode_segment
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
-from waldelta.stages.check.great_expectations import import_great_expectations
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.index import (
@@ -44,7 +44,7 @@ from waldelta.stages.check.reports.store_reports import (
     RunFolder,
     StoreReports,
 )
-from waldelta.stages.check.suite import TableVerdict
+from waldelta.stages.check.suite.expectation import TableVerdict
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (

@@ -5,8 +5,9 @@ row, as expectations. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from waldelta.config.expectation_files import Severity
 from waldelta.errors import FilterNotTranslatable
@@ -15,19 +16,97 @@ from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets import filter_of
 from waldelta.postgres.published_tables import any_filter
+from waldelta.postgres.type_catalog import BIT_OID
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.parse.syntax import of_column
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
-from waldelta.spark_sql import quote
-from waldelta.stages.check.constraints import CheckConstraint
-from waldelta.stages.check.constraints.declared_types import base_columns
+from waldelta.spark_sql import quote, string
+from waldelta.stages.check.constraints.constraints import (
+    CheckConstraint,
+    DeclaredType,
+    base_columns,
+)
 from waldelta.stages.check.measure.columns import listed
-from waldelta.stages.check.suite._declared_limits import limits
 from waldelta.stages.check.suite.expectation import Origin, PlannedExpectation
 from waldelta.stages.check.suite.sql_conditions import null_condition, value_condition
 from waldelta.stages.check.suite.target_facts import TargetFacts
-from waldelta.types import stored_type
+from waldelta.types import TargetType, stored_type
+from waldelta.types.numeric import Decimal
+
+LENGTHS_BETWEEN = "expect_column_value_lengths_to_be_between"
+LENGTHS_EQUAL = "expect_column_value_lengths_to_equal"
+MATCH_REGEX = "expect_column_values_to_match_regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """An expectation on a column: Great Expectations' type and arguments, or a Spark SQL
+    ``condition``.
+    """
+
+    meaning: str
+    kind: str | None = None
+    arguments: dict[str, Any] | None = None
+    condition: str | None = None
+
+
+def limits(declared: DeclaredType, kind: TargetType) -> Iterator[Limit]:
+    """Yields the limits that a column stored as ``kind`` doesn't enforce; null meets them all."""
+    meaning = f"{declared.column} fits {declared.base_type}"
+    if declared.length is not None and kind.is_text:
+        if declared.base_oid == BIT_OID:
+            yield Limit(
+                meaning, LENGTHS_EQUAL, {"value": declared.length}, _of_length(declared, "=")
+            )
+        else:
+            # char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
+            # characters.
+            yield Limit(
+                meaning, LENGTHS_BETWEEN, {"max_value": declared.length}, _of_length(declared, "<=")
+            )
+    elif declared.precision is not None and kind.is_text:
+        regex = printed_numeric(*declared.precision)
+        yield Limit(
+            meaning,
+            MATCH_REGEX,
+            {"regex": regex},
+            _or_null(declared, f"rlike({{}}, {string(regex)})"),
+        )
+    elif declared.precision is not None and isinstance(kind, Decimal):
+        precision, scale = declared.precision
+        if scale < 0:
+            yield Limit(meaning, condition=_or_null(declared, f"{{}} % 1{'0' * -scale} = 0"))
+        elif scale > precision:
+            least = f"0.{'0' * (scale - precision - 1)}1"
+            yield Limit(meaning, condition=_or_null(declared, f"abs({{}}) < {least}BD"))
+
+
+def printed_numeric(precision: int, scale: int) -> str:
+    """Returns a regular expression for what a numeric of this precision prints.
+
+    >>> printed_numeric(5, 2)
+    '^(NaN|-?[0-9]{1,3}[.][0-9]{2})$'
+    """
+    if scale < 0:
+        digits = f"(0|[0-9]{{1,{precision}}}0{{{-scale}}})"
+    elif scale == 0:
+        digits = f"[0-9]{{1,{precision}}}"
+    elif scale >= precision:
+        digits = f"0[.]0{{{scale - precision}}}[0-9]{{{precision}}}"
+    else:
+        digits = f"[0-9]{{1,{precision - scale}}}[.][0-9]{{{scale}}}"
+    return f"^(NaN|-?{digits})$"
+
+
+def _of_length(declared: DeclaredType, operator: str) -> str:
+    return _or_null(declared, f"length({{}}) {operator} {declared.length}")
+
+
+def _or_null(declared: DeclaredType, condition: str) -> str:
+    name = quote(declared.column)
+    return f"({name} is null or {condition.replace('{}', name)})"
+
 
 NOT_NULL = "expect_column_values_to_not_be_null"
 IN_SET = "expect_column_values_to_be_in_set"

@@ -18,7 +18,7 @@ from waldelta.config.quality import Drift
 from waldelta.lake.ledger import ColumnProfile
 from waldelta.lake.ledger.check_records import Profile
 from waldelta.quantities import counted
-from waldelta.stages.check.measure import Measured
+from waldelta.stages.check.measure.profile import Measured
 
 # Scales the MAD of a normal distribution to its standard deviation.
 _NORMAL = 1.4826

@@ -22,9 +22,11 @@ from pyspark.sql import functions as F
 
 from waldelta.quantities import counted
 from waldelta.spark_sql import quote
-from waldelta.stages.check.suite._declared_limits import LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX
 from waldelta.stages.check.suite._row_rules import (
     IN_SET,
+    LENGTHS_BETWEEN,
+    LENGTHS_EQUAL,
+    MATCH_REGEX,
     NOT_NULL,
     ROWS_SATISFY,
     conditions,

@@ -21,21 +21,20 @@ from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
-from waldelta.stages.check.constraints import (
+from waldelta.stages.check.constraints.constraints import (
     ForeignKey,
     read_check_constraints,
     read_declared_types,
+    read_enum_labels,
     read_foreign_keys,
 )
-from waldelta.stages.check.constraints.enum_labels import read_enum_labels
 from waldelta.stages.check.measure.references import (
     ChangedTarget,
     KnownTargets,
     plan_references,
     touched,
 )
-from waldelta.stages.check.suite._freshness import Lag, freshness_limits
-from waldelta.stages.check.suite.target_facts import SourceRules
+from waldelta.stages.check.suite.target_facts import Lag, SourceRules, freshness_limits
 
 if TYPE_CHECKING:
     from waldelta.lake.ledger import BatchCut, TableState

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
 from waldelta.lake.ledger import ALL_VALUES_KNOWN
@@ -19,21 +20,27 @@ from waldelta.lake.ledger.check_records import (
 )
 from waldelta.quantities import counted
 from waldelta.spark import Runner
-from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
+from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.columns import column_differences
-from waldelta.stages.check.measure.duplicate_keys import IntegerKey
-from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
+from waldelta.stages.check.measure.duplicate_keys import (
+    DuplicateKeys,
+    IntegerKey,
+    find_duplicate_keys,
+)
 from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kind import Argument, ExpectationKind, Judgement
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetFacts
+from waldelta.target_modes import TargetMode
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from waldelta.stages.check.measure import Reference
+    from pyspark.sql import DataFrame
+
+    from waldelta.stages.check.measure.references import Reference
 
 # Result entry: the observed value without the rows' values that ``observed_value`` shows in the
 # report.
@@ -390,3 +397,19 @@ class AsBefore(TargetKind):
         if kwargs["part"] == "rows":
             details[PROFILE] = [rows, *(asdict(column) for column in columns)]
         return not found, details
+
+
+# Takes the place of column names as the key of the prefetched result.
+KEPT_ROWS = "_wd_kept_rows"
+
+
+def find_broken_rows(
+    frame: DataFrame, mode: TargetMode, key: Sequence[str]
+) -> dict[str, DuplicateKeys]:
+    """Returns how many rows of a target break each invariant of its mode, by its label."""
+    # Windows must be computed before their results can be counted.
+    names, rules = ", ".join(map(quote, key)), mode.rules(key)
+    columns = [f"{rule.broken.format(key=names)} as broken{n}" for n, rule in enumerate(rules)]
+    counts = [F.count_if(f"broken{n}") for n in range(len(rules))]
+    (row,) = mode.judged_rows(frame, key).selectExpr(*columns).agg(*counts).collect()
+    return {rule.label: DuplicateKeys(count) for rule, count in zip(rules, row, strict=True)}

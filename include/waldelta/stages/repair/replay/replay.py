@@ -74,8 +74,7 @@ from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
-from waldelta.stages.check.gate import TableGate, read_gates
-from waldelta.stages.check.gate.gate import judge_of
+from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
 from waldelta.stages.repair.replay._derive_states import derive_states, write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
 from waldelta.stages.repair.replay.interval import Span

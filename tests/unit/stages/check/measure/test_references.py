@@ -13,13 +13,12 @@ from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState, TargetCut
-from waldelta.stages.check.constraints import ForeignKey
-from waldelta.stages.check.constraints.foreign_keys import KeyColumn
-from waldelta.stages.check.measure import Reference
+from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     ChangedTarget,
     KnownTargets,
+    Reference,
     Side,
     plan_references,
     touched,

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
-from waldelta.stages.check.reports import list_reports
-from waldelta.stages.check.suite import TableVerdict
-from waldelta.stages.check.suite.verdict import unchecked
+from waldelta.stages.check.reports.data_docs import list_reports
+from waldelta.stages.check.suite.expectation import TableVerdict, unchecked
 
 
 def test_a_run_is_listed_with_the_table_that_it_couldnt_check(tmp_path):

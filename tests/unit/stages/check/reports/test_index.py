@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta.stages.check.reports import ReportEntry, checked_runs
 from waldelta.stages.check.reports.index import (
+    ReportEntry,
     add_entry,
+    checked_runs,
     drop_old_pageless,
     dump_entry,
     parse_entry,

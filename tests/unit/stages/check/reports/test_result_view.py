@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from waldelta.stages.check.great_expectations import import_great_expectations
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.reports._result_view import _content, check_page
 
 BAD = "<script>\"'&</script>"

@@ -9,26 +9,20 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_plan import HELD, ID, state
+from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
 from waldelta.lake.ledger.check_records import ON_OTHERS
 from waldelta.stages.check._background import in_background, measure_early
-from waldelta.stages.check._incremental import suite_of
 from waldelta.stages.check._quick_check import (
     is_met_in_driver,
     quick_outcomes,
     rest_outcomes,
     row_conditions,
 )
-from waldelta.stages.check.measure import DuplicateKeys
-from waldelta.stages.check.suite import (
-    ExpectationKind,
-    PlannedExpectation,
-    SuitePlan,
-    kind_of,
-    plan_suite,
-)
-from waldelta.stages.check.suite.kind import Argument, RowCondition
-from waldelta.stages.check.suite.kinds import KINDS, depends_on
+from waldelta.stages.check.check_run import suite_of
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.kind import Argument, ExpectationKind, RowCondition
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, depends_on, kind_of, plan_suite
 from waldelta.stages.check.suite.target_facts import CheckedTarget
 from waldelta.stages.check.suite.target_kinds import CountedKind
 

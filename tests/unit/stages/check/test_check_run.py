@@ -12,19 +12,20 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_plan import state
+from tests.unit.stages.check.suite.test_kinds_plan import state
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut, now
 from waldelta.lake.ledger.check_records import PassedSuite, keep_suites, latest_suites
-from waldelta.stages.check._incremental import (
+from waldelta.stages.check.check_run import (
     Known,
     changed_since,
     is_unchanged_since_full_check,
     met_at,
     suite_of,
 )
-from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.kinds import SuitePlan
 from waldelta.stages.check.suite.target_facts import CheckedTarget
 
 PLAN = SuitePlan(
@@ -132,7 +133,7 @@ def test_settled(tmp_path):
 
 def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
     """Each check would read them all."""
-    monkeypatch.setattr("waldelta.stages.check._incremental.MOST_COMMITS", 2)
+    monkeypatch.setattr("waldelta.stages.check.check_run.MOST_COMMITS", 2)
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
     for verb in ["sync", "apply", "apply", "apply"]:
         commit(uri, verb)

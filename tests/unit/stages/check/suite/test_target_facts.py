@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tests.unit.stages.check.suite.test_plan import HELD, ID, state
+from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
 from waldelta.config.quality import Freshness
-from waldelta.stages.check.suite import plan_suite
-from waldelta.stages.check.suite._freshness import Lag, freshness_limits
-from waldelta.stages.check.suite.target_facts import SourceRules
+from waldelta.stages.check.suite.kinds import plan_suite
+from waldelta.stages.check.suite.target_facts import Lag, SourceRules, freshness_limits
 
 CASES = [
     (

@@ -7,7 +7,7 @@ import pytest
 from tests.support.bookkeeping import minutes
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ACCEPTED, DISCARDED, IncompleteRow, Ledger, Release, TableState
-from waldelta.stages.check.gate.decided_rows import read_decided
+from waldelta.stages.check.gate.release import read_decided
 
 
 def release(generation, after, upto, table="public.t"):

@@ -12,10 +12,10 @@ from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.row_filter import RowFilter
-from waldelta.stages.check._incremental import rest_of
 from waldelta.stages.check._quick_check import rest_outcomes
-from waldelta.stages.check.constraints import CheckConstraint
-from waldelta.stages.check.suite import plan_suite
+from waldelta.stages.check.check_run import rest_of
+from waldelta.stages.check.constraints.constraints import CheckConstraint
+from waldelta.stages.check.suite.kinds import plan_suite
 from waldelta.stages.check.suite.target_facts import SourceRules
 
 HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from waldelta.errors import QualityFailed
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.verdict import QualityReport, TableVerdict
+from waldelta.stages.check.suite.expectation import (
+    Outcome,
+    PlannedExpectation,
+    QualityReport,
+    TableVerdict,
+)
 
 
 def verdict(table: str, severity: str | None = None, page: str | None = None) -> TableVerdict:

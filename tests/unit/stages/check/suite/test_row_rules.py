@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from tests.unit.stages.check.suite.test_plan import HELD, ID, state
-from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.suite import plan_suite
-from waldelta.stages.check.suite._declared_limits import limits, printed_numeric
+from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
+from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
+from waldelta.stages.check.suite._row_rules import limits, printed_numeric
+from waldelta.stages.check.suite.kinds import plan_suite
 from waldelta.stages.check.suite.target_facts import SourceRules
 from waldelta.types import stored_type
 

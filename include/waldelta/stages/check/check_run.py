@@ -1,0 +1,309 @@
+"""Check run: what the targets of one check are judged by, what earlier checks established about
+them, and which get a report page.
+
+A page costs seconds, because Great Expectations describes the results. So a small target, or one
+that a run changed little, gets its page from maintenance, or when it fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from waldelta.config import PipelineFile
+from waldelta.config.expectation_files import OwnSuites, TargetColumns
+from waldelta.errors import ConfigError
+from waldelta.lake import READ_FAILURES, DeltaTarget, row_count
+from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger.check_records import PassedSuite
+from waldelta.metadata_columns import LSN
+from waldelta.pipeline import Job, RunResult, unexpected_error
+from waldelta.spark import Runner, RunnerPool
+from waldelta.stages.check.gate.release import PositionRange
+from waldelta.stages.check.great_expectations.own_expectations import why_refused
+from waldelta.stages.check.suite.expectation import Outcome, TableVerdict, unchecked
+from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, plan_suite
+from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
+from waldelta.target_modes import Feature
+
+# These depend on more than the target's rows, and an unchanged target is judged again by them.
+_NOT_OF_ROWS = ("earlier runs", "other data")
+# While an expectation fails, no new result is stored, and each check reads all commits since the
+# last stored one. After more commits than this, all rows are judged.
+MOST_COMMITS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What earlier checks established: the latest stored results of each target, and the newest
+    consistent cut.
+    """
+
+    judged: Mapping[str, Sequence[PassedSuite]] = field(default_factory=dict)
+    cut: BatchCut | None = None
+
+    def end_of(self, state: TableState, version: int) -> int | None:
+        """Returns the position up to which a version contains exactly all changes.
+
+        Returns None for versions that don't belong to the newest cut.
+        """
+        if self.cut is None or (target := self.cut.of(state)) is None:
+            return None
+        return self.cut.end_lsn if target.version == version else None
+
+
+def suite_of(plan: SuitePlan) -> str:
+    """Returns a digest of the expectations that depend only on the target's rows."""
+    parts = [
+        [p.type, p.kwargs, p.severity]
+        for p in plan.expectations
+        if depends_on(p) not in _NOT_OF_ROWS
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def are_met(outcomes: Sequence[Outcome]) -> bool:
+    """Returns whether all outcomes that depend on the target's rows are successful."""
+    return all(o.success for o in outcomes if depends_on(o.planned) not in _NOT_OF_ROWS)
+
+
+def rest_of(plan: SuitePlan) -> SuitePlan:
+    """Returns the part of a plan that a target needs when it is unchanged since a full check."""
+    rest = (p for p in plan.expectations if depends_on(p) == "other data")
+    return replace(plan, expectations=tuple(rest))
+
+
+def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: SuitePlan) -> bool:
+    """Returns whether a full check found a version's rows to meet the whole suite."""
+    found = next((row for row in known.judged.get(target.state.table_name, ()) if row.whole), None)
+    if found is None or plan.refused is not None or not _fits(found, target, plan):
+        return False
+    # Own expectations may also depend on the current date or on other tables.
+    if any(depends_on(planned) == "anything" for planned in plan.expectations):
+        return False
+    first, last = sorted((found.version, target.version))
+    return first == last or target.table.log.same_rows_as(first) >= last
+
+
+def changed_since(
+    known: Known, target: CheckedTarget, plan: SuitePlan, columns: Sequence[str]
+) -> int | None:
+    """Returns the position from which rows have changed since all of them met the suite.
+
+    Returns None where that is unknown. Only applied changes may lie between the two versions,
+    because their rows carry their position. Rows that were copied, repaired or written by an
+    external writer carry an older position, or none.
+    """
+    found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
+    if found is None or found.end_lsn is None or not _fits(found, target, plan):
+        return None
+    if (
+        LSN not in columns
+        or target.state.kept_as.keeps_rows
+        or target.version - found.version > MOST_COMMITS
+    ):
+        return None
+    seen = found.version
+    for commit in target.table.log.behind(found.version):
+        if commit.version > target.version:
+            break
+        # The verb comes first because a large commit has a line for each file.
+        if commit.metadata.get("verb") != "apply" and commit.changes_data:
+            return None
+        seen = commit.version
+    return found.end_lsn if seen == target.version else None
+
+
+def met_at(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
+    """Returns the latest version up to this one whose rows are all known to meet the suite, or
+    None.
+    """
+    found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
+    return (
+        found.version
+        if found is not None and found.version <= target.version and _fits(found, target, plan)
+        else None
+    )
+
+
+def _fits(found: PassedSuite, target: CheckedTarget, plan: SuitePlan) -> bool:
+    return (found.generation, found.suite) == (target.state.generation, suite_of(plan))
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """A run's effect on its targets: the Delta versions it wrote, which targets get a quick check,
+    and which of these are ``paged``.
+
+    The others of these get a report page only when they fail an expectation, or have one that only
+    Great Expectations can evaluate.
+    """
+
+    versions: Mapping[str, int] = field(default_factory=dict)
+    quick: frozenset[str] = frozenset()
+    paged: frozenset[str] = frozenset()
+    # By target: what the constraints of its source tables guarantee.
+    rules: Mapping[str, SourceRules] = field(default_factory=dict)
+    # True for a scheduled full check. A target that is unchanged since a full check found its suite
+    # met is then judged only by expectations that depend on other data.
+    is_upkeep: bool = False
+    # True when other runs may go on during this check, and may record newer results.
+    is_concurrent: bool = False
+
+    def has_page(self, verdict: TableVerdict) -> bool:
+        """Returns whether a target gets a page that a quick check found to meet everything.
+
+        Upkeep writes one of what it judged anew.
+        """
+        return verdict.table in self.paged or (self.is_upkeep and verdict.whole)
+
+    def is_quick(self, state: TableState) -> bool:
+        """Returns whether a target gets a quick check; upkeep evaluates what may have changed."""
+        return self.is_upkeep or (
+            state.table_name in self.quick and state.kept_as.supports(Feature.QUICK_CHECKS)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """One check of some targets.
+
+    ``rules`` is what the source guarantees, and ``before`` what earlier runs measured, by target.
+    ``known`` is what earlier checks established.
+    """
+
+    pipeline: PipelineFile
+    run_id: str
+    began: datetime
+    runner: Runner
+    pool: RunnerPool
+    background: ThreadPoolExecutor
+    own: OwnSuites
+    outcome: RunOutcome
+    known: Known
+    rules: Mapping[str, SourceRules]
+    before: Mapping[str, Before]
+    # By target: the positions of rows that operators let in although they fail its gates.
+    decided: Mapping[str, Sequence[PositionRange]] = field(default_factory=dict)
+
+    def rules_of(self, target: CheckedTarget) -> SourceRules:
+        """Returns the source rules of a target."""
+        return self.rules[target.state.table_name]
+
+    def suite_of(
+        self, target: CheckedTarget, columns: Sequence[str], rules: SourceRules | None = None
+    ) -> SuitePlan:
+        """Returns the plan of a target with these columns; ``rules`` replaces the source's."""
+        name = target.state.table_name
+        plan = plan_suite(
+            target.state,
+            columns,
+            self.own.by_table.get(name),
+            rules or self.rules_of(target),
+            self.before.get(name),
+        )
+        if name in self.decided and LSN not in columns:
+            plan = _without_positions(plan)
+        refused = self.own.refused.get(name)
+        return replace(plan, refused=refused) if refused else _without_refused(plan, self, target)
+
+
+def _without_positions(plan: SuitePlan) -> SuitePlan:
+    """Returns a plan whose gates are warnings, since nothing tells decided rows from the others."""
+    changed = tuple(replace(p, severity="warning") if p.is_gate else p for p in plan.expectations)
+    told = (
+        "gates: only warnings here, since without metadata columns rows that an operator accepted"
+        " or released can't be distinguished"
+    )
+    return replace(plan, expectations=changed, omitted=(*plan.omitted, told))
+
+
+def _without_refused(plan: SuitePlan, run: CheckRun, target: CheckedTarget) -> SuitePlan:
+    """Returns a plan without the own expectations that can't be evaluated, with their errors."""
+    file, state = run.own.by_table.get(plan.table), target.state
+    if file is None:
+        return plan
+    columns = TargetColumns(target.open().spark_types, bool(state.key_columns))
+    whys = {
+        file.place(number): why_refused(item, columns, is_built=False)
+        for number, item in enumerate(file.suite.expectations)
+    }
+    listed = "\n".join(f"  - {place}: {why}" for place, of in whys.items() for why in of)
+    if not listed:
+        return plan
+    kept = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
+    error = ConfigError(f"expectations are refused:\n{listed}")
+    return replace(plan, expectations=kept, refused=error)
+
+
+def about(run: CheckRun, target: CheckedTarget, omitted: Sequence[str]) -> dict[str, str]:
+    """Returns what a report page says about the data it judges; ``omitted`` isn't judged."""
+    facts = {
+        "pipeline": run.pipeline.pipeline,
+        "table": target.state.table_name,
+        "Airflow run": run.run_id,
+        "Delta version": str(target.version),
+        "location": target.table.uri,
+    }
+    return facts | ({"not checked": "; ".join(omitted)} if omitted else {})
+
+
+def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
+    """Returns the verdict on a target that couldn't be judged at all."""
+    named = unexpected_error(table, err)
+    log.error("table=%s couldn't be checked: %s", table, named)
+    return TableVerdict(table, version, (unchecked(named),), ())
+
+
+def refused(err: ConfigError | None) -> list[Outcome]:
+    """Returns the outcome of own expectations that are refused, if there are some."""
+    return [] if err is None else [unchecked(err)]
+
+
+# Up to this many changes, or this share of the target's rows, count as few.
+_FEW, _SHARE = 10_000, 0.1
+# The verbs whose results say how many rows changed.
+MERGES = ("consume", "quarantine")
+# A sync of more tables than this writes no pages.
+_MOST_PAGES = 20
+
+
+def paged_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[str]:
+    """Returns the tables whose targets get a page, of those that the run wrote."""
+    if result.verb == "sync" and len(tables) > _MOST_PAGES:
+        return []
+    changes = {
+        name: result.tables[name].written if result.verb in MERGES else None for name in tables
+    }
+    return [
+        name
+        for name, written in changes.items()
+        if has_page(written, job.lake.target(name), result.tables[name].version)
+    ]
+
+
+def has_page(changes: int | None, target: DeltaTarget, version: int | None) -> bool:
+    """Returns whether a target's version is large, and mostly other than before these changes.
+
+    ``changes`` is None where all rows may have changed.
+    """
+    if changes is not None and changes <= _FEW:
+        return False
+    try:
+        table = target.open(version)
+    except READ_FAILURES as err:
+        log.info("%s gets a page, since its rows can't be counted: %s", target.uri, err)
+        return True
+    if table.is_small:
+        return False
+    rows = row_count(table.files)
+    return changes is None or rows is None or changes > rows * _SHARE
