@@ -13,10 +13,6 @@ from waldelta.lake import bookkeeping_uri, local_path
 ENTRIES_FOLDER = ".entries"
 
 
-# Folder, below the reports' folder, of the validation results from which the reports are made.
-RESULTS_FOLDER = ".results"
-
-
 def docs_uri(root: str) -> str:
     """Return where a lake has its reports, unless the pipeline file names another folder."""
     return bookkeeping_uri(root, "data_docs")
@@ -52,7 +48,7 @@ def _is_ours(folder: Path) -> bool:
         return True
     except OSError:
         return False
-    return not held or not held.isdisjoint((ENTRIES_FOLDER, RESULTS_FOLDER))
+    return not held or ENTRIES_FOLDER in held
 
 
 def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:

@@ -30,8 +30,9 @@ from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
 from waldelta.lake.ledger.reconciliations import ColumnDifference
 from waldelta.stages.check.check import check
+from waldelta.stages.check.great_expectations.run_suite import open_context
 from waldelta.stages.check.reports._result_view import check_page
-from waldelta.stages.check.reports.data_docs import list_reconciliation, open_context
+from waldelta.stages.check.reports.data_docs import list_reconciliation
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
 from waldelta.stages.check.suite.expectation import QualityReport
 
@@ -247,7 +248,7 @@ def test_nor_of_any_type_of_expectation(browser, tmp_path):
     """Evaluated by Great Expectations in pandas, which is quicker than Spark and has the same
     results.
     """
-    context = open_context(None)
+    context = open_context()
     frame = pd.DataFrame(ROWS, columns=MANY)
     batch = (
         context.data_sources.add_pandas("p")

@@ -64,7 +64,6 @@ HELD = {
     "there is none": (None, True),
     "it is empty": ((), True),
     "reports": ((".entries/x.json", "index.html"), True),
-    "an earlier version's reports": ((".results/x", "index.html"), True),
     "reports and another's file": ((".entries/x.json", "mine.txt"), True),
     "other files": (("passwords.json",), False),
     "another's pages": (("index.html", "validations/x.html"), False),

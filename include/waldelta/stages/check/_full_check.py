@@ -29,12 +29,12 @@ from waldelta.stages.check.great_expectations.run_suite import (
     build_known,
     build_suite,
     measured,
+    open_context,
     outcomes,
 )
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,
-    open_context,
     page_name,
     pages_may_be_missing,
     run_identifier,
@@ -73,7 +73,7 @@ def check_fully(
 
     A plan is the error that prevented it where there is none.
     """
-    context = open_context(place)
+    context = open_context()
     identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
     verdicts: list[TableVerdict] = []
     ready: list[_Prepared] = []
@@ -93,10 +93,10 @@ def check_fully(
     for verdict, result in run.pool.map(evaluate, ready):
         page = None
         if result is not None:
-            page = write_page(context, place, verdict.table, result, identifier)
+            page = write_page(place, verdict.table, result, identifier)
         verdicts.append(replace(verdict, page=page))
     with pages_may_be_missing():
-        drop_old_checks(context, place, run.pipeline, lake)
+        drop_old_checks(place, run.pipeline, lake)
     return verdicts
 
 
@@ -168,15 +168,14 @@ def write_outcome_pages(
     verdicts: Sequence[TableVerdict],
 ) -> list[TableVerdict]:
     """Write the pages of these verdicts to ``place``; returns the verdicts with their pages."""
-    context = open_context(place)
     identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
     written: list[TableVerdict] = []
     for verdict in verdicts:
         result = _result(run, identifier, targets[verdict.table], verdict)
-        page = write_page(context, place, verdict.table, result, identifier)
+        page = write_page(place, verdict.table, result, identifier)
         written.append(replace(verdict, page=page))
     with pages_may_be_missing():
-        drop_old_checks(context, place, run.pipeline, lake)
+        drop_old_checks(place, run.pipeline, lake)
     return written
 
 

@@ -22,10 +22,13 @@ def judge_rows(
     Raises ConfigError for a name or argument that Great Expectations refuses.
     """
     import_great_expectations({each.type for each in planned})
-    import great_expectations as gx
-
-    from waldelta.stages.check.great_expectations.run_suite import SuiteCheck, build_suite, outcomes
+    from waldelta.stages.check.great_expectations.run_suite import (
+        SuiteCheck,
+        build_suite,
+        open_context,
+        outcomes,
+    )
 
     plan = SuitePlan(table, tuple(planned))
-    check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(name, plan))
+    check = SuiteCheck(open_context(), build_suite(name, plan))
     return outcomes(check.run(rows, {}), plan)

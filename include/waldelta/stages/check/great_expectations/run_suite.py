@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import great_expectations as gx
 from great_expectations.compatibility import pydantic
+from great_expectations.data_context.types.base import (
+    DataContextConfig,
+    InMemoryStoreBackendDefaults,
+)
 from great_expectations.expectations.expectation import Expectation
 from great_expectations.expectations.registry import (
     get_expectation_impl,
@@ -45,6 +49,21 @@ if TYPE_CHECKING:
     from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
     from waldelta.stages.check.measure.profile import Measured
     from waldelta.stages.check.suite.kinds import SuitePlan
+
+
+def open_context() -> EphemeralDataContext:
+    """Returns a context that writes nothing and sends no data."""
+    config = DataContextConfig(
+        config_version=4.0,
+        analytics_enabled=False,
+        # Great Expectations reads a dict, as from a file.
+        progress_bars={"globally": False},  # type: ignore[arg-type]
+        fluent_datasources={},
+        store_backend_defaults=InMemoryStoreBackendDefaults(),
+    )
+    context: EphemeralDataContext = gx.get_context(mode="ephemeral", project_config=config)
+    return context
+
 
 META = "waldelta"  # Under this key an expectation carries its number in the plan.
 

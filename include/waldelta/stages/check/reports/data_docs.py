@@ -1,9 +1,8 @@
 """The HTML reports of one pipeline's checks: where they are stored, and how they are named, listed
 and pruned.
 
-A local folder has the pages, our own index of them and, in ``.results``, the validation results
-they are made from. Only the owner can read the files, because a report may show values of failed
-rows. For an object store see store_reports.
+A local folder has the pages and our own index of them. Only the owner can read the files, because a
+report may show values of failed rows. For an object store see store_reports.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile, split_table_name
 from waldelta.errors import TargetNotWritable
@@ -24,8 +23,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.storage import encode_segment
 from waldelta.permissions import OWNER_ONLY, private_files
-from waldelta.pipeline.report_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
-from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.pipeline.report_folder import ENTRIES_FOLDER, docs_folder, own_docs_folder
 from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.index import (
@@ -51,18 +49,13 @@ if TYPE_CHECKING:
         ExpectationSuiteValidationResult,
     )
     from great_expectations.core.run_identifier import RunIdentifier
-    from great_expectations.data_context.data_context.ephemeral_data_context import (
-        EphemeralDataContext,
-    )
-    from great_expectations.data_context.types.resource_identifiers import (
-        ValidationResultIdentifier,
-    )
 
 log = logging.getLogger(__name__)
 
 # The local folder of all reports, or one run's folder in an object store.
 Place = Path | RunFolder
-_KEPT = "kept_results"
+# Below a local folder: <schema>/<table>/<run>/<time>/<name>.html.
+_PAGES = "validations"
 _LONGEST_NAME = 100  # The file name of a page contains the name twice.
 
 
@@ -99,57 +92,6 @@ def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
     return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
 
 
-def open_context(place: Place | None) -> EphemeralDataContext:
-    """Returns a context that keeps results in a local folder, and else in memory.
-
-    It writes nothing else and sends no data.
-    """
-    import_great_expectations()
-    import great_expectations as gx
-    from great_expectations.data_context.types.base import DataContextConfig
-
-    folder = place if isinstance(place, Path) else None
-    if folder is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-    config = DataContextConfig(
-        config_version=4.0,
-        analytics_enabled=False,
-        # Great Expectations reads a dict, as from a file.
-        progress_bars={"globally": False},  # type: ignore[arg-type]
-        fluent_datasources={},
-        expectations_store_name="expectations_store",
-        validation_results_store_name="validation_results_store",
-        checkpoint_store_name="checkpoint_store",
-        stores=_stores(folder),
-        data_docs_sites={},
-    )
-    context: EphemeralDataContext = gx.get_context(mode="ephemeral", project_config=config)
-    return context
-
-
-def keep_result(
-    context: EphemeralDataContext,
-    suite_name: str,
-    result: ExpectationSuiteValidationResult,
-    run: RunIdentifier,
-) -> ValidationResultIdentifier:
-    """Store a result for its page, and return its identifier."""
-    from great_expectations.data_context.types.resource_identifiers import (
-        ExpectationSuiteIdentifier,
-        ValidationResultIdentifier,
-    )
-
-    suite = ExpectationSuiteIdentifier(name=suite_name)
-    identifier = ValidationResultIdentifier(suite, run_id=run, batch_identifier=suite_name)
-    context.stores[_KEPT].store_validation_results(
-        suite_validation_result=result,
-        suite_validation_result_identifier=identifier,
-        expectation_suite_identifier=suite,
-    )
-    return identifier
-
-
 @contextmanager
 def pages_may_be_missing() -> Iterator[None]:
     """Log that a store takes no pages: the check's results are in the ledger without them."""
@@ -160,31 +102,29 @@ def pages_may_be_missing() -> Iterator[None]:
 
 
 def write_page(
-    context: EphemeralDataContext,
-    place: Place,
-    table: str,
-    result: ExpectationSuiteValidationResult,
-    run: RunIdentifier,
+    place: Place, table: str, result: ExpectationSuiteValidationResult, run: RunIdentifier
 ) -> Path | str | None:
-    """Store a table's result and write its page; returns its path or URI, or None where the store
-    takes no pages.
+    """Write the page of a table's result, which appears as a whole.
+
+    Returns its path or URI, or None where the store takes no pages.
     """
-    kept = keep_result(context, page_name(table), result, run)
+    from great_expectations.core.expectation_validation_result import (
+        expectationSuiteValidationResultSchema,
+    )
+
+    # The renderers describe values as JSON has them.
+    as_json = expectationSuiteValidationResultSchema.dumps(result.to_json_dict(), sort_keys=True)
+    text, name = check_page(expectationSuiteValidationResultSchema.loads(as_json)), page_name(table)
     with pages_may_be_missing():
-        return write_check_page(context, place, kept)
+        if isinstance(place, RunFolder):
+            return place.write_page(name, text)
+        # This folder shows that the reports' folder is ours, also before a report is listed.
+        (place / ENTRIES_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.chmod(0o700)
+        path = place.joinpath(_PAGES, *name.split("."), *run.to_tuple(), f"{name}.html")
+        write_whole(path, text)
+        return path
     return None
-
-
-def write_check_page(
-    context: EphemeralDataContext, place: Place, identifier: ValidationResultIdentifier
-) -> Path | str:
-    """Write the page of a stored result, which appears as a whole; returns its path or URI."""
-    text = check_page(context.stores[_KEPT].get(identifier))
-    if isinstance(place, RunFolder):
-        return place.write_page(str(identifier.batch_identifier), text)
-    path = page_path(place, identifier)
-    write_whole(path, text)
-    return path
 
 
 def list_reports(
@@ -235,48 +175,33 @@ def _write_index(folder: Path, pipeline: PipelineFile) -> Path:
     return draft.replace(index)
 
 
-def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
-    """Returns the path of a result's page, in Great Expectations' folder layout."""
-    suite, run = identifier.expectation_suite_identifier, identifier.run_id
-    parts = [*suite.to_tuple(), *run.to_tuple(), f"{identifier.batch_identifier}.html"]
-    return folder.joinpath("validations", *parts)
+def drop_old_pages(folder: Path, pipeline: str, keep: int) -> int:
+    """Remove the pages and list entries of all but a pipeline's last ``keep`` checks.
 
-
-def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str, keep: int) -> int:
-    """Remove the results, pages and list entries of all but a pipeline's last ``keep`` runs.
-
-    Returns the number of removed runs.
+    Returns the number of removed checks.
     """
-    store, identifiers = context.stores[_KEPT], _kept_of(context, pipeline)
-    runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
+    # Other pipelines may have pages in the same folder; a pipeline's name has no space.
+    pages = [
+        page
+        for page in (folder / _PAGES).rglob("*.html")
+        if page.parts[-3].startswith(f"{pipeline} ")
+    ]
+    runs = sorted({(page.parts[-2], page.parts[-3]) for page in pages}, reverse=True)
     old = set(runs[keep:])
-    for identifier in identifiers:
-        if (identifier.run_id.run_time, identifier.run_id.run_name) in old:
-            page = page_path(folder, identifier)
+    for page in pages:
+        if (page.parts[-2], page.parts[-3]) in old:
             page.unlink(missing_ok=True)
             remove_entry(folder, page.relative_to(folder).as_posix())
-            store.remove_key(identifier)
     return len(old)
 
 
-def drop_old_checks(
-    context: EphemeralDataContext, place: Place, pipeline: PipelineFile, lake: Lake
-) -> None:
+def drop_old_checks(place: Place, pipeline: PipelineFile, lake: Lake) -> None:
     """Remove the reports of all but a pipeline's last ``quality.keep_reports`` checks."""
     keep = pipeline.quality.keep_reports
     if isinstance(place, RunFolder):
         StoreReports(lake).prune(CHECKS, keep)
     else:
-        drop_old_results(context, place, pipeline.pipeline, keep)
-
-
-def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationResultIdentifier]:
-    # Other pipelines may have results in the same folder; a pipeline's name has no space.
-    return [
-        i
-        for i in context.stores[_KEPT].list_keys()
-        if str(i.run_id.run_name).startswith(f"{pipeline} ")
-    ]
+        drop_old_pages(place, pipeline.pipeline, keep)
 
 
 def list_reconciliation(
@@ -310,34 +235,7 @@ def prune_reports(pipeline: PipelineFile, lake: Lake, keep: int | None = None) -
         return 0
     with private_files(OWNER_ONLY):
         dropped = prune_pages(folder, pipeline.pipeline, keep)
-        if (folder / RESULTS_FOLDER).is_dir():
-            context = open_context(folder)
-            dropped += drop_old_results(context, folder, pipeline.pipeline, keep)
+        dropped += drop_old_pages(folder, pipeline.pipeline, keep)
         if drop_old_pageless(folder, pipeline.pipeline, keep) or dropped:
             _write_index(folder, pipeline)
     return dropped
-
-
-def _stores(folder: Path | None) -> dict[str, Any]:
-    memory = {"class_name": "InMemoryStoreBackend"}
-    files = (
-        memory
-        if folder is None
-        else {
-            "class_name": "TupleFilesystemStoreBackend",
-            "base_directory": str(folder / RESULTS_FOLDER),
-        }
-    )
-    return {
-        "expectations_store": {"class_name": "ExpectationsStore", "store_backend": memory},
-        "validation_results_store": {
-            "class_name": "ValidationResultsStore",
-            "store_backend": memory,
-        },
-        "validation_definition_store": {
-            "class_name": "ValidationDefinitionStore",
-            "store_backend": memory,
-        },
-        "checkpoint_store": {"class_name": "CheckpointStore", "store_backend": memory},
-        _KEPT: {"class_name": "ValidationResultsStore", "store_backend": files},
-    }
