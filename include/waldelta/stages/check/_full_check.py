@@ -9,19 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import great_expectations
 from great_expectations.core.expectation_validation_result import (
     ExpectationSuiteValidationResult,
     ExpectationValidationResult,
 )
+from great_expectations.core.run_identifier import RunIdentifier
+from great_expectations.expectations.expectation import Expectation
+from pyspark.sql import DataFrame
 
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.metadata_columns import LSN
 from waldelta.spark import Runner
-from waldelta.stages.check._background import Measurements
 from waldelta.stages.check.check_run import CheckRun, about, are_met, failed, refused, suite_of
 from waldelta.stages.check.gate.release import is_decided
 from waldelta.stages.check.great_expectations.run_suite import (
@@ -32,6 +33,7 @@ from waldelta.stages.check.great_expectations.run_suite import (
     open_context,
     outcomes,
 )
+from waldelta.stages.check.measure.profile import Measurements
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,
@@ -43,14 +45,6 @@ from waldelta.stages.check.reports.data_docs import (
 from waldelta.stages.check.suite.expectation import Outcome, TableVerdict
 from waldelta.stages.check.suite.kinds import SuitePlan
 from waldelta.stages.check.suite.target_facts import CheckedTarget
-
-if TYPE_CHECKING:
-    from great_expectations.core.expectation_validation_result import (
-        ExpectationSuiteValidationResult,
-    )
-    from great_expectations.core.run_identifier import RunIdentifier
-    from great_expectations.expectations.expectation import Expectation
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ def _evaluate(
     target, plan = item.target, item.plan
     try:
         frame = target.frame(runner)
-        result = item.suite.run(frame, *item.measurements)
+        result = item.suite.run(frame, item.measurements)
         if plan.table in run.decided:
             plan = _judge_undecided(run, item, frame, result)
     except Exception as err:

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.metadata_columns import LSN
 from waldelta.spark import Runner
-from waldelta.stages.check._background import measure_early
 from waldelta.stages.check.check_run import (
     CheckRun,
     changed_since,
@@ -36,25 +36,18 @@ from waldelta.stages.check.check_run import (
 )
 from waldelta.stages.check.gate.release import is_decided
 from waldelta.stages.check.measure.columns import listed
-from waldelta.stages.check.measure.duplicate_keys import IntegerKey
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, IntegerKey
 from waldelta.stages.check.measure.profile import Measured, profile_by_values, profile_in_driver
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, TableVerdict
 from waldelta.stages.check.suite.kind import RowCondition
-from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, depends_on, kind_of
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
-from waldelta.stages.check.suite.target_kinds import KeyUnique
+from waldelta.stages.check.suite.target_kinds import CountedKind, KeyUnique
 from waldelta.target_modes import Feature
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from pyspark.sql import Column, DataFrame
-
-    from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +91,28 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
 
     chosen = [target for target in targets if run.outcome.is_quick(target.state)]
     return [verdict for verdict in run.pool.map(check_one, chosen) if verdict is not None]
+
+
+def measure_early(
+    background: ThreadPoolExecutor,
+    runner: Runner,
+    target: CheckedTarget,
+    references: Sequence[Reference],
+    met: int | None = None,
+    types: Iterable[str] = KINDS,
+) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
+    """Have Spark count rows that don't meet expectations of these types, in the background.
+
+    ``met`` is a version whose rows are known to meet the suite.
+    """
+    return {
+        lookup_key: count
+        for kind in map(kind_of, types)
+        if isinstance(kind, CountedKind)
+        for lookup_key, count in kind.start_counts(
+            background=background, runner=runner, target=target, references=references, met=met
+        ).items()
+    }
 
 
 def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict | None:

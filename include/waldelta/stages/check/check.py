@@ -8,28 +8,36 @@ the first measurements of the targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget, Lake
+from waldelta.lake import READ_FAILURES, DeltaTarget, Lake
 from waldelta.lake.ledger import SYNCED, Ledger, Quarantine, TableState, now
 from waldelta.lake.ledger.check_records import KEPT_PER_TABLE, latest_profiles, latest_suites
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import Runner, RunnerPool
-from waldelta.stages.check._background import in_background, measure_early, profile_early
-from waldelta.stages.check._quick_check import check_quickly
+from waldelta.spark.runner_pool import MOST_AT_ONCE
+from waldelta.stages.check._quick_check import check_quickly, measure_early
 from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
 from waldelta.stages.check.gate.release import read_decided
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.measure.profile import (
+    PROFILED,
+    Measured,
+    Measurements,
+    profile_by_values,
+)
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.reports.data_docs import (
     Place,
@@ -38,12 +46,11 @@ from waldelta.stages.check.reports.data_docs import (
     pages_may_be_missing,
 )
 from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
-from waldelta.stages.check.suite.kinds import SuitePlan
+from waldelta.stages.check.suite.kinds import SuitePlan, kind_of
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+log = logging.getLogger(__name__)
 
 
 def check(
@@ -76,7 +83,7 @@ def check(
     known = Known(latest_suites(ledger, names), ledger.last_cut())
     rules, before = _rules(ledger, outcome, wanted), _before(pipeline, ledger, names, run_id)
     with (
-        in_background() as background,
+        _in_background() as background,
         RunnerPool(runner, len(wanted)) as pool,
         private_files(OWNER_ONLY),
     ):
@@ -137,7 +144,7 @@ def _check_fully(
     if not targets:
         return []
     run.runner.spark()  # Without a session no target can be judged: that is no target's failure.
-    counts = [
+    counts: list[Measurements] = [
         measure_early(run.background, run.runner, target, run.rules_of(target).references)
         for target in targets
     ]
@@ -154,9 +161,44 @@ def _check_fully(
     import_great_expectations(kinds)
     from waldelta.stages.check._full_check import check_fully
 
-    profiles = [profile_early(run.background, *each) for each in zip(targets, plans, strict=True)]
-    measurements = zip(counts, profiles, strict=True)
-    return check_fully(run, place, lake, [*zip(targets, plans, measurements, strict=True)])
+    planned = [
+        (target, plan, {**measured, **_profile_early(run.background, target, plan)})
+        for target, plan, measured in zip(targets, plans, counts, strict=True)
+    ]
+    return check_fully(run, place, lake, planned)
+
+
+@contextmanager
+def _in_background() -> Iterator[ThreadPoolExecutor]:
+    """Yields an executor for background work; after an error the caller does not wait for it."""
+    executor = ThreadPoolExecutor(1 + MOST_AT_ONCE, "ahead")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _profile_early(
+    background: ThreadPoolExecutor, target: CheckedTarget, plan: SuitePlan | Exception
+) -> Measurements:
+    """Measure a mirror's profile in the background, where the plan has an expectation about it."""
+    planned = () if isinstance(plan, Exception) else plan.expectations
+    columns = next((p.kwargs["columns"] for p in planned if kind_of(p.type).needs_profile), None)
+    if columns is None or target.state.kept_as.keeps_rows:
+        return {}
+
+    def measure() -> Measured | None:
+        try:
+            return profile_by_values(target.open(), columns)
+        except (*READ_FAILURES, KeyError) as err:
+            log.info(
+                "table=%s can't be measured on the driver, so Spark measures it: %s",
+                target.state.table_name,
+                err,
+            )
+            return None
+
+    return {PROFILED: background.submit(measure)}
 
 
 def _rules(

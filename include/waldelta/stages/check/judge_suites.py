@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, TargetColumns, is_sql
@@ -35,9 +35,6 @@ from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kinds import kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.targets import JudgeSuite
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 

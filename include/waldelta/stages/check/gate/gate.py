@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode import TargetPlan
@@ -59,9 +59,6 @@ from waldelta.stages.check.suite.kinds import kind_of, with_raw
 from waldelta.stages.check.suite.row_kinds import is_met
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 

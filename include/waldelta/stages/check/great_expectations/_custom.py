@@ -5,9 +5,10 @@ them, and imports all of Great Expectations.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import new_class
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from great_expectations.compatibility import pydantic
 from great_expectations.core.metric_domain_types import MetricDomainTypes
@@ -26,23 +27,16 @@ from great_expectations.render import (
     RenderedStringTemplateContent,
 )
 from great_expectations.render.renderer.renderer import renderer
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, find_duplicate_keys
-from waldelta.stages.check.measure.profile import Measured, profile_aggregate, read_profile
+from waldelta.stages.check.measure.duplicate_keys import find_duplicate_keys
+from waldelta.stages.check.measure.profile import PROFILED, Measurements, measure_profile
 from waldelta.stages.check.suite.kind import ExpectationKind
 from waldelta.stages.check.suite.kinds import KINDS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-# Attribute of the execution engine: counts of duplicate keys, or Futures of them, that were
-# requested before.
-PREFETCHED_DUPLICATES = "duplicate_keys_asked_ahead"
-# Attribute of the execution engine: a Future of the target's profile; its result is None where
-# Arrow couldn't measure it.
-PREFETCHED_PROFILE = "profile_measured_ahead"
+# Attribute of the execution engine: what was measured in the background.
+MEASUREMENTS = "measured_in_background"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
@@ -122,56 +116,50 @@ class _TargetExpectation(BatchExpectation):
         return {"success": success, "result": details}
 
 
-class DuplicateKeyRows(TableMetricProvider):
+class _BackgroundMetric(TableMetricProvider):
+    """Returns what was measured in the background, or else measures it by Spark."""
+
+    value_keys = ("columns",)
+    # What finds the measurement, in the place of the columns.
+    lookup_key: tuple[str, ...] | None = None
+
+    @staticmethod
+    @abstractmethod
+    def measure(frame: DataFrame, columns: Sequence[Any]) -> Any:
+        """Measures the frame by Spark."""
+
+    @metric_value(engine=SparkDFExecutionEngine)
+    def _spark(
+        cls,  # noqa: N805
+        execution_engine: SparkDFExecutionEngine,
+        metric_domain_kwargs: dict[str, Any],
+        metric_value_kwargs: dict[str, Any],
+        **_: Any,
+    ) -> Any:
+        columns = metric_value_kwargs["columns"]
+        measurements: Measurements = getattr(execution_engine, MEASUREMENTS, {})
+        future = measurements.get(cls.lookup_key or tuple(columns))
+        if future is not None and (measured := future.result()) is not None:
+            return measured
+        frame, _, _ = execution_engine.get_compute_domain(
+            metric_domain_kwargs, MetricDomainTypes.TABLE
+        )
+        return cls.measure(frame, columns)
+
+
+class DuplicateKeyRows(_BackgroundMetric):
     """Counts rows that share their key with another row."""
 
     metric_name = "target_rows.duplicate_keys"
-    value_keys = ("columns",)
-
-    @metric_value(engine=SparkDFExecutionEngine)
-    def _spark(
-        cls,  # noqa: N805
-        execution_engine: SparkDFExecutionEngine,
-        metric_domain_kwargs: dict[str, Any],
-        metric_value_kwargs: dict[str, Any],
-        **_: Any,
-    ) -> DuplicateKeys:
-        columns = metric_value_kwargs["columns"]
-        asked: Future[DuplicateKeys] | None = getattr(
-            execution_engine, PREFETCHED_DUPLICATES, {}
-        ).get(tuple(columns))
-        if asked is not None:
-            return asked.result()
-        frame, _, _ = execution_engine.get_compute_domain(
-            metric_domain_kwargs, MetricDomainTypes.TABLE
-        )
-        return find_duplicate_keys(frame, columns)
+    measure = staticmethod(find_duplicate_keys)
 
 
-class TargetProfile(TableMetricProvider):
-    """Returns row count and column distributions, measured in the background or else by a Spark
-    scan.
-    """
+class TargetProfile(_BackgroundMetric):
+    """Returns row count and column distributions."""
 
     metric_name = "target_rows.profile"
-    value_keys = ("columns",)
-
-    @metric_value(engine=SparkDFExecutionEngine)
-    def _spark(
-        cls,  # noqa: N805
-        execution_engine: SparkDFExecutionEngine,
-        metric_domain_kwargs: dict[str, Any],
-        metric_value_kwargs: dict[str, Any],
-        **_: Any,
-    ) -> Measured:
-        ahead: Future[Measured | None] | None = getattr(execution_engine, PREFETCHED_PROFILE, None)
-        if ahead is not None and (measured := ahead.result()) is not None:
-            return measured
-        columns = metric_value_kwargs["columns"]
-        frame, _, _ = execution_engine.get_compute_domain(
-            metric_domain_kwargs, MetricDomainTypes.TABLE
-        )
-        return read_profile(columns, frame.agg(profile_aggregate(columns)).collect()[0][0])
+    measure = staticmethod(measure_profile)
+    lookup_key = PROFILED
 
 
 def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -7,48 +7,38 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import great_expectations as gx
 from great_expectations.compatibility import pydantic
+from great_expectations.core.batch_definition import BatchDefinition
+from great_expectations.core.expectation_validation_result import (
+    ExpectationSuiteValidationResult,
+    ExpectationValidationResult,
+)
+from great_expectations.data_context.data_context.ephemeral_data_context import (
+    EphemeralDataContext,
+)
 from great_expectations.data_context.types.base import (
     DataContextConfig,
     InMemoryStoreBackendDefaults,
 )
+from great_expectations.datasource.fluent import SparkDatasource
 from great_expectations.expectations.expectation import Expectation
 from great_expectations.expectations.registry import (
     get_expectation_impl,
     list_registered_expectation_implementations,
 )
+from pyspark.sql import DataFrame
 
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import ColumnProfile
-from waldelta.stages.check.great_expectations._custom import (
-    PREFETCHED_DUPLICATES,
-    PREFETCHED_PROFILE,
-)
+from waldelta.stages.check.great_expectations._custom import MEASUREMENTS
+from waldelta.stages.check.measure.profile import Measured, Measurements
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kinds import SuitePlan, kind_of
 from waldelta.stages.check.suite.target_kinds import PROFILE, WITHOUT_VALUES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from great_expectations.core.batch_definition import BatchDefinition
-    from great_expectations.core.expectation_validation_result import (
-        ExpectationSuiteValidationResult,
-        ExpectationValidationResult,
-    )
-    from great_expectations.data_context.data_context.ephemeral_data_context import (
-        EphemeralDataContext,
-    )
-    from great_expectations.datasource.fluent import SparkDatasource
-    from pyspark.sql import DataFrame
-
-    from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
-    from waldelta.stages.check.measure.profile import Measured
-    from waldelta.stages.check.suite.kinds import SuitePlan
 
 
 def open_context() -> EphemeralDataContext:
@@ -193,21 +183,18 @@ class SuiteCheck:
     def run(
         self,
         frame: DataFrame,
-        prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
-        prefetched_profile: Future[Measured | None] | None = None,
+        measurements: Measurements,
     ) -> ExpectationSuiteValidationResult:
         """Validate the frame on its own session; failed expectations are evaluated again for
         examples.
 
-        ``prefetched_duplicates`` has the counts of duplicate keys by columns, and
-        ``prefetched_profile`` the profile, which were requested before.
+        ``measurements`` are what was requested before.
         """
         engine = self._source.get_execution_engine()
         # By default the engine uses the process's default session, which lacks this frame's
         # temporary views.
         engine.spark = frame.sparkSession
-        setattr(engine, PREFETCHED_DUPLICATES, prefetched_duplicates)
-        setattr(engine, PREFETCHED_PROFILE, prefetched_profile)
+        setattr(engine, MEASUREMENTS, measurements)
         ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
         (result,) = ran.run_results.values()
         if numbers := {

@@ -7,13 +7,16 @@ log, which cost no scan and have no mean. Spark measures what Arrow can't read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from itertools import islice
 from math import inf, isfinite, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.lake import TargetVersion, by_row_group, row_count
@@ -21,14 +24,15 @@ from waldelta.lake.ledger import ColumnProfile, TableState
 from waldelta.spark_sql import quote
 from waldelta.types import stored_type
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
-
 # Of wide tables only the first columns are measured.
 _MOST_COLUMNS = 100
 _ROWS_AT_ONCE = 1 << 16
 
 Measured = tuple[int, list[ColumnProfile]]
+# What is measured in the background: by a key's columns, or what takes their place, its counts
+# (DuplicateKeys), and under PROFILED a mirror's profile, None where Arrow can't measure it.
+Measurements = Mapping[tuple[str, ...], Future[Any]]
+PROFILED = ("_wd_profile",)
 
 
 def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
@@ -146,8 +150,8 @@ def _of_statistics(files: pa.Table, rows: int, name: str, *, is_number: bool) ->
     return ColumnProfile(name, nulls, least=low, most=high)
 
 
-def profile_aggregate(columns: Sequence[Sequence[Any]]) -> Column:
-    """Returns the profile as one Spark aggregate, to be read by ``read_profile``."""
+def measure_profile(frame: DataFrame, columns: Sequence[Sequence[Any]]) -> Measured:
+    """Returns the profile of a frame, by one Spark aggregate."""
     asked = [F.count(F.lit(1))]
     for name, is_number in columns:
         column = F.col(quote(name))
@@ -156,18 +160,15 @@ def profile_aggregate(columns: Sequence[Sequence[Any]]) -> Column:
             double = column.cast("double")
             finite = F.when(F.abs(double) < float("inf"), double)  # Spark sorts NaN above infinity.
             asked += [F.avg(finite), F.stddev_pop(finite), F.min(finite), F.max(finite)]
-    return F.struct(*(value.alias(f"v{k}") for k, value in enumerate(asked)))
-
-
-def read_profile(columns: Sequence[Sequence[Any]], values: Sequence[Any]) -> Measured:
-    """Returns the profile from the values of the aggregate."""
-    rows, found, at = int(values[0]), [], 1
+    (row,) = frame.agg(*(value.alias(f"v{k}") for k, value in enumerate(asked))).collect()
+    values = iter(row)
+    rows = int(next(values))
+    profiles = []
     for name, is_number in columns:
-        nulls = (rows - values[at]) / rows if rows else None
-        numbers = [_finite(value) for value in values[at + 1 : at + 5]] if is_number else []
-        found.append(ColumnProfile(name, nulls, *numbers))
-        at += 5 if is_number else 1
-    return rows, found
+        nulls = (rows - next(values)) / rows if rows else None
+        numbers = [_finite(value) for value in islice(values, 4 if is_number else 0)]
+        profiles.append(ColumnProfile(name, nulls, *numbers))
+    return rows, profiles
 
 
 def _finite(value: Any) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
@@ -21,9 +22,6 @@ from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
 from waldelta.types.base import Comparison
 from waldelta.types.type_map import key_type
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Takes the place of column names as the key of the prefetched result.
 FOREIGN_KEY = "_wd_foreign_key"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of_both
@@ -24,9 +24,6 @@ from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
 from waldelta.stages.check.measure.references import Reference, Side
 from waldelta.types.base import Comparison
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 log = logging.getLogger(__name__)
 

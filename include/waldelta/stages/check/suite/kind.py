@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+from pyspark.sql import Column
 
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.target_facts import TargetFacts
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 # Kinds of Great Expectations that judge only the target's rows, together or one by one.
 _OF_ROWS = (

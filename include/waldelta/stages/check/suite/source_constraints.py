@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import psycopg
 
 from waldelta.errors import SourceError, StateError, WaldeltaError
-from waldelta.lake.ledger import SYNCED, Quarantine, now
-from waldelta.pipeline import RunResult
+from waldelta.lake.ledger import SYNCED, BatchCut, Quarantine, TableState, now
+from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
@@ -35,11 +34,6 @@ from waldelta.stages.check.measure.references import (
     touched,
 )
 from waldelta.stages.check.suite.target_facts import Lag, SourceRules, freshness_limits
-
-if TYPE_CHECKING:
-    from waldelta.lake.ledger import BatchCut, TableState
-    from waldelta.pipeline import Job
-
 
 # The most runs whose results are searched for the position of landed transactions: results of an
 # older version don't have it.

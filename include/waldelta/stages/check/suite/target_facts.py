@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from pyspark.sql import DataFrame
 
 from waldelta.config.quality import Freshness
 from waldelta.lake import DeltaTarget, TargetVersion
@@ -18,9 +20,6 @@ from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.profile_drift import Before
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _MB = 1 << 20
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
@@ -28,19 +30,13 @@ from waldelta.stages.check.measure.duplicate_keys import (
     find_duplicate_keys,
 )
 from waldelta.stages.check.measure.profile import profiled_columns
+from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kind import Argument, ExpectationKind, Judgement
 from waldelta.stages.check.suite.profile_drift import find_departures
 from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetFacts
 from waldelta.target_modes import TargetMode
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    from pyspark.sql import DataFrame
-
-    from waldelta.stages.check.measure.references import Reference
 
 # Result entry: the observed value without the rows' values that ``observed_value`` shows in the
 # report.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pyarrow as pa
@@ -11,9 +12,9 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
 from waldelta.lake.ledger.check_records import ON_OTHERS
-from waldelta.stages.check._background import in_background, measure_early
 from waldelta.stages.check._quick_check import (
     is_met_in_driver,
+    measure_early,
     quick_outcomes,
     rest_outcomes,
     row_conditions,
@@ -102,7 +103,7 @@ def test_a_new_kind_is_counted_with_the_others(monkeypatch):
     """In the background; its outcome has the number of rows."""
     monkeypatch.setitem(KINDS, FewRows.type, FewRows())
     target = CheckedTarget(state([ID], keys=[]), 1, table_at("here"))
-    with in_background() as background:
+    with ThreadPoolExecutor() as background:
         counts = measure_early(background, None, target, [])
     assert counts.keys() == {("here",)}
     planned = PlannedExpectation(
