@@ -181,18 +181,10 @@ def _result(
     errors = [str(outcome.error) for outcome in verdict.outcomes if outcome.error is not None]
     plan = SuitePlan(verdict.table, tuple(outcome.planned for outcome in judged), verdict.omitted)
     suite = build_suite(page_name(verdict.table), plan)
-    results = [_item(*each) for each in zip(judged, suite.expectations, strict=True)]
-    met = sum(bool(item.success) for item in results)
     return ExpectationSuiteValidationResult(
-        success=met == len(results),
-        results=results,
+        success=all(outcome.success for outcome in judged),
+        results=[_item(*each) for each in zip(judged, suite.expectations, strict=True)],
         suite_name=suite.name,
-        statistics={
-            "evaluated_expectations": len(results),
-            "successful_expectations": met,
-            "unsuccessful_expectations": len(results) - met,
-            "success_percent": 100 * met / len(results) if results else None,
-        },
         meta={
             "run_id": identifier,
             "batch_parameters": about(run, target, (*verdict.omitted, *errors)),

@@ -37,8 +37,19 @@ def keep_report(
     at = now()
     later = _record(ledger, report, at, own, since)
     _recount_unknown(ledger, report, later)
-    _keep_profiles(ledger, report, at)
-    _keep_suites(ledger, report, at, known, states)
+    ledger.append_all([
+        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
+        for verdict in report.tables
+        if verdict.measured is not None and verdict.version is not None
+    ])  # fmt: skip
+    ledger.append_all([
+        PassedSuite(
+            at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
+            known.end_of(states[v.table], v.version),
+        )
+        for v in report.tables
+        if v.suite is not None and v.version is not None
+    ])  # fmt: skip
     _log(report)
 
 
@@ -93,31 +104,6 @@ def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, 
     }
     if told:
         record_unknown(ledger, report.run_id, told)
-
-
-def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:
-    ledger.append_all([
-        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
-        for verdict in report.tables
-        if verdict.measured is not None and verdict.version is not None
-    ])  # fmt: skip
-
-
-def _keep_suites(
-    ledger: Ledger,
-    report: QualityReport,
-    at: datetime,
-    known: Known,
-    states: Mapping[str, TableState],
-) -> None:
-    ledger.append_all([
-        PassedSuite(
-            at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
-            known.end_of(states[v.table], v.version),
-        )
-        for v in report.tables
-        if v.suite is not None and v.version is not None
-    ])  # fmt: skip
 
 
 def _log(report: QualityReport) -> None:

@@ -18,6 +18,11 @@ from waldelta.stages.check.reports.page import static_index
 HOSTILE = "<script>alert(1)</script>"
 
 
+def list_pages(folder, pipeline, names, found):
+    for entry in write_pages(folder, pipeline, names, found):
+        add_entry(folder, entry)
+
+
 def row(run_id, table="public.t", status="equal", **details):
     at = details.pop("at", now())
     details = {"version": 3, **details}
@@ -189,9 +194,9 @@ def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
                 by=HOSTILE,
             ),
         ]
-        write_pages(tmp_path, "shop", names, found)
+        list_pages(tmp_path, "shop", names, found)
         if n == 0:
-            write_pages(tmp_path, "other", names, found)
+            list_pages(tmp_path, "other", names, found)
     assert prune_pages(tmp_path, "other", 1) == 0
     assert len({entry.page for entry in read_entries(tmp_path)}) == 8
     runs = checked_runs(entry for entry in read_entries(tmp_path) if entry.pipeline == "shop")
@@ -259,7 +264,7 @@ LISTED = [
 @pytest.mark.parametrize("status, details, verdict, told", LISTED, ids=[case[0] for case in LISTED])
 def test_the_list_says_what_was_found(tmp_path, status, details, verdict, told):
     """What was repaired is so; nothing is an expectation that wasn't met."""
-    write_pages(tmp_path, "shop", {"public.t": "public.t"}, [row("r", status=status, **details)])
+    list_pages(tmp_path, "shop", {"public.t": "public.t"}, [row("r", status=status, **details)])
     (run,) = checked_runs(read_entries(tmp_path))
     assert run.verdict == verdict
     assert f"<td>{told}</td>" in static_index("shop", [run])

@@ -16,7 +16,6 @@ from waldelta.lsn import Lsn
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.index import (
     ReportEntry,
-    add_entry,
     checked_runs,
     read_entries,
     remove_entry,
@@ -31,20 +30,15 @@ _LONGEST = 100
 
 def write_pages(
     place: Path | RunFolder, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]
-) -> None:
-    """Write and list a page for each table that was compared, or that couldn't be.
+) -> list[ReportEntry]:
+    """Write a page for each table that was compared, or that couldn't be; returns what to list.
 
     ``names`` are the tables' file names.
     """
-    entries = [
+    return [
         _entry(row, found[0].at, pipeline, _write(place, pipeline, names[row.table_name], row))
         for row in found
     ]
-    if isinstance(place, RunFolder):
-        place.write_list(entries)
-        return
-    for entry in entries:
-        add_entry(place, entry)
 
 
 def _write(place: Path | RunFolder, pipeline: str, name: str, row: Reconciliation) -> str:

@@ -138,6 +138,10 @@ def list_reports(
     in a store.
     """
     entries = [_entry(place, pipeline.pipeline, run_id, at, verdict) for verdict in verdicts]
+    return _list(place, pipeline, entries)
+
+
+def _list(place: Place, pipeline: PipelineFile, entries: Sequence[ReportEntry]) -> Path | str:
     if isinstance(place, RunFolder):
         place.write_list(entries)
         return place.uri
@@ -211,15 +215,11 @@ def list_reconciliation(
     store.
     """
     names = {row.table_name: page_name(row.table_name) for row in found}
-    folder = own_docs_folder(pipeline)
-    if folder is None:
-        run = StoreReports(lake).begin(RECONCILIATIONS, found[0].run_id, found[0].at)
-        write_pages(run, pipeline.pipeline, names, found)
-        return run.uri
+    place: Place | None = own_docs_folder(pipeline)
+    if place is None:
+        place = StoreReports(lake).begin(RECONCILIATIONS, found[0].run_id, found[0].at)
     with private_files(OWNER_ONLY):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_pages(folder, pipeline.pipeline, names, found)
-        return _write_index(folder, pipeline)
+        return _list(place, pipeline, write_pages(place, pipeline.pipeline, names, found))
 
 
 def prune_reports(pipeline: PipelineFile, lake: Lake, keep: int | None = None) -> int:
