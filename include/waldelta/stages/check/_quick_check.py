@@ -128,12 +128,13 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     measured, plan = profiled
     # Upkeep also finds rows that went bad without a run's change.
     met = None if upkeep else met_at(run.known, target, suite)
-    in_driver = is_met_in_driver(table, plan, rules.references)
+
+    in_driver = _by_arrow(plan, lambda: is_met_in_driver(table, plan, rules.references))
 
     def of_changes() -> bool:
         if met is None or rules.references:
             return False
-        return are_changes_met(target, table, plan, met)
+        return _by_arrow(plan, lambda: are_changes_met(target, table, plan, met))
 
     def by_spark() -> bool:
         # Conditions can be built only where there is a session.
@@ -159,6 +160,15 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
         # Without an earlier result the check covers all rows, as Arrow's of a small target does.
         whole=in_driver or met is None,
     )
+
+
+def _by_arrow(plan: SuitePlan, judge: Callable[[], bool]) -> bool:
+    """Returns what ``judge`` finds; False where this process can't read the target."""
+    try:
+        return judge()
+    except (*READ_FAILURES, KeyError) as err:
+        log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
+        return False
 
 
 def _without_decided(
@@ -295,23 +305,13 @@ def is_met_in_driver(
 ) -> bool:
     """Returns whether a small target certainly meets the plan, by Arrow.
 
-    ``references`` are the plan's foreign keys.
+    ``references`` are the plan's foreign keys. Raises what delta-rs and Arrow raise.
     """
-    # The arguments of own expectations may be any that Great Expectations takes.
-    read = [
-        None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in plan.expectations
-    ]
-    if None in read:
+    columns = _arrow_columns(plan.expectations)
+    if columns is None or not table.is_small:
         return False
-    columns = {name for names in read for name in names or ()}
-    try:
-        if not table.is_small:
-            return False
-        rows = table.dataset().to_table(columns=sorted(columns))
-        if any(rows_without_parent_in_driver(one) != 0 for one in references):
-            return False
-    except (*READ_FAILURES, KeyError) as err:
-        log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
+    rows = table.dataset().to_table(columns=columns)
+    if any(rows_without_parent_in_driver(reference) != 0 for reference in references):
         return False
     return all(kind_of(p.type).is_met_by(rows, p) for p in plan.expectations)
 
@@ -320,28 +320,28 @@ def are_changes_met(target: CheckedTarget, table: TargetVersion, plan: SuitePlan
     """Returns whether a target certainly meets the plan after few changes, by Arrow.
 
     ``met`` is a version of which all rows met it. All other rows are in files that were written
-    since.
+    since. Raises what delta-rs and Arrow raise.
     """
-    keys: list[PlannedExpectation] = []
-    others: list[PlannedExpectation] = []
-    for planned in plan.expectations:
-        (keys if planned.type == KeyUnique.type else others).append(planned)
-    read = [None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in others]
-    try:
-        if None in read or (dataset := written_since(table, met)) is None:
-            return False
-        columns = sorted({name for names in read for name in names or ()})
-        scanner = by_row_group(dataset).scanner(
-            columns, batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
-        )
-        for batch in scanner.to_batches() if columns else ():
-            part = pa.Table.from_batches([batch])
-            if not all(kind_of(p.type).is_met_by(part, p) for p in others):
-                return False
-    except (*READ_FAILURES, KeyError) as err:
-        log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
+    keys = [p for p in plan.expectations if p.type == KeyUnique.type]
+    others = [p for p in plan.expectations if p.type != KeyUnique.type]
+    columns = _arrow_columns(others)
+    if columns is None or (dataset := written_since(table, met)) is None:
         return False
+    scanner = by_row_group(dataset).scanner(
+        columns, batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+    )
+    for batch in scanner.to_batches() if columns else ():
+        rows = pa.Table.from_batches([batch])
+        if not all(kind_of(p.type).is_met_by(rows, p) for p in others):
+            return False
     return all(is_key_unique(target, planned.kwargs["columns"], met) for planned in keys)
+
+
+def _arrow_columns(expectations: Iterable[PlannedExpectation]) -> list[str] | None:
+    """Returns the columns that Arrow reads to judge expectations; None when it can't."""
+    # The arguments of own expectations may be any that Great Expectations takes.
+    read = [None if p.origin == "own" else kind_of(p.type).columns_read(p) for p in expectations]
+    return None if None in read else sorted({name for names in read for name in names or ()})
 
 
 def written_since(table: TargetVersion, met: int) -> ds.Dataset | None:

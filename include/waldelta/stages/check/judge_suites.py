@@ -128,7 +128,11 @@ def _unevaluable(
         rows = None
     whys = failures(lambda some: _evaluate([items[n] for n in some], sample, rows), [*items])
     if rows is not None and (
-        others := [n for n in items if n not in whys and not _is_of_rows(items[n])]
+        others := [
+            n
+            for n, item in items.items()
+            if n not in whys and kind_of(item.type).row_condition(item.kwargs) is None
+        ]
     ):
         planned = [
             PlannedExpectation(
@@ -159,10 +163,6 @@ def failures(evaluate: Callable[[Sequence[int]], None], numbers: Sequence[int]) 
             return {numbers[0]: why_unevaluable(err)}
         return reduce(or_, (failures(evaluate, [number]) for number in numbers))
     return {}
-
-
-def _is_of_rows(item: OwnExpectation) -> bool:
-    return kind_of(item.type).row_condition(item.kwargs) is not None
 
 
 def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFrame | None) -> None:

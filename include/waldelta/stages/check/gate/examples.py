@@ -16,7 +16,6 @@ from waldelta.changes.decode.net_rows import values_as_json
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 log = logging.getLogger(__name__)
@@ -51,17 +50,14 @@ def failing_examples(
     """
     try:
         rows = frame.where(fails).limit(EXAMPLE_ROWS).select(f"{net}.*").toArrow()
-        return [_example(text, columns, read) for text in _texts(rows, columns)]
+        flags = {columns.names[i]: rows[f"u{i}"].to_pylist() for i in columns.toastable}
+        absent = [[name for name, of in flags.items() if of[n]] for n in range(len(rows))]
+        pairs = list(zip(columns.names, columns.types, strict=True))
+        texts = values_as_json(rows, pairs, absent)
+        return [_example(text, columns, read) for text in texts]
     except Exception as err:
         log.warning("rows that fail a gate can't be shown: %s", type(err).__name__)
         return []
-
-
-def _texts(rows: pa.Table, columns: JudgedColumns) -> list[str]:
-    flags = {columns.names[i]: rows[f"u{i}"].to_pylist() for i in columns.toastable}
-    absent = [[name for name, of in flags.items() if of[n]] for n in range(len(rows))]
-    pairs = list(zip(columns.names, columns.types, strict=True))
-    return values_as_json(rows, pairs, absent)
 
 
 def _example(text: str, columns: JudgedColumns, read: Sequence[str] | None) -> str:

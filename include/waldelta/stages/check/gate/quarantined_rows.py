@@ -23,7 +23,6 @@ from waldelta.lake.ledger import (
     IncompleteRow,
     Ledger,
     Quarantine,
-    SentMessage,
     TableState,
     now,
 )
@@ -244,19 +243,17 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteR
     again.
     """
     watermarks, held = Watermarks(job, job.read_identity()), target_generations(job.ledger)
-    applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
+    applied = {
+        name: watermarks.of(
+            next(s for s in reversed(job.ledger.table_rows(name)) if s.generation == held[name])
+        )
+        for name in tables
+    }
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
         raise StateError(
             f"{', '.join(early)}: the run that quarantined these rows did not finish: let another"
             " run finish first"
         )
-
-
-def _state_of(job: Job, table_name: str, generation: int) -> TableState:
-    """Returns the latest ledger row of one generation of a target."""
-    return next(
-        row for row in reversed(job.ledger.table_rows(table_name)) if row.generation == generation
-    )
 
 
 def _listed(row: IncompleteRow) -> dict[str, Any]:
@@ -269,19 +266,17 @@ def _listed(row: IncompleteRow) -> dict[str, Any]:
         "reason": row.reason,
         "lacking": row.columns,
         "sent": json.loads(row.sent) if row.sent else None,
-        "messages": [_message(message) for message in row.messages or []],
+        "messages": [
+            {
+                "batch": message.batch,
+                "seq": message.seq,
+                "lsn": _lsn(message.lsn),
+                "xid": message.xid,
+                "raw": message.raw.hex() if message.raw is not None else None,
+            }
+            for message in row.messages or []
+        ],
         "run_id": row.run_id,
-    }
-
-
-def _message(message: SentMessage) -> dict[str, Any]:
-    raw = message.raw.hex() if message.raw is not None else None
-    return {
-        "batch": message.batch,
-        "seq": message.seq,
-        "lsn": _lsn(message.lsn),
-        "xid": message.xid,
-        "raw": raw,
     }
 
 

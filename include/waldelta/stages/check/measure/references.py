@@ -142,7 +142,10 @@ def plan_references(keys: Sequence[ForeignKey], known: KnownTargets) -> PlannedR
             if told_of is None:
                 continue
             obstacle = key.obstacle or (
-                _of_targets(key, referring, other, known)
+                # A row without a parent could be correct.
+                _of_states(referring, other)
+                or _of_cut(known, (referring, other))
+                or _of_columns(key, referring, other)
                 if complete
                 else _why_incomplete(key, partial)
             )
@@ -235,19 +238,6 @@ def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
         (f" ({s.table_name} doesn't: {why})" for s in partial if (why := _why_partial(s, key))), ""
     )
     return f"no target holds all rows of {key.referenced_name}{why}"
-
-
-def _of_targets(
-    key: ForeignKey, referring: TableState, other: TableState, known: KnownTargets
-) -> str | None:
-    """Returns why a key isn't judged between two targets: a row without a parent could be
-    correct.
-    """
-    return (
-        _of_states(referring, other)
-        or _of_cut(known, (referring, other))
-        or _of_columns(key, referring, other)
-    )
 
 
 def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> str | None:

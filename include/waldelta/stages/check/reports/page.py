@@ -73,7 +73,8 @@ def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) ->
     """Returns the runs as a table, in the given order; ``link`` returns the address of a report's
     page.
     """
-    return f"<table>{_HEAD}{''.join(_run(run, link) for run in runs)}</table>"
+    bodies = (f'<tbody class="run">{"".join(_rows(run, link))}</tbody>' for run in runs)
+    return f"<table>{_HEAD}{''.join(bodies)}</table>"
 
 
 def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
@@ -86,10 +87,6 @@ def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
 def mark(verdict: str) -> str:
     """Returns a verdict as a coloured word."""
     return f'<span class="mark {verdict}">{verdict}</span>'
-
-
-def _run(run: CheckedRun, link: Callable[[ReportEntry], str]) -> str:
-    return f'<tbody class="run">{"".join(_rows(run, link))}</tbody>'
 
 
 def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
