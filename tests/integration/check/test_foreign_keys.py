@@ -21,8 +21,9 @@ from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.constraints import read_foreign_keys
-from waldelta.stages.check.measure.references import Reference, Side
-from waldelta.stages.check.measure.rows_without_parent import (
+from waldelta.stages.check.measure.references import (
+    Reference,
+    Side,
     find_rows_without_parent,
     rows_without_parent_in_driver,
 )

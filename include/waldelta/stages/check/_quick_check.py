@@ -38,8 +38,7 @@ from waldelta.stages.check.gate.release import is_decided
 from waldelta.stages.check.measure.columns import listed
 from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, IntegerKey
 from waldelta.stages.check.measure.profile import Measured, profile_by_values, profile_in_driver
-from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
+from waldelta.stages.check.measure.references import Reference, rows_without_parent_in_driver
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, TableVerdict
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, depends_on, kind_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -102,16 +102,15 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     """Judge the targets, quickly where that is possible, and write the reports."""
     kinds = {item.type for file in run.own.by_table.values() for item in file.suite.expectations}
     is_needed = run.outcome.paged or not all(map(run.outcome.is_quick, states))
-    imported = run.background.submit(import_great_expectations, kinds) if is_needed else None
+    if is_needed:
+        run.background.submit(import_great_expectations, kinds)
     targets, lost = _open_targets(run, ledger, states)
     run = replace(run, rules=_without_references(run.rules, {verdict.table for verdict in lost}))
     met = {verdict.table: verdict for verdict in check_quickly(run, targets)}
     place = open_place(run.pipeline, ledger.lake, run.run_id, run.began)
     left = [target for target in targets if target.state.table_name not in met]
-    verdicts = [*lost, *_check_fully(run, place, ledger.lake, left, kinds, imported)]
+    verdicts = [*lost, *_check_fully(run, place, ledger.lake, left, kinds)]
     if paged := [verdict for verdict in met.values() if run.outcome.has_page(verdict)]:
-        if imported is not None:
-            imported.result()
         import_great_expectations(kinds)
         from waldelta.stages.check._full_check import write_outcome_pages
 
@@ -135,7 +134,6 @@ def _check_fully(
     lake: Lake,
     targets: Sequence[CheckedTarget],
     kinds: AbstractSet[str],
-    imported: Future[None] | None,
 ) -> list[TableVerdict]:
     """Returns the verdicts of Great Expectations, which is imported during the measurements.
 
@@ -156,8 +154,6 @@ def _check_fully(
             return err
 
     plans = run.pool.map(plan, targets)
-    if imported is not None:
-        imported.result()
     import_great_expectations(kinds)
     from waldelta.stages.check._full_check import check_fully
 

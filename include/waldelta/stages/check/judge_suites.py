@@ -25,9 +25,9 @@ from waldelta.lake.ledger import SYNCED
 from waldelta.pipeline import Job
 from waldelta.spark import open_session
 from waldelta.spark_sql import quote
-from waldelta.stages.check.great_expectations.judge_rows import judge_rows
 from waldelta.stages.check.great_expectations.own_expectations import (
     NUMBERS,
+    judge_rows,
     why_refused,
     why_unevaluable,
 )

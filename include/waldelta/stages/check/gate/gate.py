@@ -51,8 +51,11 @@ from waldelta.stages.check.gate.examples import JudgedColumns, failing_examples
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
-from waldelta.stages.check.great_expectations.judge_rows import judge_rows
-from waldelta.stages.check.great_expectations.own_expectations import why_refused, why_unevaluable
+from waldelta.stages.check.great_expectations.own_expectations import (
+    judge_rows,
+    why_refused,
+    why_unevaluable,
+)
 from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import kind_of, with_raw

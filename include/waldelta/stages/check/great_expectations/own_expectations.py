@@ -1,20 +1,25 @@
 """Own expectations that can't be evaluated: unknown columns, SQL that doesn't parse, and values
-that a column's type can't be compared with.
+that a column's type can't be compared with; and the evaluation of others on some rows.
 
-Gates, checks and preflight refuse such expectations with the same words.
+Gates, checks and preflight refuse such expectations with the same words. Great Expectations is
+imported only when it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.suite.kinds import KINDS, kind_of
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 from waldelta.stages.check.suite.row_kinds import NO_TEXT, RowKind, column_name
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # Arguments that name columns the target must have; a list names several.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
@@ -162,3 +167,24 @@ def _of_gate(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
         )
     elif isinstance(mostly := item.kwargs.get("mostly", 1), (int, float)) and mostly < 1:
         yield "gate: quarantine checks each row: remove mostly, or use stop"
+
+
+def judge_rows(
+    name: str, table: str, planned: Sequence[PlannedExpectation], rows: DataFrame
+) -> tuple[Outcome, ...]:
+    """Returns the outcomes of expectations on these rows, in their order; ``name`` is that of the
+    suite.
+
+    Raises ConfigError for a name or argument that Great Expectations refuses.
+    """
+    import_great_expectations({each.type for each in planned})
+    from waldelta.stages.check.great_expectations.run_suite import (
+        SuiteCheck,
+        build_suite,
+        open_context,
+        outcomes,
+    )
+
+    plan = SuitePlan(table, tuple(planned))
+    check = SuiteCheck(open_context(), build_suite(name, plan))
+    return outcomes(check.run(rows, {}), plan)

@@ -30,8 +30,7 @@ from waldelta.stages.check.measure.duplicate_keys import (
     find_duplicate_keys,
 )
 from waldelta.stages.check.measure.profile import profiled_columns
-from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
+from waldelta.stages.check.measure.references import Reference, count_rows_without_parent
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kind import Argument, ExpectationKind, Judgement
 from waldelta.stages.check.suite.profile_drift import find_departures

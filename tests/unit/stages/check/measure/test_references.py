@@ -21,9 +21,9 @@ from waldelta.stages.check.measure.references import (
     Reference,
     Side,
     plan_references,
+    rows_without_parent_in_driver,
     touched,
 )
-from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = ["insert", "update", "delete", "truncate"]
