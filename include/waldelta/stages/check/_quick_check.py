@@ -43,7 +43,7 @@ from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation,
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, depends_on, kind_of
 from waldelta.stages.check.suite.profile_drift import find_departures
-from waldelta.stages.check.suite.row_kinds import is_met
+from waldelta.stages.check.suite.row_kinds import count_rows, is_met
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 from waldelta.stages.check.suite.target_kinds import CountedKind, KeyUnique
 from waldelta.target_modes import Feature
@@ -399,16 +399,5 @@ def is_met_by_spark(
 
 
 def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
-    asked = []
-    for number, condition in conditions.items():
-        asked.append(F.count(F.when(condition.unexpected, 1)).alias(f"f{number}"))
-        if condition.mostly < 1:
-            asked.append(F.count(F.when(condition.judged, 1)).alias(f"j{number}"))
-    row = frame.agg(*asked).first()
-    if row is None:
-        return False
-    found = row.asDict()
-    return all(
-        not found[f"f{n}"] or (c.mostly < 1 and is_met(found[f"f{n}"], found[f"j{n}"], c.mostly))
-        for n, c in conditions.items()
-    )
+    counts = count_rows(frame, [*conditions.values()])
+    return all(is_met(*of, c.mostly) for of, c in zip(counts, conditions.values(), strict=True))

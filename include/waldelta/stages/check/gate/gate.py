@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ from waldelta.stages.check.great_expectations.own_expectations import (
 from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import kind_of, with_raw
-from waldelta.stages.check.suite.row_kinds import is_met
+from waldelta.stages.check.suite.row_kinds import count_rows, is_met
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
 
@@ -102,7 +102,6 @@ class _Verdict:
     gated: Gated
     condition: RowCondition | None
     unexpected: int | None = None
-    judged: int | None = None
     success: bool | None = None
     why: str | None = None
     observed: str | None = None
@@ -323,24 +322,19 @@ class _ByRow:
         gated = [self.verdicts[n].gated for n in numbers]
         return FAILS + "; ".join(f"{one.meaning} ({one.place})" for one in gated)
 
-    def count(self, frame: DataFrame, *, together: bool = True) -> int:
-        """Count the rows that fail each expectation, and ``together`` any, in one query.
+    def count(self, frame: DataFrame) -> int:
+        """Count the rows that fail each expectation, and return how many fail any, by one query.
 
         Without expectations it asks nothing. Raises QualityFailed for an expectation that Spark
         can't evaluate.
         """
         if not self.verdicts:
             return 0
-        asked = [F.count(F.when(self.any_fails if together else F.lit(False), 1)).alias("any")]
-        for number, (fails, condition) in enumerate(
-            zip(self.failing, self._conditions, strict=True)
-        ):
-            asked += [
-                F.count(F.when(fails, 1)).alias(f"f{number}"),
-                F.count(F.when(condition.judged, 1)).alias(f"j{number}"),
-            ]
+        failing = zip(self._conditions, self.failing, strict=True)
+        conditions = [replace(condition, unexpected=fails) for condition, fails in failing]
+        together = RowCondition(self.any_fails, self.any_fails, None)
         try:
-            (row,) = frame.agg(*asked).collect()
+            *counts, (count, _) = count_rows(frame, [*conditions, together])
         except Exception as err:
             if (named := named_error(err)) is not None:
                 raise named from err
@@ -350,12 +344,9 @@ class _ByRow:
                 f" evaluated:\n{_listed([v for v in self.verdicts if v.why])}\nCorrect the"
                 " expectation: the next run uses it"
             ) from err
-        for number, (verdict, condition) in enumerate(
-            zip(self.verdicts, self._conditions, strict=True)
-        ):
-            verdict.unexpected, verdict.judged = int(row[f"f{number}"]), int(row[f"j{number}"])
-            verdict.success = is_met(verdict.unexpected, verdict.judged, condition.mostly)
-        return int(row["any"])
+        for verdict, condition, of in zip(self.verdicts, conditions, counts, strict=True):
+            verdict.unexpected, verdict.success = of[0], is_met(*of, condition.mostly)
+        return count
 
     def take_examples(self, frame: DataFrame) -> None:
         """Give each expectation that isn't met some rows that fail it."""
@@ -481,7 +472,7 @@ def _stopped(
 ) -> list[_Verdict]:
     """Returns the expectations that the rows don't meet."""
     by_row = _ByRow(gate, columns, [v for v in verdicts if v.condition is not None])
-    by_row.count(frame, together=False)
+    by_row.count(frame)
     by_row.take_examples(frame)
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
         for number, verdict in enumerate(others):

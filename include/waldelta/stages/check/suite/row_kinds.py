@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.quantities import counted
@@ -186,6 +186,20 @@ def is_met(unexpected: int, judged: int, mostly: float) -> bool:
     (True, False, True)
     """
     return not unexpected or (judged - unexpected) / judged >= mostly
+
+
+def count_rows(frame: DataFrame, conditions: Sequence[RowCondition]) -> list[tuple[int, int]]:
+    """Returns of each condition how many rows fail it, and how many it applies to, in one query.
+
+    The latter are the failing ones again where all rows must meet it.
+    """
+    asked = [
+        F.count(F.when(counts, 1)).alias(f"{name}{n}")
+        for n, c in enumerate(conditions)
+        for name, counts in (("f", c.unexpected), ("j", c.judged if c.mostly < 1 else c.unexpected))
+    ]
+    (row,) = frame.agg(*asked).collect()
+    return [(int(row[f"f{n}"]), int(row[f"j{n}"])) for n in range(len(conditions))]
 
 
 def column_name(column: Any) -> str:
