@@ -34,11 +34,6 @@ class JudgedColumns:
     key: Sequence[str]
     toastable: Sequence[int] = ()
 
-    @property
-    def has_key(self) -> bool:
-        """Returns whether the table has a key, which tells its rows apart."""
-        return bool(self.key)
-
 
 def failing_examples(
     frame: DataFrame, net: str, fails: Column, columns: JudgedColumns, read: Sequence[str] | None

@@ -378,7 +378,9 @@ def _verdicts(job: Job, gate: TableGate, columns: JudgedColumns) -> list[_Verdic
     """
     kinds = zip(columns.names, columns.types, strict=True)
     raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
-    of_target = _target_columns(job, columns)
+    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
+    own = METADATA_TYPES if job.pipeline.target.metadata_columns else {}
+    of_target = TargetColumns(types | own, bool(columns.key))
     verdicts, problems = [], []
     for gated in gate.expectations:
         condition, whys = _condition(gated, of_target, raw)
@@ -388,12 +390,6 @@ def _verdicts(job: Job, gate: TableGate, columns: JudgedColumns) -> list[_Verdic
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
     return verdicts
-
-
-def _target_columns(job: Job, columns: JudgedColumns) -> TargetColumns:
-    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
-    own = METADATA_TYPES if job.pipeline.target.metadata_columns else {}
-    return TargetColumns(types | own, columns.has_key)
 
 
 def _condition(
