@@ -9,18 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import great_expectations
 from great_expectations.core.expectation_validation_result import (
     ExpectationSuiteValidationResult,
     ExpectationValidationResult,
 )
-from great_expectations.core.run_identifier import RunIdentifier
 from great_expectations.expectations.expectation import Expectation
 from pyspark.sql import DataFrame
 
 from waldelta.errors import ConfigError
-from waldelta.lake import Lake
 from waldelta.metadata_columns import LSN
 from waldelta.spark import Runner
 from waldelta.stages.check.check_run import CheckRun, about, are_met, failed, refused, suite_of
@@ -36,10 +35,7 @@ from waldelta.stages.check.great_expectations.run_suite import (
 from waldelta.stages.check.measure.profile import Measurements
 from waldelta.stages.check.reports.data_docs import (
     Place,
-    drop_old_checks,
     page_name,
-    pages_may_be_missing,
-    run_identifier,
     write_page,
 )
 from waldelta.stages.check.suite.expectation import Outcome, TableVerdict
@@ -60,7 +56,6 @@ class _Prepared:
 def check_fully(
     run: CheckRun,
     place: Place,
-    lake: Lake,
     planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Measurements]],
 ) -> list[TableVerdict]:
     """Returns the verdicts on targets with their plans, and writes their pages to ``place``.
@@ -68,7 +63,6 @@ def check_fully(
     A plan is the error that prevented it where there is none.
     """
     context = open_context()
-    identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
     verdicts: list[TableVerdict] = []
     ready: list[_Prepared] = []
     for target, plan, measurements in planned:
@@ -79,18 +73,11 @@ def check_fully(
         known = replace(plan, refused=_together(plan.refused, unknown))
         ready.append(_Prepared(target, known, measurements, SuiteCheck(context, suite)))
 
-    def evaluate(
-        runner: Runner, item: _Prepared
-    ) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
-        return _evaluate(run, identifier, runner, item)
-
-    for verdict, result in run.pool.map(evaluate, ready):
+    for verdict, result in run.pool.map(partial(_evaluate, run), ready):
         page = None
         if result is not None:
-            page = write_page(place, verdict.table, result, identifier)
+            page = write_page(place, *run.name, verdict.table, result)
         verdicts.append(replace(verdict, page=page))
-    with pages_may_be_missing():
-        drop_old_checks(place, run.pipeline, lake)
     return verdicts
 
 
@@ -101,7 +88,7 @@ def _together(one: ConfigError | None, other: ConfigError | None) -> ConfigError
 
 
 def _evaluate(
-    run: CheckRun, identifier: RunIdentifier, runner: Runner, item: _Prepared
+    run: CheckRun, runner: Runner, item: _Prepared
 ) -> tuple[TableVerdict, ExpectationSuiteValidationResult | None]:
     """Returns the verdict on a target, and its result for the page unless it can't be judged."""
     started = time.monotonic()
@@ -114,7 +101,6 @@ def _evaluate(
     except Exception as err:
         return failed(plan.table, target.version, err), None
     seconds = time.monotonic() - started
-    result.meta["run_id"] = identifier
     errors = [str(plan.refused)] if plan.refused is not None else []
     result.meta["batch_parameters"] = about(run, target, (*plan.omitted, *errors))
     found = (*outcomes(result, plan), *refused(plan.refused))
@@ -157,24 +143,20 @@ def _judge_undecided(
 def write_outcome_pages(
     run: CheckRun,
     place: Place,
-    lake: Lake,
     targets: Mapping[str, CheckedTarget],
     verdicts: Sequence[TableVerdict],
 ) -> list[TableVerdict]:
     """Write the pages of these verdicts to ``place``; returns the verdicts with their pages."""
-    identifier = run_identifier(run.pipeline.pipeline, run.run_id, run.began)
     written: list[TableVerdict] = []
     for verdict in verdicts:
-        result = _result(run, identifier, targets[verdict.table], verdict)
-        page = write_page(place, verdict.table, result, identifier)
+        result = _result(run, targets[verdict.table], verdict)
+        page = write_page(place, *run.name, verdict.table, result)
         written.append(replace(verdict, page=page))
-    with pages_may_be_missing():
-        drop_old_checks(place, run.pipeline, lake)
     return written
 
 
 def _result(
-    run: CheckRun, identifier: RunIdentifier, target: CheckedTarget, verdict: TableVerdict
+    run: CheckRun, target: CheckedTarget, verdict: TableVerdict
 ) -> ExpectationSuiteValidationResult:
     """Returns the outcomes as Great Expectations would have found them."""
     judged = [outcome for outcome in verdict.outcomes if outcome.error is None]
@@ -186,7 +168,6 @@ def _result(
         results=[_item(*each) for each in zip(judged, suite.expectations, strict=True)],
         suite_name=suite.name,
         meta={
-            "run_id": identifier,
             "batch_parameters": about(run, target, (*verdict.omitted, *errors)),
             "great_expectations_version": great_expectations.__version__,
         },

@@ -20,7 +20,7 @@ from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import READ_FAILURES, DeltaTarget, Lake
+from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import SYNCED, Ledger, Quarantine, TableState, now
 from waldelta.lake.ledger.check_records import KEPT_PER_TABLE, latest_profiles, latest_suites
 from waldelta.permissions import OWNER_ONLY, private_files
@@ -41,6 +41,7 @@ from waldelta.stages.check.measure.profile import (
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.reports.data_docs import (
     Place,
+    drop_old_checks,
     list_reports,
     open_place,
     pages_may_be_missing,
@@ -109,17 +110,19 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     met = {verdict.table: verdict for verdict in check_quickly(run, targets)}
     place = open_place(run.pipeline, ledger.lake, run.run_id, run.began)
     left = [target for target in targets if target.state.table_name not in met]
-    verdicts = [*lost, *_check_fully(run, place, ledger.lake, left, kinds)]
+    verdicts = [*lost, *_check_fully(run, place, left, kinds)]
     if paged := [verdict for verdict in met.values() if run.outcome.has_page(verdict)]:
         import_great_expectations(kinds)
         from waldelta.stages.check._full_check import write_outcome_pages
 
         by_name = {target.state.table_name: target for target in targets}
-        pages = write_outcome_pages(run, place, ledger.lake, by_name, paged)
+        pages = write_outcome_pages(run, place, by_name, paged)
         verdicts += pages
         met = {name: verdict for name, verdict in met.items() if verdict not in paged}
     index: Path | str | None = None
     if verdicts:
+        with pages_may_be_missing():
+            drop_old_checks(place, run.pipeline, ledger.lake)
         with pages_may_be_missing():
             index = list_reports(place, run.pipeline, run.run_id, run.began, verdicts)
     elif isinstance(place, Path) and (place / "index.html").exists():
@@ -131,7 +134,6 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
 def _check_fully(
     run: CheckRun,
     place: Place,
-    lake: Lake,
     targets: Sequence[CheckedTarget],
     kinds: AbstractSet[str],
 ) -> list[TableVerdict]:
@@ -161,7 +163,7 @@ def _check_fully(
         (target, plan, {**measured, **_profile_early(run.background, target, plan)})
         for target, plan, measured in zip(targets, plans, counts, strict=True)
     ]
-    return check_fully(run, place, lake, planned)
+    return check_fully(run, place, planned)
 
 
 @contextmanager
@@ -229,7 +231,12 @@ def _open_targets(
         try:
             version = run.outcome.versions.get(state.table_name)
             if version is None:
-                version = _current_version(state.table_name, target)
+                if (newest := target.find()) is None:
+                    raise StateError(
+                        f"the target of {state.table_name} isn't at {target.uri}: run the initial"
+                        " sync again"
+                    )
+                version = newest.version
             check_readable(target.log, state, run.known.cut, version)
             return CheckedTarget(state, version, target)
         except Exception as err:
@@ -255,12 +262,6 @@ def _without_references(
         name: replace(of, references=[*filter(can_be_judged, of.references)])
         for name, of in rules.items()
     }
-
-
-def _current_version(table: str, target: DeltaTarget) -> int:
-    if (newest := target.find()) is None:
-        raise StateError(f"the target of {table} isn't at {target.uri}: run the initial sync again")
-    return newest.version
 
 
 def _before(

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (
         ExpectationSuiteValidationResult,
     )
-    from great_expectations.core.run_identifier import RunIdentifier
 
 log = logging.getLogger(__name__)
 
@@ -83,15 +82,6 @@ def open_place(pipeline: PipelineFile, lake: Lake, run_id: str, at: datetime) ->
     return StoreReports(lake).begin(CHECKS, run_id, at) if folder is None else folder
 
 
-def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
-    """Returns the run's name in the reports: pipeline, Airflow run id and time."""
-    from great_expectations.core.run_identifier import RunIdentifier
-
-    # The name becomes a folder's name.
-    safe_id = re.sub(r"[^A-Za-z0-9_.:+@=-]", "_", run_id)[:150].strip(".") or "_"
-    return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
-
-
 @contextmanager
 def pages_may_be_missing() -> Iterator[None]:
     """Log that a store takes no pages: the check's results are in the ledger without them."""
@@ -102,7 +92,12 @@ def pages_may_be_missing() -> Iterator[None]:
 
 
 def write_page(
-    place: Place, table: str, result: ExpectationSuiteValidationResult, run: RunIdentifier
+    place: Place,
+    pipeline: str,
+    run_id: str,
+    at: datetime,
+    table: str,
+    result: ExpectationSuiteValidationResult,
 ) -> Path | str | None:
     """Write the page of a table's result, which appears as a whole.
 
@@ -111,7 +106,12 @@ def write_page(
     from great_expectations.core.expectation_validation_result import (
         expectationSuiteValidationResultSchema,
     )
+    from great_expectations.core.run_identifier import RunIdentifier
 
+    # The name becomes a folder's name.
+    safe_id = re.sub(r"[^A-Za-z0-9_.:+@=-]", "_", run_id)[:150].strip(".") or "_"
+    run = RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
+    result.meta["run_id"] = run
     # The renderers describe values as JSON has them.
     as_json = expectationSuiteValidationResultSchema.dumps(result.to_json_dict(), sort_keys=True)
     text, name = check_page(expectationSuiteValidationResultSchema.loads(as_json)), page_name(table)
