@@ -300,6 +300,9 @@ class _Resolver:
             return Typed(_LOGIC[node.name], BOOL, tuple(arguments), None, node.start)
         if node.name == "IS DISTINCT FROM":
             compared = self.found(node, "=", arguments)
+            if compared.is_null:  # One side is the constant NULL.
+                other = arguments[0] if arguments[1].is_null else arguments[1]
+                return Typed("is_null", BOOL, (other,), "not", node.start)
             return replace(compared, key="is_distinct", type=BOOL)
         if node.name in ESCAPES:
             return self.escaped(node, arguments)

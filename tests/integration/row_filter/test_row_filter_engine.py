@@ -21,6 +21,7 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.postgres import TableId, connect
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
+from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.snapshot.read_table import raw_map
@@ -58,7 +59,7 @@ class Judges:
         )
         for key, values in generator.rows(rng, ROWS):
             self.pg.execute(insert, [key, *values])
-        self.columns, self.frame, self.raw = self._target()
+        self.columns, self.table, self.frame, self.raw = self._target()
 
     def _target(self):
         described = self.pg.execute(
@@ -88,6 +89,7 @@ class Judges:
         }
         return (
             columns,
+            table,
             self.spark.createDataFrame(table, ddl(table.schema)).coalesce(1).cache(),
             raw_rows,
         )
@@ -150,6 +152,23 @@ class Judges:
             )
             selected.append(f"{guard} coalesce({condition}, false) end as k{k}")
         return self.frame.selectExpr("id", *selected).orderBy("id").collect()
+
+    def differences_here(self, judged, counts):
+        """Conditions that Arrow evaluates, with the rows on which it and PostgreSQL disagree.
+
+        A condition that PostgreSQL fails on has no answer of Arrow's.
+        """
+        found = []
+        for condition, text, expected, odd in judged:
+            answers = evaluate(condition, self.table)
+            counts[f"Arrow: {'no answer' if answers is None else 'answer'}"] += 1
+            wrong = [
+                (n, expected[n], answer)
+                for n, answer in enumerate([] if answers is None else answers.to_pylist())
+                if n not in odd and str(bool(answer)).lower() != expected[n]
+            ]
+            found += [(text, condition, wrong[:3])] if wrong else []
+        return found
 
     def differences(self, judged):
         """Conditions with the rows on which the two disagree."""
@@ -259,6 +278,7 @@ def test_filters_that_were_wrong_once(database, runner):
                 judges.raw.get("ia", set()) if "ia" in text else set(),
             )
         )
+    assert judges.differences_here(judged, Counter()) == []
     for yes in (False, True):
         with compiled(runner, yes=yes):
             assert judges.differences(judged) == []
@@ -311,13 +331,14 @@ def test_random_filters(database, runner, seed):
             pairs = [
                 (j, n) for j in judged for n, e in enumerate(j[2]) if e == "error" or n in j[3]
             ]
-            found = judges.differences(judged)
+            found = judges.differences(judged) + judges.differences_here(judged, counts)
             found += judges.disagreeing(rng.sample(pairs, min(len(pairs), ALONE)), counts)
         wrong += found
         for text, _, how in found:
             print(f"round {number}: {text}: {how}", flush=True)
     print(dict(counts), reasons.most_common(12), sep="\n")
     assert not wrong, (f"WALDELTA_SEED={seed}", len(wrong), wrong[:5])
+    assert counts["Arrow: answer"] > 0, counts
     assert counts["refused"] < 0.2 * (counts["refused"] + counts["translated"]), (
         counts,
         reasons.most_common(10),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from tests.integration.setup.test_setup import job_for
 from tests.support.pipelines import pipeline_file
 from tests.support.servers.roles import connect_as, new_role
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE
-from waldelta.changes.decode.route import SENT, judgement, plan_routing
+from waldelta.changes.decode.route import (
+    SAME,
+    SENT,
+    UNKNOWN,
+    judgement,
+    operations_by_arrow,
+    plan_routing,
+)
 from waldelta.errors import ConfigError
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import ColumnState
@@ -157,6 +165,25 @@ def test_updates(database, conn, runner):
     )
     judged = [CODES[row[0]] for row in events.select(judgement(routing)).collect()]
     assert judged == [gets for _, _, gets, _ in UPDATES]
+
+
+def test_routing_is_the_same_here_and_on_spark(database, conn, runner):
+    """Each operation, what is known of the old row, and both rows: matching, not matching, null."""
+    database.execute(ORDERS)
+    routing = plan_routing(
+        resolve_filter(conn, TABLE, "state = 'open'"),
+        [ColumnState("state", 25, -1, "text", "string", not_null=False)],
+    )
+    states = ("open", "shut", None)
+    kinds = itertools.product((INSERT, UPDATE, DELETE), (SAME, SENT, UNKNOWN), states, states)
+    names = ("ord", "op", "old_row", "n0", "p0")
+    rows = pa.table(
+        dict(zip(names, zip(*((n, *row) for n, row in enumerate(kinds)), strict=True), strict=True))
+    )
+    frame = runner.spark().createDataFrame(rows.to_pylist(), ddl(rows.schema)).coalesce(1)
+    expected = [row[0] for row in frame.select(judgement(routing)).collect()]
+    assert operations_by_arrow(rows, routing)["op"].to_pylist() == expected
+    assert {None, INSERT, UPDATE, DELETE} == {*expected}
 
 
 def test_what_setup_refuses(database, conn, lake):

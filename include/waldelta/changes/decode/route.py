@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -34,6 +35,7 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift import Evolution
 from waldelta.row_filter import RowFilter
+from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.spark import Runner
 from waldelta.spark_sql import string
@@ -126,13 +128,39 @@ def check_columns(
 def route_in_driver(runner: Runner, events: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
     """Route few events, which the driver has in memory.
 
-    Spark reads only their filter's columns, from a file in ``folder``.
+    Where Arrow doesn't know the filter's conditions, Spark reads the filter's columns, from a file
+    in ``folder``.
     """
     if plan.routing is None:
         return events
-    write_parquet(folder, events.select(plan.filtered_schema.names))
-    judged = runner.spark().read.parquet(folder).select("ord", _operation(plan.routing))
-    return routed(events.select(plan.event_schema.names), judged.toArrow())
+    judged = None if runner.is_started else operations_by_arrow(events, plan.routing)
+    if judged is None:
+        write_parquet(folder, events.select(plan.filtered_schema.names))
+        judged = (
+            runner.spark().read.parquet(folder).select("ord", _operation(plan.routing)).toArrow()
+        )
+    return routed(events.select(plan.event_schema.names), judged)
+
+
+def operations_by_arrow(events: pa.Table, routing: Routing) -> pa.Table | None:
+    """Returns each event's operation for the target, as judgement() finds it; None where only
+    Spark can.
+    """
+    found = [evaluate(condition, events) for condition in (routing.new, routing.old)]
+    if None in found:
+        return None
+    matches, did_match = (pc.fill_null(one, False).to_numpy() for one in found)
+    op, old_row = events["op"].to_numpy(), events[OLD_ROW].fill_null(SAME).to_numpy()
+    new = matches & (op != DELETE)
+    old = (old_row == SENT) & did_match
+    before = np.where(old_row == SENT, did_match, (old_row == UNKNOWN) | new)
+    left = (old_row == UNKNOWN) | old
+    enters = (op != INSERT) & (old_row == SENT) & ~did_match
+    is_change = (op != INSERT) & (op != DELETE)
+    becomes = np.where(is_change & new & enters, INSERT, np.where(is_change & ~new, DELETE, op))
+    concerns = np.select([op == INSERT, op == DELETE], [new, before], new | left)
+    kinds = pa.array(becomes, pa.int32(), mask=~concerns)
+    return pa.table({"ord": events["ord"], "op": kinds})
 
 
 def judge_files(runner: Runner, paths: Sequence[str], routing: Routing, folder: str) -> None:

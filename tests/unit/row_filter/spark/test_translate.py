@@ -98,6 +98,8 @@ TRANSLATED = [
     ("(name_c > 'a'::text)", "(`name_c` > 'a')"),
     ("((origin COLLATE \"C\") < 'b'::text)", "(`origin` < 'b')"),
     ("(v = NULL::integer)", "cast(null as boolean)"),
+    ("(v IS DISTINCT FROM NULL::integer)", "(not (`v` is null))"),
+    ("(NOT (NULL::integer IS DISTINCT FROM v))", "(not (not (`v` is null)))"),
 ]
 
 REFUSED = [

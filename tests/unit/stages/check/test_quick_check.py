@@ -50,7 +50,8 @@ CASES = [
     ("a key twice", [*FINE, (2, "ok", Decimal(3), None)], LABELS, False),
     ("a key that is null", [*FINE, (None, "ok", Decimal(3), None)], LABELS, False),
     ("no label of the enum", [*FINE, (3, "happy", Decimal(3), None)], LABELS, False),
-    ("null where NaN may stand verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, False),
+    ("null where NaN stands verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, True),
+    ("null where it could stand", [*FINE, (3, "ok", None, [("mood", "NaN")])], LABELS, False),
     (
         "a text as long as declared",
         FINE,
@@ -77,7 +78,14 @@ CASES = [
     ),
     ("no row that lacks a value", FINE, SourceRules(unknown_rows=0), True),
     ("rows that do, in quarantine", FINE, SourceRules(unknown_rows=1), False),
-    ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), False),
+    ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), True),
+    ("one that isn't met", FINE, SourceRules([CheckConstraint("c", "(id > 1)")]), False),
+    (
+        "one for Spark",
+        FINE,
+        SourceRules([CheckConstraint("c", "(id >= ((1)::bigint - id))")]),
+        False,
+    ),
 ]
 
 

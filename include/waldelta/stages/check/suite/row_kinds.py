@@ -21,6 +21,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.quantities import counted
+from waldelta.row_filter.spark.evaluate import evaluate, is_certain
 from waldelta.spark_sql import quote
 from waldelta.stages.check.suite._row_rules import (
     IN_SET,
@@ -145,6 +146,19 @@ class RowsSatisfy(RowKind):
         """Returns the condition with the columns that its text names."""
         found = super().row_condition(kwargs)
         return None if found is None else replace(found, columns=columns_of(kwargs["condition"]))
+
+    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
+        """Returns the columns of a condition that Arrow may evaluate."""
+        condition = planned.kwargs["condition"]
+        columns = columns_of(condition) if is_certain(condition) else None
+        return super().columns_read(planned) if columns is None else columns
+
+    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:
+        """Returns whether all rows certainly make the condition true."""
+        if super().is_met_by(rows, planned):
+            return True
+        found = evaluate(planned.kwargs["condition"], rows)
+        return found is not None and bool(pc.all(pc.fill_null(found, False), min_count=0).as_py())
 
     def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:
         """Returns "row" if the condition is known to depend only on the row."""

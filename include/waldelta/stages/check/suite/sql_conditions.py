@@ -5,15 +5,10 @@ value. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from waldelta.metadata_columns import RAW
+from waldelta.row_filter.spark.evaluate import parsed
 from waldelta.spark_sql import quote, string
-
-if TYPE_CHECKING:
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
 
 
 def value_condition(column: str) -> str:
@@ -52,7 +47,7 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     """
     from sqlglot import exp
 
-    if isinstance(tree := _parsed(condition), Exception):
+    if isinstance(tree := parsed(condition), Exception):
         return None
     # A star stands for all columns of the row, except in a subquery's select list. A query may join
     # by columns that it doesn't name.
@@ -82,7 +77,7 @@ def why_not_parsed(condition: str) -> str | None:
     from sqlglot import exp
     from sqlglot.errors import ParseError
 
-    tree = _parsed(condition)
+    tree = parsed(condition)
     if isinstance(tree, ParseError):
         first = tree.errors[0] if tree.errors else {}
         reason = str(first.get("description", "it doesn't parse")).partition(" for <class")[0]
@@ -105,7 +100,7 @@ def unresolved_columns(condition: str, columns: Collection[str]) -> list[str]:
     """
     from sqlglot import exp
 
-    tree = _parsed(condition)
+    tree = parsed(condition)
     if isinstance(tree, Exception) or tree.find(exp.Query) is not None:
         return []
     there = {name.lower() for name in columns} | _MOMENTS
@@ -130,7 +125,7 @@ def is_fixed(condition: str) -> bool:
     """
     from sqlglot import exp
 
-    if isinstance(tree := _parsed(condition), Exception):
+    if isinstance(tree := parsed(condition), Exception):
         return False
     nodes = list(tree.walk())
     # Some functions without parentheses parse as columns, and words such as 'today' in a date
@@ -141,17 +136,6 @@ def is_fixed(condition: str) -> bool:
         if isinstance(node, exp.Identifier) or (node.key == "literal" and node.is_string)
     }
     return {node.key for node in nodes} <= _FIXED and not moments & _MOMENTS
-
-
-@lru_cache(256)
-def _parsed(condition: str) -> exp.Expr | SqlglotError:
-    """Several questions are asked of each condition, in each check of its table."""
-    import sqlglot  # few tables have such a condition
-
-    try:
-        return sqlglot.parse_one(condition, read="spark")
-    except sqlglot.errors.SqlglotError as err:
-        return err
 
 
 # Node kinds of a parsed condition that return the same for the same values. Any other node may not.

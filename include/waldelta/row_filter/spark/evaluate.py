@@ -1,0 +1,280 @@
+"""Evaluates Spark SQL conditions by Arrow, where both certainly mean the same.
+
+A run of few rows then needs no JVM for its row filters and constraints. What isn't certain, such as
+the order of NaN, a cast of a column, or a function, is left to Spark: there is no answer then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+# A value for each row, or a constant: pyarrow's chunked array or scalar.
+Datum = Any
+# What a pattern of LIKE may have, and Arrow reads as Spark does.
+_ESCAPE = "\\"
+_COMPARED: dict[str, Callable[[Datum, Datum], Datum]] = {
+    "eq": pc.equal,
+    "neq": pc.not_equal,
+    "lt": pc.less,
+    "lte": pc.less_equal,
+    "gt": pc.greater,
+    "gte": pc.greater_equal,
+}
+_INTEGERS = {"TINYINT", "SMALLINT", "INT", "BIGINT"}
+
+
+class _Uncertain(Exception):
+    """Only Spark knows what the condition means."""
+
+
+@lru_cache(256)
+def parsed(condition: str) -> exp.Expr | SqlglotError:
+    """Returns a condition's tree, or why it has none.
+
+    Several questions are asked of each condition, in each check of its table.
+    """
+    import sqlglot  # few tables have such a condition
+
+    try:
+        return sqlglot.parse_one(condition, read="spark")
+    except sqlglot.errors.SqlglotError as err:
+        return err
+
+
+def is_certain(condition: str) -> bool:
+    """Returns whether evaluate() knows each part of a condition, whatever the columns' types are.
+
+    >>> is_certain("(`region` in ('EU', 'US') or `a` > 1)"), is_certain("length(a) % 2 = 0")
+    (True, False)
+    """
+    tree = parsed(condition)
+    return not isinstance(tree, Exception) and {node.key for node in tree.walk()} <= _KNOWN
+
+
+def evaluate(condition: str, rows: pa.Table) -> pa.ChunkedArray | None:
+    """Returns for each row whether a condition is true, false or null; None where Spark must.
+
+    >>> evaluate("a > 1 and b = 'x'", pa.table({"a": [1, 2, None], "b": ["x"] * 3})).to_pylist()
+    [False, True, None]
+    >>> evaluate("a > 1", pa.table({"a": [1.5]})) is None  # Spark sorts NaN above infinity
+    True
+    """
+    tree = parsed(condition)
+    if isinstance(tree, Exception):
+        return None
+    try:
+        found = _Evaluation(rows).value(tree)
+    except (_Uncertain, pa.ArrowException):
+        return None
+    if not pa.types.is_boolean(found.type):
+        return None
+    if isinstance(found, pa.Scalar):
+        found = pa.array([found.as_py()] * len(rows), pa.bool_())
+    return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+
+
+class _Evaluation:
+    """The values of a condition's parts on these rows."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def value(self, node: exp.Expr) -> Datum:
+        """Returns a part's value: one for each row, or a constant."""
+        if node.key in _COMPARED:
+            return _compare(node.key, self.value(node.this), self.value(node.expression))
+        build = _PARTS.get(node.key)
+        if build is None:
+            raise _Uncertain(node.key)
+        return build(self, node)
+
+    def column(self, node: Any) -> Datum:
+        if len(node.parts) > 1 or node.name not in self._rows.column_names:
+            raise _Uncertain(node.name)
+        return self._rows[node.name]
+
+    def literal(self, node: exp.Expr) -> Datum:
+        if node.is_string:
+            return pa.scalar(node.name)
+        if node.name.isdigit():
+            return pa.scalar(int(node.name), pa.int64())
+        raise _Uncertain(node.name)
+
+    def constant(self, node: Any) -> Datum:
+        """Returns a text that is cast to another type."""
+        kind, text = node.to.this.name, node.this.name
+        if node.this.key != "literal" or not node.this.is_string:
+            raise _Uncertain(node.key)
+        try:
+            if kind in _INTEGERS:
+                return pa.scalar(int(text), pa.int64())
+            if kind == "DECIMAL":
+                return pa.scalar(Decimal(text))
+            if kind == "DATE":
+                return pa.scalar(date.fromisoformat(text))
+            moment = datetime.fromisoformat(text)
+            if kind in ("TIMESTAMP", "TIMESTAMPLTZ", "TIMESTAMPTZ") and moment.tzinfo is not None:
+                return pa.scalar(moment.astimezone(UTC), pa.timestamp("us", "UTC"))
+            if kind == "TIMESTAMPNTZ" and moment.tzinfo is None:
+                return pa.scalar(moment, pa.timestamp("us"))
+        except (ValueError, ArithmeticError):
+            pass
+        raise _Uncertain(kind)
+
+    def logic(self, node: exp.Expr) -> Datum:
+        both = pc.and_kleene if node.key == "and" else pc.or_kleene
+        return both(*map(_boolean, (self.value(node.this), self.value(node.expression))))
+
+    def is_what(self, node: exp.Expr) -> Datum:
+        value = self.value(node.this)
+        if node.expression.key == "null":
+            return pc.is_null(value)
+        if node.expression.key != "boolean":
+            raise _Uncertain(node.key)
+        return pc.equal(
+            pc.fill_null(_boolean(value), not node.expression.this), node.expression.this
+        )
+
+    def among(self, node: exp.Expr) -> Datum:
+        if not node.expressions:  # a query
+            raise _Uncertain(node.key)
+        value = self.value(node.this)
+        equal = [_compare("eq", value, self.value(one)) for one in node.expressions]
+        found = equal[0]
+        for one in equal[1:]:
+            found = pc.or_kleene(found, one)
+        return found
+
+    def null_safe_equal(self, node: exp.Expr) -> Datum:
+        first, second = self.value(node.this), self.value(node.expression)
+        both = pc.and_(pc.is_null(first), pc.is_null(second))
+        return pc.or_(both, pc.fill_null(_compare("eq", first, second), False))
+
+    def coalesce(self, node: exp.Expr) -> Datum:
+        values = [self.value(part) for part in (node.this, *node.expressions)]
+        _check_alike(values)
+        return pc.coalesce(*values)
+
+    def case(self, node: exp.Expr) -> Datum:
+        operand = node.args.get("this")
+        conditions, results = [], []
+        for choice in node.args["ifs"]:
+            condition = self.value(choice.this)
+            if operand is not None:
+                condition = _compare("eq", self.value(operand), condition)
+            conditions.append(pc.fill_null(_boolean(condition), False))
+            results.append(self.value(choice.args["true"]))
+        default = node.args.get("default")
+        results.append(pa.scalar(None) if default is None else self.value(default))
+        _check_alike(results)
+        kind = next(one.type for one in results if not pa.types.is_null(one.type))
+        found = results[-1].cast(kind)
+        for condition, result in reversed(list(zip(conditions, results, strict=False))):
+            found = pc.if_else(condition, result.cast(kind), found)
+        return found
+
+    def like(self, node: exp.Expr) -> Datum:
+        pattern = self.value(node.expression)
+        if not isinstance(pattern, pa.Scalar) or _ESCAPE in (pattern.as_py() or _ESCAPE):
+            raise _Uncertain(node.key)
+        return pc.match_like(self.text(node), pattern.as_py())
+
+    def text(self, node: exp.Expr) -> Datum:
+        value = self.value(node.this)
+        if not pa.types.is_string(value.type):
+            raise _Uncertain(node.key)
+        return value
+
+    def ends(self, node: exp.Expr) -> Datum:
+        end = self.value(node.expression)
+        if not isinstance(end, pa.Scalar) or not pa.types.is_string(end.type):
+            raise _Uncertain(node.key)
+        return pc.ends_with(self.text(node), end.as_py())
+
+    def entry(self, node: exp.Expr) -> Datum:
+        """Returns a map's value of a key; null where the map or the key isn't there."""
+        (key,) = node.expressions
+        return self._lookup(node, key, "first")
+
+    def has_entry(self, node: exp.Expr) -> Datum:
+        key = node.args["key"]
+        found = pc.is_valid(self._lookup(node, key, "all"))
+        return pc.if_else(pc.is_valid(self.value(node.this)), found, pa.scalar(None, pa.bool_()))
+
+    def _lookup(self, node: exp.Expr, key: exp.Expr, occurrence: str) -> Datum:
+        entries = self.value(node.this)
+        if not pa.types.is_map(entries.type) or not key.is_string:
+            raise _Uncertain(node.key)
+        return pc.map_lookup(entries, pa.scalar(key.name), occurrence)
+
+
+def _boolean(value: Datum) -> Datum:
+    if pa.types.is_null(value.type):
+        return value.cast(pa.bool_())
+    if not pa.types.is_boolean(value.type):
+        raise _Uncertain(str(value.type))
+    return value
+
+
+def _family(kind: pa.DataType) -> object:
+    """Returns what values of a type can be compared with, by both in the same way."""
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_decimal(kind):
+        return "decimal"
+    if any(test(kind) for test in (pa.types.is_string, pa.types.is_boolean, pa.types.is_date32)):
+        return kind
+    if pa.types.is_timestamp(kind):
+        return kind
+    raise _Uncertain(str(kind))
+
+
+def _check_alike(values: list[Datum]) -> None:
+    families = {_family(value.type) for value in values if not pa.types.is_null(value.type)}
+    if len(families) != 1:
+        raise _Uncertain("several types")
+
+
+def _compare(key: str, first: Datum, second: Datum) -> Datum:
+    _check_alike([first, second])
+    if pa.types.is_null(first.type):
+        first = first.cast(second.type)
+    if pa.types.is_null(second.type):
+        second = second.cast(first.type)
+    return _COMPARED[key](first, second)
+
+
+_PARTS: dict[str, Callable[[_Evaluation, Any], Datum]] = {
+    "paren": lambda self, node: self.value(node.this),
+    "column": _Evaluation.column,
+    "literal": _Evaluation.literal,
+    "boolean": lambda _, node: pa.scalar(node.this),
+    "null": lambda *_: pa.scalar(None),
+    "neg": lambda self, node: pc.negate_checked(self.value(node.this)),
+    **dict.fromkeys(("cast", "trycast"), _Evaluation.constant),
+    "bracket": _Evaluation.entry,
+    "mapcontainskey": _Evaluation.has_entry,
+    "endswith": _Evaluation.ends,
+    "and": _Evaluation.logic,
+    "or": _Evaluation.logic,
+    "not": lambda self, node: pc.invert(_boolean(self.value(node.this))),
+    "is": _Evaluation.is_what,
+    "in": _Evaluation.among,
+    "nullsafeeq": _Evaluation.null_safe_equal,
+    "coalesce": _Evaluation.coalesce,
+    "case": _Evaluation.case,
+    "like": _Evaluation.like,
+    "length": lambda self, node: pc.utf8_length(self.text(node)),
+}
+_KNOWN = {*_PARTS, *_COMPARED, "identifier", "if", "datatype", "dataparam", "datatypeparam"}

@@ -1,0 +1,92 @@
+"""Conditions that Arrow evaluates as Spark does, and those that it leaves to Spark."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from waldelta.row_filter.spark.evaluate import evaluate, is_certain
+
+RAW = pa.map_(pa.string(), pa.string())
+ROWS = pa.table(
+    {
+        "i": pa.array([1, None, -5], pa.int32()),
+        "l": pa.array([1 << 40, 2, None], pa.int64()),
+        "t": ["EU", None, "a%_b"],
+        "b": [True, None, False],
+        "n": pa.array([Decimal("1.50"), None, Decimal("-2.00")], pa.decimal128(12, 2)),
+        "d": [date(2020, 1, 1), None, date(1, 1, 1)],
+        "ts": pa.array([0, None, -1], pa.timestamp("us", "UTC")),
+        "f": [1.5, None, float("nan")],
+        "_wd_raw": pa.array([None, [("n", "NaN")], []], RAW),
+    }
+)
+T, F, N = True, False, None
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("`i` = 1", [T, N, F]),
+        ("i <> l", [T, N, N]),
+        ("i >= -5", [T, N, T]),
+        ("5000000000 < l", [T, F, N]),
+        ("t in ('EU', 'US')", [T, N, F]),
+        ("not (t in ('EU', null))", [F, N, N]),
+        ("t like 'a%'", [F, N, T]),
+        ("char_length(t) > 2", [F, N, T]),
+        ("endswith(t, 'U')", [T, N, F]),
+        ("b and i = 1", [T, N, F]),
+        ("b or true", [T, T, T]),
+        ("b is not true", [F, T, T]),
+        ("b is false", [F, F, T]),
+        ("i is null", [F, T, F]),
+        ("i <=> null", [F, T, F]),
+        ("coalesce((i = 1), false)", [T, F, F]),
+        ("(`n` > cast('1.4' as decimal(2,1)))", [T, N, F]),
+        ("(`d` >= cast('2020-01-01' as date))", [T, N, F]),
+        ("(`ts` < cast('1970-01-01 00:00:00+00' as timestamp))", [F, N, T]),
+        ("try_element_at(`_wd_raw`, 'n') is null", [T, F, T]),
+        ("coalesce(map_contains_key(_wd_raw, 'n'), false)", [F, T, F]),
+        ("case when i = 1 then t = 'EU' when b is null then false end", [T, F, N]),
+        ("case t when 'EU' then 1 else 2 end > 1", [F, T, T]),
+        ("false", [F, F, F]),
+        ("cast(null as boolean)", None),
+        ("i = '1'", None),  # Spark casts the text
+        ("f > 1", None),  # and sorts NaN above infinity
+        ("i = 1.0", None),
+        ("i % 2 = 0", None),
+        ("t like 'a\\\\%'", None),
+        ("lower(t) = 'eu'", None),
+        ("I = 1", None),  # its names have no case
+        ("o.i = 1", None),
+        ("i in (select 1)", None),
+        ("cast(t as int) = 1", None),
+        ("cast('x' as date) = d", None),
+        ("cast('1970-01-01 00:00:00' as timestamp) = ts", None),  # in which zone
+        ("case when b then 1 else 'x' end = 1", None),
+        ("i + 1", None),
+        ("i", None),
+        ("i >", None),
+        ("current_date() = d", None),
+    ],
+)
+def test_a_condition(condition, expected):
+    found = evaluate(condition, ROWS)
+    assert (None if found is None else found.to_pylist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "certain"),
+    [("i = 1 and t like 'a%'", True), ("i % 2 = 0", False), ("i >", False), ("f > 1", True)],
+)
+def test_whether_columns_are_worth_reading(condition, certain):
+    """By the text alone; the columns' types may still leave the condition to Spark."""
+    assert is_certain(condition) is certain
+
+
+def test_without_rows_nothing_is_evaluated():
+    assert evaluate("i = 1", ROWS.slice(0, 0)).to_pylist() == []
