@@ -96,7 +96,9 @@ def _run_each(
     """
     failures: dict[str, Exception] = {}
     for name in chosen:
-        _forget_later(result, list(stages), name)
+        # Running this stage again may change other tables for the later ones.
+        for later in list(stages)[list(stages).index(name) + 1 :]:
+            result.stages.pop(later, None)
         if failures.keys() & _BUILDS_ON.get(name, set()):
             continue
         try:
@@ -147,14 +149,6 @@ def _report_unread(job: Job, result: RunResult) -> None:
         log.warning("unreadable messages can't be listed: %s", err)
 
 
-def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
-    """Remove the results of later stages, because running this one again may change other
-    tables.
-    """
-    for later in stages[stages.index(name) + 1 :]:
-        result.stages.pop(later, None)
-
-
 def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None) -> RunResult:
     """Returns a run's result as its earlier stages recorded it, or a new one.
 
@@ -203,15 +197,10 @@ def check_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     if quiet:
         record_current(job, quiet)
     changed = [name for name, table in result.tables.items() if table.changed or decided]
-    edited = _edited(job, changed) if result.verb == "consume" else []
+    edited = []
+    if result.verb == "consume" and job.pipeline.quality.suites is not None:
+        edited = corrected(job, {state.table_name for state in synced_states(job)} - {*changed})
     check_tables(runner, job, result, stage, [*changed, *edited])
-
-
-def _edited(job: Job, changed: Sequence[str]) -> list[str]:
-    """Returns the other targets whose failed expectations were edited since."""
-    if job.pipeline.quality.suites is None:
-        return []
-    return corrected(job, {state.table_name for state in synced_states(job)} - {*changed})
 
 
 def check_tables(

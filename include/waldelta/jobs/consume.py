@@ -36,7 +36,7 @@ from waldelta.pipeline.targets import synced_states
 from waldelta.quantities import counted
 from waldelta.slot.gaps import breaks_recorded
 from waldelta.spark import Runner
-from waldelta.stages.land import land_to_now
+from waldelta.stages.land.land_stage import land_to_now
 from waldelta.stages.repair.replay.interval import is_replay
 
 log = logging.getLogger(__name__)

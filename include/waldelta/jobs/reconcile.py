@@ -59,7 +59,7 @@ from waldelta.snapshot.exported_snapshot import not_primary
 from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
-from waldelta.stages.land import land_backlog, land_through
+from waldelta.stages.land.drain import land_backlog, land_through
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.repair.reconcile.compare_table import (
     ComparedTarget,

@@ -44,7 +44,7 @@ def run_resync(
     ``accept_server`` names a server that differs from the earlier one, as ``renew_slot`` requires.
     Raises RunFailed.
     """
-    from waldelta.stages.land import land_backlog
+    from waldelta.stages.land.drain import land_backlog
     from waldelta.stages.sync.sync import sync
 
     def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -72,7 +72,7 @@ def run_resync(
 
 def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:
     """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
-    from waldelta.stages.land import land_backlog
+    from waldelta.stages.land.drain import land_backlog
     from waldelta.stages.setup.renew_slot import renew_slot
 
     gap = renew_slot(job, accept_server=accept_server)

@@ -377,7 +377,7 @@ def _has_work(pipeline: PipelineFile, context: Any) -> bool:
     A replay leaves the slot alone.
     """
     from waldelta.pipeline import waiting_for_locks
-    from waldelta.stages.land import check_idle
+    from waldelta.stages.land.idle_check import check_idle
     from waldelta.stages.repair.replay.interval import is_replay, read_span
     from waldelta_airflow._connections import source_conninfo
 

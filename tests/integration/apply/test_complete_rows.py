@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.changes.merge.snapshot_rows import merge_rows
+from waldelta.changes.merge.statements import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry

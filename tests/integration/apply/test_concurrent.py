@@ -17,7 +17,7 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline import RunResult, target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.apply import apply as apply_module
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

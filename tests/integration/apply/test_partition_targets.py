@@ -15,7 +15,7 @@ from tests.oracles.target_rows import read_target
 from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

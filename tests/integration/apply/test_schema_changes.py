@@ -20,7 +20,7 @@ from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

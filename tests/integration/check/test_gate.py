@@ -32,7 +32,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.check.gate.release import release_tables
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.repair.replay.interval import read_span
 from waldelta.stages.sync.sync import sync
 from waldelta_airflow.reporting.assets import changed_targets

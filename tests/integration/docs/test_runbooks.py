@@ -23,7 +23,7 @@ from tests.support.servers.standby import (
 from tests.support.waiting import wait_until
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak("the steps of whole runbooks")]
 

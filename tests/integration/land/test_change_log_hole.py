@@ -23,7 +23,7 @@ from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.slot import open_gaps
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

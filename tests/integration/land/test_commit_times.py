@@ -20,8 +20,8 @@ from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 

@@ -40,10 +40,10 @@ from waldelta.slot import open_gaps
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.read.peek import LANDING_SCHEMA, reader_name
 from waldelta.slot.slot import check_received
-from waldelta.stages.land import check_idle
+from waldelta.stages.land import drain as land_through
 from waldelta.stages.land import idle_check as idle
-from waldelta.stages.land import land_until as land_through
 from waldelta.stages.land.drain import drain, land
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.land.land_stage import land_to_now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -22,8 +22,8 @@ from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import read_version, wait_for_version
 from waldelta.stages.apply.apply import apply
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.copy_table import Attempt, check_unaltered, source_as_of, sync_table
 from waldelta.stages.sync.sync import sync
 

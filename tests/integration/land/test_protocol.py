@@ -21,8 +21,8 @@ from waldelta.lake.ledger import now
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.apply.logical_messages import write_messages
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -29,8 +29,8 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.apply.logical_messages import write_messages
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 

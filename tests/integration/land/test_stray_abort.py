@@ -14,8 +14,8 @@ from waldelta.lake.ledger import now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unread
 from waldelta.slot.read.peek import call, whole
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

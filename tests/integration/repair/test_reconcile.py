@@ -40,7 +40,7 @@ from waldelta.lake.ledger import (
     now,
 )
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land import land_until as land_module
+from waldelta.stages.land import drain as land_module
 from waldelta.stages.repair import repair as repair_module
 from waldelta.stages.repair.reconcile._target_side import TargetSide
 

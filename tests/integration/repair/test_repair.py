@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-import waldelta.stages.land.land_until as land_module
+import waldelta.stages.land.drain as land_module
 import waldelta.stages.repair.repair as repair_module
 from tests.oracles.compare import compare_target
 from tests.oracles.random_workload import Workload

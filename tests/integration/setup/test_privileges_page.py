@@ -17,7 +17,7 @@ from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

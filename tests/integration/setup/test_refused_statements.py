@@ -11,7 +11,7 @@ from tests.integration.setup.test_preflight import PLAIN
 from tests.integration.setup.test_setup import job_for
 from waldelta.postgres import connect
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg

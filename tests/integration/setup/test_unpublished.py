@@ -13,7 +13,7 @@ from tests.integration.setup.test_setup import job_for
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
 from waldelta.postgres import connect
 from waldelta.postgres.unpublished_tables import unpublished
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg

@@ -29,8 +29,8 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.slot.acknowledge import confirmed_lsn, consume
 from waldelta.slot.recovery import never_compared, slot_move
 from waldelta.slot.verify import slot_count
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -26,9 +26,9 @@ from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import peek_error
-from waldelta.stages.land import check_idle
 from waldelta.stages.land import drain as module
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 

@@ -33,8 +33,8 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import connect
 from waldelta.slot import read_slot
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

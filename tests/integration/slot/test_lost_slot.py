@@ -26,7 +26,7 @@ from waldelta.postgres.server_position import read_position
 from waldelta.slot import open_gaps, read_slot
 from waldelta.slot.gaps import CLOSED, OPEN
 from waldelta.slot.slot import create_slot
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.renew_slot import renew_slot
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.sync.sync import sync

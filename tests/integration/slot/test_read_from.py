@@ -34,7 +34,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import connect
 from waldelta.slot import slot_position
 from waldelta.slot.standby import committed_upto
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.slots_without_pipeline import (
     drop_slots_without_pipeline,
     find_slots_without_pipeline,

@@ -20,8 +20,8 @@ from demo.embedded_postgres import EmbeddedPostgres
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConsumeMismatch, SourceChanged
 from waldelta.slot.acknowledge import confirmed_lsn
-from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

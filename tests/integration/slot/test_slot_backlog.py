@@ -17,7 +17,7 @@ from waldelta.monitoring.slot_status import of_live_slot
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.slot import read_slot, slot_warnings
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = pytest.mark.pg
 

@@ -24,9 +24,9 @@ from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.verify.compare_landed import check_landed
 from waldelta.spark import InProcess
-from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain, land
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = pytest.mark.pg
 

@@ -24,7 +24,7 @@ from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction, read_lifecycles, read_published
 from waldelta.pipeline.targets.lifecycle import read_table_bytes, record_killed
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

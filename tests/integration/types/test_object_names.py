@@ -12,7 +12,7 @@ from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.outdated_labels import is_in
 from waldelta.pipeline.drift.unsent_changes import relabelled
 from waldelta.postgres import connect
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

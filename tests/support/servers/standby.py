@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land import check_idle
+from waldelta.stages.land.idle_check import check_idle
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import Bools, Ints, with_column
+from waldelta.arrow import Bools, Ints, one_array, with_column
 
 # New and updated rows with a value that its column's type can't hold: the raw value is in _wd_raw.
 RAW_ROWS = "verbatim"
@@ -374,10 +374,7 @@ def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
     if pa.types.is_floating(values.type):
         # For PostgreSQL -0 equals 0, and all NaN are equal. Adding 0.0 turns -0 into 0.
         values = pc.add(values, pa.scalar(0.0, values.type))
-    encoded = values.combine_chunks()
-    encoded = (
-        encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-    ).dictionary_encode()
+    encoded = one_array(values).dictionary_encode()
     indices = (
         encoded.indices.fill_null(len(encoded.dictionary))
         .to_numpy(zero_copy_only=False)

@@ -111,11 +111,9 @@ class DecodePlan:
     def event_schema(self) -> pa.Schema:
         """The Arrow schema of events: every value as text."""
         schema = event_schema(self.shape, [pa.binary()] * len(self.names))
-        return schema.append(pa.field(STATE_XID, pa.int64())) if self._sends_changes else schema
-
-    @property
-    def _sends_changes(self) -> bool:
-        return self.unfolding is not None and self.unfolding.fold.has_changes
+        if self.unfolding is None or not self.unfolding.fold.has_changes:
+            return schema
+        return schema.append(pa.field(STATE_XID, pa.int64()))
 
     @property
     def decoded_schema(self) -> pa.Schema:

@@ -40,7 +40,7 @@ def find_unreadable(
     rows = itertools.chain(
         change_log.timeline(*batches).to_pylist(), change_log.controls(batches.after).to_pylist()
     )
-    place = next((_place(row) for row in rows if not _is_read(row, state)), None)
+    place = next(((row["batch"], row["seq"]) for row in rows if not _is_read(row, state)), None)
     if place is None and plan is not None:
         parts = change_log.rows_of(
             plan.decode.segments, state.relation_ids, plan.decode.snapshot, list(CHANGE_COLUMNS)
@@ -57,10 +57,6 @@ def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> Unread
         lambda part: _read_logical(part, segments),
     )
     return None if place is None else _read_message(change_log, place)
-
-
-def _place(row: dict[str, Any]) -> tuple[int, int]:
-    return row["batch"], row["seq"]
 
 
 def _is_read(row: dict[str, Any], state: TableState) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from waldelta.arrow import with_column
@@ -42,8 +43,6 @@ from waldelta.spark_sql import string
 from waldelta.types import TargetType, stored_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from waldelta.changes.decode.decode import DecodePlan
 
 # What an event says about its old row. SAME: nothing, because the filter's columns are as in the

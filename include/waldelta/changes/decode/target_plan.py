@@ -15,7 +15,6 @@ from waldelta.changes.decode.decode import DecodePlan
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
 from waldelta.changes.decode.route import check_columns, plan_routing
 from waldelta.changes.decode.row_states import Truncation, Unfolding
-from waldelta.config import TypeOptions
 from waldelta.config.pipeline_file import SchemaPolicy, SchemaRules
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.lake.changelog import (
@@ -144,7 +143,8 @@ def plan_decode(
     columns = [column.state for column in evolution.columns]
     names = tuple(column.name for column in columns)
     types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
-    targets = _target_types(evolution, types, rules.types)
+    named = {column.name: types[(column.type_oid, column.typmod)] for column in columns}
+    targets = column_types(named, evolution.key_columns, rules.types)
     _check_chosen_types(state, evolution, targets, rules.policy)
     row_filter, follows = filter_of(state), rules.policy != "ignore"
     check_columns(state.table_name, row_filter, evolution, follows=follows)
@@ -159,13 +159,16 @@ def plan_decode(
         names,
         tuple(targets.values()),
         tuple(versions),
-        tuple(_without(places, relid) for places in evolution.positions),
+        tuple(  # Rows as sent don't include the leaf's oid.
+            tuple(None if i == relid else at for i, at in enumerate(places))
+            for places in evolution.positions
+        ),
         tuple(
             None if column.fill is None else column.fill.encode() for column in evolution.columns
         ),
         Snapshot.parse(state.snapshot),
         batch_range.stream.segments,
-        wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
+        wire_names=tuple(map(wire_name, named.values())),
         routing=plan_routing(row_filter, columns),
         relid=relid,
         undescribed=batch_range.stream.undescribed,
@@ -180,11 +183,6 @@ def as_merged_partition(relation: Relation, state: TableState) -> Relation:
         return relation
     is_key = any(column.is_key for column in relation.columns)
     return replace(relation, columns=(*relation.columns, RelationColumn(RELID, INT8, -1, is_key)))
-
-
-def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | None, ...]:
-    """Return the columns' positions in the rows as sent, where the leaf's oid isn't included."""
-    return tuple(None if i == relid else at for i, at in enumerate(places))
 
 
 def bringing_rows(
@@ -231,13 +229,6 @@ def _evolution(
     if rules.policy == "fail" and evolution.changes(state):
         raise refusal(state, f"its columns changed ({evolution.describe()})")
     return evolution
-
-
-def _target_types(
-    evolution: Evolution, types: dict[tuple[int, int], PgType], options: TypeOptions
-) -> dict[str, TargetType]:
-    named = {c.state.name: types[(c.state.type_oid, c.state.typmod)] for c in evolution.columns}
-    return column_types(named, evolution.key_columns, options)
 
 
 def _check_chosen_types(

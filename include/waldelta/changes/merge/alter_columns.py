@@ -7,9 +7,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import CommitTag
@@ -34,9 +35,6 @@ from waldelta.spark.session_settings import session_settings
 from waldelta.spark_sql import quote
 from waldelta.target_modes import TargetMode
 from waldelta.types import TargetType
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 log = logging.getLogger(__name__)
 

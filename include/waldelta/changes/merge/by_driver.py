@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waldelta.arrow import Ints, table_of
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import (
     MergedRows,
     WrittenColumns,
@@ -128,9 +128,10 @@ def _merge(
     table: TargetVersion, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     net, written = changes.rows, changes.written
-    if not has_columns(table, written):
+    if not has_columns(table, written) or not (changes.is_truncated or table.is_small):
         return None
-    held = table.schema.empty_table() if changes.is_truncated else _read(table)
+    schema = table.schema
+    held = schema.empty_table() if changes.is_truncated else read_within(table.dataset(), schema)
     if held is None:
         return None
     held = changes.remaining(held)
@@ -169,11 +170,6 @@ def written_columns(job: Job, plan: TargetPlan, table: TargetVersion) -> Written
 def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
     """Return whether the table has the written columns and requires only implemented features."""
     return table.is_writable and set(table.schema.names).issuperset(written.sources)
-
-
-def _read(table: TargetVersion) -> pa.Table | None:
-    """Return all rows of a small table; None for a larger one."""
-    return read_within(table.dataset(), table.schema) if table.is_small else None
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waldelta.arrow import Bools, Ints
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import net_changes
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.by_driver import changes_copies, written_columns
 from waldelta.changes.merge.statements import (
@@ -167,15 +167,6 @@ def _begun(
     return _Merge(runner, target, net, files, truncated=plan.is_truncated)
 
 
-def _files(files: pa.Table) -> list[_File]:
-    """Return the target's files, as its log describes them."""
-    rows = files["num_records"].fill_null(ROWS_PER_FILE)
-    columns = (files["path"], files["size_bytes"], rows)
-    return [
-        _File(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)
-    ]
-
-
 class _Merge:
     """A merge in progress: the files it removes and adds, and its numbers of changed rows."""
 
@@ -189,7 +180,11 @@ class _Merge:
             files,
             truncated,
         )
-        self._held = _files(files)
+        rows = files["num_records"].fill_null(ROWS_PER_FILE)
+        columns = (files["path"], files["size_bytes"], rows)
+        self._held = [
+            _File(*values) for values in zip(*(c.to_pylist() for c in columns), strict=True)
+        ]
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []

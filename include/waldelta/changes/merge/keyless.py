@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.decode.collapse_keyless import PLACE
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.statements import of_leaves, raw_entries
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.pipeline import Job
 from waldelta.spark_sql import quote
 from waldelta.types import TargetType
-
-if TYPE_CHECKING:
-    from waldelta.changes.decode import TargetPlan
-    from waldelta.pipeline import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class KeylessTarget:
     def names(self) -> list[str]:
         """The columns, quoted."""
         metadata = [LSN, COMMIT_TS, RAW] if self.metadata_columns else []
-        return [quote(name) for name in (*self._sources, *metadata, *self.others)]
+        return [quote(name) for name in (*dict(self.columns), *metadata, *self.others)]
 
     @property
     def aliases(self) -> list[str]:
@@ -76,10 +73,6 @@ class KeylessTarget:
         return ", ".join(
             f"{name} as {alias}" for name, alias in zip(self.names, self.aliases, strict=True)
         )
-
-    @property
-    def _sources(self) -> list[str]:
-        return [name for name, _ in self.columns]
 
     @property
     def _others(self) -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import tenacity
 
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.keyless import KeylessTarget, count_statement, rewrite_statement
@@ -22,8 +22,7 @@ from waldelta.changes.merge.statements import (
     merge_statement,
 )
 from waldelta.changes.merge.states import merge_states
-from waldelta.changes.stage import Staged
-from waldelta.changes.stage.stage import check_whole
+from waldelta.changes.stage.stage import Staged, check_whole
 from waldelta.lake import Fence
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
@@ -94,7 +93,11 @@ def _merge(
     found: dict[str, int] = {}
     if changes_copies(plan, tag) or (cut and not has_key):
         statement = count_statement(target, source, KeylessTarget.of(job, plan))
-        found = _count_found(runner, statement)
+        rows = {row["action"]: row["rows"] for row in runner.spark().sql(statement).collect()}
+        found = {
+            FOUND_UPDATES: rows.get(ACTION_UPDATE, 0),
+            FOUND_DELETES: rows.get(ACTION_DELETE, 0),
+        }
         tag = replace(tag, counts=tag.counts | found)
         fence.verify()  # Counting may have taken long.
     if any(found.values()) or (cut and not has_key):
@@ -108,12 +111,3 @@ def _merge(
             target, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
         )
     return commit_statement(runner, tag, statement)
-
-
-def _count_found(runner: Runner, statement: str) -> dict[str, int]:
-    """Return how many staged updates and deletes found their row, from count_statement()."""
-    by_action = {row["action"]: row["rows"] for row in runner.spark().sql(statement).collect()}
-    return {
-        FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0),
-        FOUND_DELETES: by_action.get(ACTION_DELETE, 0),
-    }

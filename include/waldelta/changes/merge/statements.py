@@ -7,7 +7,7 @@ statement.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from waldelta.changes.decode.collapse import (
@@ -17,7 +17,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
-from waldelta.lake import Tag
+from waldelta.lake import DeltaTarget, Tag
 from waldelta.lake.delta_statements import (
     MATERIALIZE_SOURCE,
     TXN_APP,
@@ -25,9 +25,10 @@ from waldelta.lake.delta_statements import (
     USER_METADATA,
 )
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
+from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.session_settings import session_settings
-from waldelta.spark_sql import insert_clause, quote, string
+from waldelta.spark_sql import insert_clause, parquet, quote, string
 from waldelta.types import TargetType
 
 # In a commit's counts, for a table without a key: the staged updates and deletes that found a row
@@ -206,3 +207,40 @@ def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
         " map()))"
     )
     return f"case when t.{RAW} is not null and ({unchanged}) then {merged} else s.raw end"
+
+
+def staged_names(copy: TableCopy) -> list[str]:
+    """Return the names of a copy's staged columns: by position, like collapse's net changes."""
+    metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
+    return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
+
+
+def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
+    """Return the positions of the key columns among a copy's staged columns."""
+    names = [name for name, _ in copy.columns]
+    return EventShape(len(names), tuple(names.index(column) for column in key))
+
+
+def merge_rows(
+    runner: Runner,
+    target: DeltaTarget,
+    copy: TableCopy,
+    key: Sequence[str],
+    folder: str,
+    tag: CommitTag,
+) -> CommitTag:
+    """Merge the rows staged in ``folder`` into ``target``, and return ``tag``.
+
+    The columns are ``action``, ``b<k>`` for the key, and the staged names. Delta's settings apply
+    to the whole session while this runs: nothing else may commit through it.
+    """
+    names = [name for name, _ in copy.columns]
+    source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
+    statement = merge_statement(
+        target.relation,
+        source,
+        names,
+        staged_shape(copy, key),
+        metadata_columns=copy.lsn is not None,
+    )
+    return commit_statement(runner, tag, statement)

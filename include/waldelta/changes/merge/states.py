@@ -39,8 +39,8 @@ from waldelta.target_modes import Fold, TargetMode
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
 
 if TYPE_CHECKING:
-    from waldelta.changes.decode import TargetPlan
-    from waldelta.changes.stage import Staged
+    from waldelta.changes.decode.target_plan import TargetPlan
+    from waldelta.changes.stage.stage import Staged
 
 # In a commit's counts: new rows, and ended states of the target.
 STATES, ENDS = "states", "ends"
@@ -95,11 +95,11 @@ def complete_states(
     """
     kept, counts = kept_of(plan), Counter(staged.counts)
     is_log = kept.mode.fold.has_changes
-    looks_up = (
-        bool(counts[ACTION_UPDATE])
-        if not is_log
-        else bool(kept.key) and _lacks(runner, staged, kept)
-    )
+    looks_up = counts[ACTION_UPDATE] > 0
+    if is_log:
+        flags = " or ".join(f"u{i}" for i in kept.toastable)
+        lacking = f"select 1 from {staged.source} where {flags} limit 1"
+        looks_up = bool(kept.key and flags and runner.spark().sql(lacking).collect())
     source = as_stored(staged.source, plan.decode.types)
     if not looks_up:
         return replace(staged, source=source, counts=metric_counts(counts), net=None)
@@ -117,13 +117,6 @@ def count_actions(runner: Runner, folder: str) -> dict[str, int]:
     """Return how many staged rows have each action."""
     rows = runner.spark().read.parquet(folder).groupBy("action").count().collect()
     return {row["action"]: row["count"] for row in rows}
-
-
-def _lacks(runner: Runner, staged: Staged, kept: Kept) -> bool:
-    flags = " or ".join(f"u{i}" for i in kept.toastable)
-    return bool(flags) and bool(
-        runner.spark().sql(f"select 1 from {staged.source} where {flags} limit 1").collect()
-    )
 
 
 def metric_counts(counts: Counter[str]) -> dict[str, int]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
@@ -42,10 +43,6 @@ from waldelta.spark.arrow_schema import ddl, sql_type
 from waldelta.spark_sql import quote
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +87,6 @@ def target_columns(
     return columns
 
 
-def target_ddl(columns: Sequence[TargetColumn]) -> str:
-    """Return the columns as CREATE TABLE takes them."""
-    return ", ".join(
-        f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns
-    )
-
-
 def target_schema(columns: Sequence[TargetColumn]) -> str:
     """Return the columns as the DDL of a DataFrame's schema."""
     fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
@@ -131,7 +121,11 @@ def prepare_target(runner: Runner, target: DeltaTarget, columns: Sequence[Target
         existing = _read_schema(runner, target)
         if existing is None:
             remove_empty_log(target.uri)
-            create_table(runner.spark(), target, target_ddl(columns), mapped=mapped)
+            listed = ", ".join(
+                f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}"
+                for c in columns
+            )
+            create_table(runner.spark(), target, listed, mapped=mapped)
         elif mapped and not needs_mapping(existing.names):
             map_columns(runner.spark(), target)
 

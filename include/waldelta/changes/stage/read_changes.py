@@ -5,19 +5,15 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode import DecodePlan
-from waldelta.changes.decode.decode import CHANGE_COLUMNS
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.pgoutput import Segments
 from waldelta.spark import Runner
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 
 def read_row_changes(
@@ -37,19 +33,12 @@ def read_row_changes(
 def read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
     """Return messages of the range and of the earlier parts that it commits.
 
-    Their positions show which of them count.
-    """
-    return change_log.place.frame(runner.spark()).where(_covering(segments))
-
-
-def _covering(segments: Segments) -> Column:
-    """Select the range of batches, and the parts of earlier ones that it commits.
-
-    Those parts are transactions that were prepared earlier.
+    Those parts are transactions that were prepared earlier. Their positions show which of them
+    count.
     """
     chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
     for part in segments.older:
         chosen = chosen | (
             (F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last)
         )
-    return chosen
+    return change_log.place.frame(runner.spark()).where(chosen)

@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
 from waldelta.arrow import Ints, one_array
-from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, RAW_ROWS, net_changes
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, collapse_events, decode_all
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, routed
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.errors import StagedLost, without_values
 from waldelta.lake import Lake, write_parquet
@@ -83,9 +83,14 @@ class Staged:
 def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
-        net = _collapse_in_driver(runner, plan.rows, plan.decode, folder)
+        decode = plan.decode
+        events = list(decode_all(plan.rows.to_batches(), decode))
+        if decode.routing is not None and events:
+            decoded = pa.Table.from_batches(events)
+            events = route_in_driver(runner, decoded, decode, f"{folder}-routed").to_batches()
+        net = _collapse(events, decode)
         write_parquet(folder, net)
-        return _staged(folder, _counts(net, plan.decode).to_pylist(), net)
+        return _staged(folder, _counts(net, decode).to_pylist(), net)
     staged = _staged(folder, _stage_in_tasks(runner, plan.split or change_log, plan, folder))
     _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
     return staged
@@ -125,14 +130,6 @@ def tasks_for(volume: Volume) -> int:
 def buckets_for(plan: TargetPlan) -> int:
     """Return into how many buckets by key the events are divided: one if rows may change keys."""
     return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
-
-
-def _collapse_in_driver(runner: Runner, rows: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
-    events = list(decode_all(rows.to_batches(), plan))
-    if plan.routing is not None and events:
-        decoded = pa.Table.from_batches(events)
-        events = route_in_driver(runner, decoded, plan, f"{folder}-routed").to_batches()
-    return _collapse(events, plan)
 
 
 def _collapse(events: Sequence[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
@@ -369,16 +366,12 @@ def _hashes(column: pa.ChunkedArray) -> _Hashes:
     held = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
     ends = ends - ends[0]
     places = np.arange(len(held)) - np.repeat(ends[:-1], np.diff(ends))
-    products = (held.astype(np.uint64) + np.uint64(1)) * _numbers(int(places.max(initial=0)) + 1)[
-        places
-    ]
+    # A pseudorandom number for each position within a value (splitmix64).
+    count = int(places.max(initial=0)) + 1
+    numbers = _mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
+    products = (held.astype(np.uint64) + np.uint64(1)) * numbers[places]
     sums: _Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
     return sums[ends[1:]] - sums[ends[:-1]]
-
-
-def _numbers(count: int) -> _Hashes:
-    """Return a pseudorandom number for each position within a value (splitmix64)."""
-    return _mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
 
 
 def _mixed(numbers: _Hashes) -> _Hashes:

@@ -70,13 +70,18 @@ def select_targets(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
         standings, mended = end_killed_repairs(runner, job, applied.published)
-        states = _with_their_leaves(job, due_states(standings, RequiredAction.APPLY), applied)
+        states = []
+        for state in due_states(standings, RequiredAction.APPLY):
+            with isolated(job, state, applied):
+                states.append(record_leaves(job, state, applied.published))
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, states, applied.published, locked, landed_as_of)
-    applied.failures |= {
-        found.table_name: _broken(found) for found in requiring(standings, RequiredAction.BROKEN)
-    }
+    for broken in requiring(standings, RequiredAction.BROKEN):
+        applied.failures[broken.table_name] = StateError(
+            f"{broken.table_name} gets no changes because {broken.why}: run the initial sync for it"
+            " again"
+        )
     for state in source.states:
         with isolated(job, state, applied):
             now_there = source.catalog_tables[state.table_name]
@@ -162,20 +167,4 @@ def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool
     is_well = not target.is_unread and target.problem is None
     return (
         is_well and find_drift(job.pipeline, state, target.table, catalog, target.mapping) is None
-    )
-
-
-def _with_their_leaves(
-    job: Job, states: Sequence[TableState], applied: Applied
-) -> list[TableState]:
-    found = []
-    for state in states:
-        with isolated(job, state, applied):
-            found.append(record_leaves(job, state, applied.published))
-    return found
-
-
-def _broken(found: TableLifecycle) -> StateError:
-    return StateError(
-        f"{found.table_name} gets no changes because {found.why}: run the initial sync for it again"
     )

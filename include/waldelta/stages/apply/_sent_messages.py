@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, Chains, identity_codes, in_order_of
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode, with_typed_keys
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, with_typed_keys
 from waldelta.changes.decode.row_keys import first_values, row_keys
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.lake.changelog import ChangeLog, place_columns
 from waldelta.lake.ledger import SentMessage
 

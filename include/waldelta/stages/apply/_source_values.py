@@ -12,7 +12,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.arrow import Bools
-from waldelta.changes.decode import TargetPlan
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.errors import (
     PrivilegeMissing,
     SourceError,

@@ -10,14 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from waldelta.changes.decode import TargetPlan, plan_target
 from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
-from waldelta.changes.merge import CommitTag, merge_staged, read_commit, take_over_target
+from waldelta.changes.decode.target_plan import TargetPlan, plan_target
 from waldelta.changes.merge.alter_columns import reshape
-from waldelta.changes.merge.commits import read_unreported, read_untouched
+from waldelta.changes.merge.commits import (
+    read_commit,
+    read_unreported,
+    read_untouched,
+    take_over_target,
+)
+from waldelta.changes.merge.merge import merge_staged
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.states import complete_states
-from waldelta.changes.stage import staged_in
+from waldelta.changes.stage.folders import staged_in
 from waldelta.changes.stage.split import splitting
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
@@ -29,7 +35,7 @@ from waldelta.lake.ledger import SYNCED, BatchCut, Quarantine, TableState, Targe
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, SlotIdentity, of_table, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
-from waldelta.pipeline.drift import CatalogTable, Evolution
+from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.source_connections import SharedConnection
 from waldelta.pipeline.targets import (
@@ -372,9 +378,11 @@ def _bring(
     fence.verify()  # The folder may be the staging folder of the run that owns the target now.
     take_over_target(run.runner, job, state, run.quarantine, fence)
     if plan.evolution is not None:
-        _check_names(job, state, plan.evolution)
-        reshape(run.runner, job, state, plan.evolution, plan.decode.types, tag)
         evolved = [column.state for column in plan.evolution.columns]
+        metadata = job.pipeline.target.metadata_columns
+        for clash in clashes([column.name for column in evolved], metadata_columns=metadata):
+            raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
+        reshape(run.runner, job, state, plan.evolution, plan.decode.types, tag)
         plan = replace(
             plan,
             state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)),
@@ -400,12 +408,6 @@ def _bring(
     tag = merge_staged(run.runner, job, changes, plan, replace(tag, counts=changes.counts), fence)
     fault_point("apply.merged")
     return tag
-
-
-def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
-    names = [column.state.name for column in evolution.columns]
-    for clash in clashes(names, metadata_columns=job.pipeline.target.metadata_columns):
-        raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")
 
 
 def finish_step(

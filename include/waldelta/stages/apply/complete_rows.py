@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import Bools, one_array, with_column
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -43,7 +42,8 @@ from waldelta.changes.decode.net_rows import (
     without_base,
 )
 from waldelta.changes.decode.row_keys import first_values, own_keys
-from waldelta.changes.stage import Staged
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.stage import Staged
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake import Fence, by_row_group, open_parquet, write_parquet

@@ -8,14 +8,15 @@ when their transaction has committed, in commit order; others appear independent
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.message_search import find_unreadable_logical
-from waldelta.changes.merge import CommitTag
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import plainly_typed
 from waldelta.changes.stage.read_changes import read_changes
 from waldelta.errors import ApplyError, DecodeError, LateWriter, without_values
@@ -33,9 +34,6 @@ from waldelta.pipeline.targets.watermarks import messages_app_id
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 SCHEMA = pa.schema(

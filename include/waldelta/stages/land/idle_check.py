@@ -240,7 +240,10 @@ def _remaining_work(
     ``oldest_xid`` is the oldest running transaction according to the slot's server.
     """
     # This is checked before removed tables are recorded, because a run then reports those.
-    if _has_unreported(job):
+    # A run that fails or is killed while landing may have applied some batches. After old results
+    # are pruned, a run that finds nothing to report counts as the next one that has reported.
+    cut = job.ledger.last_cut()
+    if cut is not None and not job.ledger.is_reported(cut):
         return "a run ended before it reported what it applied"
     adopt_or_report(connection, job)
     published, locked = read_around(
@@ -298,16 +301,6 @@ def _changed_on_source(
 
 def _has_unsent(job: Job, state: TableState, storage: StorageState | None) -> bool:
     return bool(unsent_changes(state, storage, outdated_columns(job, state, storage)))
-
-
-def _has_unreported(job: Job) -> bool:
-    """Returns whether no run has reported, and so checked and announced, the newest cut's batch.
-
-    A run that fails or is killed while landing may have applied some batches. After old results are
-    pruned, a run that finds nothing to report counts as the next one that has reported.
-    """
-    cut = job.ledger.last_cut()
-    return cut is not None and not job.ledger.is_reported(cut)
 
 
 def _drifted(

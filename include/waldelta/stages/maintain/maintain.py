@@ -36,7 +36,6 @@ from waldelta.lake.delta_statements import (
 from waldelta.lake.ledger import Quarantine, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
-from waldelta.pgoutput.transactions import Prepared
 from waldelta.pipeline import Job, RunResult, StageResult, is_conflict, target_lock
 from waldelta.pipeline.targets import Watermarks, check_target, messages_applied, synced_states
 from waldelta.pipeline.targets.lifecycle import copies_under_way
@@ -242,7 +241,9 @@ def prune_change_log(_: Runner, job: Job, result: RunResult, stage: StageResult)
     # Another slot incarnation never learns how a transaction prepared in an earlier one was
     # decided.
     prepared = [p for p in change_log.prepared() if p.batch > identity.floor]
-    expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
+    # Its changes may still be needed where it was decided later, or not at all.
+    needed = [p for p in prepared if p.decided_in is None or p.decided_in > expired]
+    expired = min([expired, *(p.batch - 1 for p in needed)])
     # What the slot may return again after its server crashes is verified once more.
     saved = durable_position(job).value
     ends = change_log.reach(identity.floor).ends
@@ -267,15 +268,6 @@ def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) 
             " can't be determined"
         )
         return watermarks.identity.floor
-
-
-def _is_needed(prepared: Prepared, expired: int) -> bool:
-    """Returns whether a prepared transaction's changes may be needed after batches up to
-    ``expired`` go.
-    """
-    return prepared.batch <= expired and (
-        prepared.decided_in is None or prepared.decided_in > expired
-    )
 
 
 def prune_ledger_rows(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:

@@ -11,13 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.arrow import Ints
@@ -28,11 +29,10 @@ from waldelta.changes.decode.collapse import (
     codes_of_both,
 )
 from waldelta.changes.decode.row_keys import named_keys
-from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
-from waldelta.changes.merge.snapshot_rows import staged_names, staged_shape
-from waldelta.changes.stage import Staged
+from waldelta.changes.merge.statements import CommitTag, staged_names, staged_shape
 from waldelta.changes.stage.net_files import parts_at_once
+from waldelta.changes.stage.stage import Staged
 from waldelta.errors import NeedsSync, without_values
 from waldelta.lake import DeltaTarget, Fence, open_parquet, row_count, write_parquet
 from waldelta.metadata_columns import RELID
@@ -62,10 +62,6 @@ from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import parquet, quote
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 # Why a row is among a repair's net changes.
 ENTERS, LEAVES, TOUCHED = "enters", "leaves", "touched"

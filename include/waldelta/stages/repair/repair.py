@@ -29,10 +29,10 @@ from functools import partial
 
 import psycopg
 
-from waldelta.changes.merge import read_commit, take_over_target
-from waldelta.changes.merge.commits import commit_untouched
-from waldelta.changes.merge.snapshot_rows import merge_rows
-from waldelta.changes.stage import Staged, staged_in
+from waldelta.changes.merge.commits import commit_untouched, read_commit, take_over_target
+from waldelta.changes.merge.statements import merge_rows
+from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage.stage import Staged
 from waldelta.errors import (
     ConfigError,
     LateWriter,
@@ -90,8 +90,7 @@ from waldelta.snapshot.exported_snapshot import (
 from waldelta.spark import Runner
 from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
 from waldelta.stages.check.gate.release import landed_upto
-from waldelta.stages.land import land_backlog, land_through
-from waldelta.stages.land.drain import Drained
+from waldelta.stages.land.drain import Drained, land_backlog, land_through
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,

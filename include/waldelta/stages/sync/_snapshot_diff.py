@@ -11,16 +11,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_UPSERT
-from waldelta.changes.merge import CommitTag, read_commit
-from waldelta.changes.merge.commits import check_alone, commit_equal
-from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
+from waldelta.changes.merge.commits import check_alone, commit_equal, read_commit
+from waldelta.changes.merge.statements import CommitTag, merge_rows, staged_names, staged_shape
 from waldelta.changes.merge.states import count_actions
-from waldelta.changes.stage import staged_in
+from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import staging_folder
@@ -32,9 +31,6 @@ from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.mend import TWICE, ExpectedRows, differences
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.commits import take_over_for_copy
-from waldelta.changes.merge.snapshot_rows import staged_shape
-from waldelta.changes.merge.statements import as_stored, commit_statement
+from waldelta.changes.merge.statements import CommitTag, as_stored, commit_statement, staged_shape
 from waldelta.changes.merge.states import Kept, differences_query, metric_counts
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -54,9 +52,6 @@ from waldelta.stages.sync._write_files import (
     open_target,
 )
 from waldelta.target_modes import TargetMode
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector
@@ -40,10 +39,8 @@ from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES
 from waldelta.spark import Runner
+from waldelta.stages.sync._snapshot_diff import RowDiff
 from waldelta.types.json import Variant
-
-if TYPE_CHECKING:
-    from waldelta.stages.sync._snapshot_diff import RowDiff
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_targ
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
-from waldelta.postgres import PublishedTable, TableId
+from waldelta.postgres import TableId
 from waldelta.postgres.connection import named_loss
 from waldelta.postgres.server_position import is_standby
 from waldelta.quantities import counted
@@ -224,7 +224,9 @@ def _copy_as_of(
     where = _target_filter(job, replicated)
     copies = job.pipeline.target.copies(str(table_id))
     skipped = None if copies else skip_copy(job, replicated, holder)
-    tasks = _plan_reading(replicated.table) if copies else []
+    size = bytes_per_task(replicated.table.size_bytes)
+    chunks = plan_chunks(replicated.table.stored_leaves, size) if copies else []
+    tasks = plan_tasks(chunks, size)
     rows = _copy_rows(held, replicated, where, tasks, attempt, moment)
     fault_point("sync.planned")
     held.resources.enter_context(progress(holder, table_id, tasks))
@@ -265,12 +267,6 @@ def _write(
     if skipped is not None and skipped.former is not None:
         return keep_target(runner, job, str(rows.target), generation)
     return write_copy(runner, job, rows, generation, former if skipped is None else None)
-
-
-def _plan_reading(table: PublishedTable) -> list[list[Chunk]]:
-    """Returns the chunks of a table's leaves that each task reads."""
-    size = bytes_per_task(table.size_bytes)
-    return plan_tasks(plan_chunks(table.stored_leaves, size), size)
 
 
 def _copy_rows(

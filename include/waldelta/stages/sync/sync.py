@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-import psycopg
 import tenacity
 
 from waldelta.errors import (
@@ -121,9 +119,10 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     with job.source.connect("sync") as connection:
         check_source(connection, job)
         known, insists = job.ledger.table_states(), tables is not None and not only_waiting
-        wanted = _choose(
-            runner, _read_targets(connection, job), job, tables, known, insists=insists
-        )
+        check_primary(connection, job)
+        # Tables whose size can't be read now come last.
+        _, targets, _ = read_unlocked_sources(connection, job.pipeline)
+        wanted = _choose(runner, targets, job, tables, known, insists=insists)
         if not wanted:
             close_gaps(job)
             return []
@@ -316,21 +315,14 @@ def _record_failure(
     err: Exception,
 ) -> None:
     """Record how the copy begun by ``begun`` ended; ``last`` is the ledger row before it."""
-    if last and _is_as_it_was(last, begun.incarnation, err):
+    # A copy that was refused before it changed a target with changes, which then continue.
+    is_kept = last and (last.status, last.incarnation) == (SYNCED, begun.incarnation)
+    if last and is_kept and isinstance(err, ModeRefused):
         row = replace(last, run_id=job.run_id)
     else:
         row = replace(begun, status=FAILED, reason=f"{type(err).__name__}: {without_values(err)}")
     with suppress(LateWriter):  # Another run owns the table now.
         _append(job, ledger_lock, row, begun)
-
-
-def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> bool:
-    """Returns whether a copy was refused before it changed a target with changes, which then
-    continue.
-    """
-    return (
-        isinstance(err, ModeRefused) and last.status == SYNCED and last.incarnation == incarnation
-    )
 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:
@@ -374,13 +366,6 @@ def _attempts(name: str) -> tenacity.Retrying:
         before_sleep=log_retry,
         reraise=True,
     )
-
-
-def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[ReplicatedTarget]:
-    check_primary(connection, job)
-    # Tables whose size can't be read now come last.
-    _, targets, _ = read_unlocked_sources(connection, job.pipeline)
-    return targets
 
 
 def _choose(

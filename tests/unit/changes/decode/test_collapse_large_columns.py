@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support.seeds import chosen_random, rounds
-from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.decode.decode import collapse_events
+from waldelta.changes.decode.decode import DecodePlan, collapse_events
 from waldelta.lake.changelog import Snapshot
 from waldelta.pgoutput import Segments
 from waldelta.postgres import PgType

@@ -12,9 +12,8 @@ import pyarrow.compute
 import pytest
 
 from tests.support import pgoutput_encoder as enc
-from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, collapse_events, decode
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode
 from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.changes.decode.route import SAME, SENT, UNKNOWN, Routing
 from waldelta.errors import ApplyError, DecodeError

@@ -16,9 +16,10 @@ from tests.unit.changes.decode.test_collapse import (
     events_table,
 )
 from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
-from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
+from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.lake import UNFENCED, DeltaTarget, Lake, local_path
 from waldelta.lake.ledger import TableState
 from waldelta.snapshot.read_table import RAW_TYPE

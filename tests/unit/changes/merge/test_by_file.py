@@ -30,9 +30,9 @@ from tests.unit.changes.merge.test_by_driver import (
     write,
 )
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge import by_file as module
 from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.errors import StagedLost
@@ -202,14 +202,13 @@ def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rou
 def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
     """As when an OPTIMIZE and a VACUUM come between."""
     write_files(job, [(1, "a", "A")], [(2, "b", "B")])
-    read = module._files
+    may_hold = module.may_hold
 
-    def vacuumed(*given):
-        found = read(*given)
-        (local_path(table_uri(job)) / found[-1].path).unlink()
-        return found
+    def vacuumed(files, *given):
+        (local_path(table_uri(job)) / files["path"][-1].as_py()).unlink()
+        return may_hold(files, *given)
 
-    monkeypatch.setattr(module, "_files", vacuumed)
+    monkeypatch.setattr(module, "may_hold", vacuumed)
     assert merged(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
 
 

@@ -27,7 +27,7 @@ from tests.unit.changes.merge.test_by_driver import (
 )
 from tests.unit.changes.merge.test_by_file import _small, files_of, write_files
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge import read_commit
+from waldelta.changes.merge.commits import read_commit
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
 from waldelta.snapshot.read_table import RAW_TYPE

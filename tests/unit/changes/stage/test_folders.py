@@ -14,7 +14,7 @@ from pyspark.errors.exceptions.connect import (
     SparkRuntimeException,
 )
 
-from waldelta.changes.stage import staged_in
+from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import ApplyError
 from waldelta.lake import local_path, write_parquet
 from waldelta.spark import OnSpark

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 import waldelta.changes.merge.merge as merge_module
-from waldelta.changes.merge import CommitTag
-from waldelta.changes.stage import Staged
-from waldelta.changes.stage.stage import tasks_for
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.stage.stage import Staged, tasks_for
 from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut, now

@@ -27,10 +27,10 @@ from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
-from waldelta.changes.stage import Staged
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import (
     OwnExpectation,
     TargetColumns,

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import Bools, one_array
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
@@ -26,7 +25,8 @@ from waldelta.changes.decode.collapse import (
     codes_of_both,
 )
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
-from waldelta.changes.stage import Staged
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.stage import Staged
 from waldelta.lake import write_parquet
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import (
@@ -24,9 +23,6 @@ from waldelta.changes.merge.statements import merged_raw, raw_entries
 from waldelta.metadata_columns import PREFIX, RAW
 from waldelta.spark_sql import quote
 from waldelta.types import TargetType
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Action of a key that the target has more than once, which a MERGE can't correct row by row.
 TWICE = "twice"

@@ -13,9 +13,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from waldelta.changes.merge import CommitTag, read_commit
-from waldelta.changes.merge.commits import committed_verb
-from waldelta.changes.merge.statements import commit_statement, void_statement
+from waldelta.changes.merge.commits import committed_verb, read_commit
+from waldelta.changes.merge.statements import CommitTag, commit_statement, void_statement
 from waldelta.errors import (
     ApplyError,
     ConfigError,
@@ -165,7 +164,10 @@ def end_killed_repairs(
     standings, cuts, ended = read_lifecycles(job, published), {}, False
     for found in standings:
         begun = found.state
-        if begun is None or not _was_killed(found, begun):
+        # A copy's first row has no snapshot yet.
+        if begun is None or begun.status != COPYING or not begun.snapshot:
+            continue
+        if found.action not in (RequiredAction.COPY, RequiredAction.BROKEN):
             continue
         try:
             _check_same_timeline(job, begun)
@@ -183,15 +185,6 @@ def end_killed_repairs(
         except Exception as err:  # Spark's errors too: a copy repairs the table.
             log.warning("table=%s needs a new copy: %s", begun.table_name, without_values(err))
     return (read_lifecycles(job, published) if ended else standings), cuts
-
-
-def _was_killed(found: TableLifecycle, state: TableState) -> bool:
-    # A copy's first row has no snapshot yet.
-    return (
-        found.action in (RequiredAction.COPY, RequiredAction.BROKEN)
-        and state.status == COPYING
-        and bool(state.snapshot)
-    )
 
 
 def _check_same_timeline(job: Job, begun: TableState) -> None:

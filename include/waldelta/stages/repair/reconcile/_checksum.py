@@ -308,15 +308,14 @@ def lake_rows(
     for (values, kind), raw in zip(columns, raws, strict=True):
         text = kind.checksum_text(storage(values), marks)
         if raw is not None and raw.null_count < len(raw):
-            text = _with_raw(text, kind.checksum_raw(raw), marks)
+            # waldelta never writes both a value and its raw text, so such a row differs.
+            raw_text = kind.checksum_raw(raw)
+            both = pc.binary_join_element_wise(text, raw_text, marks.element)
+            text = pc.if_else(
+                raw_text.is_valid(), pc.if_else(text.is_valid(), both, raw_text), text
+            )
         texts.append(pc.fill_null(text, marks.null) if text.null_count else text)
     if len(texts) == 1:
         return texts[0]
     rows: ArrowArray = pc.binary_join_element_wise(*texts, marks.between)
     return rows
-
-
-def _with_raw(text: ArrowArray, raw: ArrowArray, marks: Marks) -> ArrowArray:
-    # waldelta never writes both a value and its raw text, so such a row differs.
-    both = pc.binary_join_element_wise(text, raw, marks.element)
-    return pc.if_else(raw.is_valid(), pc.if_else(text.is_valid(), both, raw), text)

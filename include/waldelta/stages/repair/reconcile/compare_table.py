@@ -202,7 +202,16 @@ def _sides(
     plan = drawn(
         state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding
     )
-    source, place = _source(job, holder, feeding, copy, plan), job.lake.target(state.table_name)
+    table, place = feeding.as_copied.table, job.lake.target(state.table_name)
+    source = SourceSide(
+        job.source.conninfo,
+        plan,
+        copy,
+        tuple(plan_chunks(table.stored_leaves, BYTES_PER_CHUNK)),
+        whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes),
+        key_columns(table, state.key_columns),
+        holder.pid,
+    )
     small = read_small(place, feeding.version)
     target = TargetSide(runner, place, feeding.version, plan, tuple(source.shown), small)
     return source, target, left_out
@@ -228,15 +237,11 @@ def _sum_up(source: SourceSide, target: TargetSide, aside: _Aside) -> tuple[Sums
     nothing = np.zeros(0, np.int64)
     taken = source.hashes(aside.texts) if len(aside.hashes) else (nothing, nothing)
     with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
-        asked = pool.submit(_timed, source)
+        began = time.monotonic()
+        asked = pool.submit(lambda: (source.sums(), time.monotonic() - began))
         theirs = target.sums(aside.on_both)
         whole, source_seconds = asked.result()
     return whole.without(*taken), theirs, source_seconds
-
-
-def _timed(source: SourceSide) -> tuple[Sums, float]:
-    began = time.monotonic()
-    return source.sums(), time.monotonic() - began
 
 
 def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> TableCopy:
@@ -260,23 +265,6 @@ def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
         name for name, kind in copy.columns if held.get(name) == kind.spark and kind.has_checksum
     }
     return sorted((held.keys() | dict(copy.columns).keys()) - same)
-
-
-def _source(
-    job: Job, holder: SnapshotHolder, feeding: ComparedTarget, copy: TableCopy, plan: Fingerprint
-) -> SourceSide:
-    state, table = feeding.state, feeding.as_copied.table
-    again = whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes)
-    key = key_columns(table, state.key_columns)
-    return SourceSide(
-        job.source.conninfo,
-        plan,
-        copy,
-        tuple(plan_chunks(table.stored_leaves, BYTES_PER_CHUNK)),
-        again,
-        key,
-        holder.pid,
-    )
 
 
 def _set_aside(

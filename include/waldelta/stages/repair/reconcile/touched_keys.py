@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from waldelta.changes.decode import DecodePlan, TargetPlan, plan_target
 from waldelta.changes.decode.collapse import DELETE, INSERT
-from waldelta.changes.decode.decode import decode, typed_key
-from waldelta.changes.stage import read_row_changes
+from waldelta.changes.decode.decode import DecodePlan, decode, typed_key
+from waldelta.changes.decode.target_plan import TargetPlan, plan_target
+from waldelta.changes.stage.read_changes import read_row_changes
 from waldelta.errors import NeedsSync
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog

@@ -7,18 +7,17 @@ rows moved to or from since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.arrow import Bools, Ints, with_column
-from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_SKIP,
@@ -34,11 +33,12 @@ from waldelta.changes.decode.collapse import (
     keys_only,
     remaining_rows,
 )
-from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
+from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode, with_typed_keys
 from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
-from waldelta.changes.stage import Staged, read_row_changes
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import rows_at_once
-from waldelta.changes.stage.stage import tasks_for
+from waldelta.changes.stage.read_changes import read_row_changes
+from waldelta.changes.stage.stage import Staged, tasks_for
 from waldelta.errors import ApplyError
 from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
@@ -52,10 +52,6 @@ from waldelta.spark_sql import parquet, quote
 from waldelta.stages.repair.mend.mend import TWICE, ExpectedRows, differences
 from waldelta.stages.repair.replay._plan import ReplayPlan
 from waldelta.target_modes.target_mode import MOVED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 
 # Prefixes of the typed key of the row that an event replaces, and of the row that it writes; null
 # where there is none.
@@ -85,23 +81,19 @@ def derive_states(runner: Runner, change_log: ChangeLog, replay: ReplayPlan, fol
         )
     # Keys that rows moved between go to the same task, so that no chain is split.
     events = events.repartition(tasks, F.when(F.col(MOVED), F.lit(0)).otherwise(F.hash(*keys)))
-    settling = _settling(decode_plan)
-    states = events.select(*decode_plan.event_schema.names).mapInArrow(
-        once(settling), ddl(decode_plan.net_schema)
-    )
-    states.write.mode("overwrite").parquet(folder)
-    return runner.spark().read.parquet(folder).count()
 
-
-def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def derive_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batches = list(parts)
         if batches:
-            events = pa.Table.from_batches(batches).cast(plan.event_schema)
-            states = collapse_events(events, plan, fold=final_states)
+            events = pa.Table.from_batches(batches).cast(decode_plan.event_schema)
+            states = collapse_events(events, decode_plan, fold=final_states)
             yield from states.to_batches(max_chunksize=rows_at_once(states))
 
-    return derive_part
+    states = events.select(*decode_plan.event_schema.names).mapInArrow(
+        once(derive_part), ddl(decode_plan.net_schema)
+    )
+    states.write.mode("overwrite").parquet(folder)
+    return runner.spark().read.parquet(folder).count()
 
 
 def _events(runner: Runner, change_log: ChangeLog, target: TargetPlan) -> DataFrame:

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
 from waldelta.changes.decode.target_plan import (
+    TargetPlan,
     as_merged_partition,
     bringing_rows,
     check_prepared,
@@ -69,7 +69,8 @@ def plan_replay(
     check_prepared(stream, state, snapshot)
     rules = job.pipeline.target.schema_rules_of(name)
     volume = batch_range.volume(state)
-    history = [row for row in job.read_all_states() if _is_of_copy(row, state)]
+    rows = [row for row in job.read_all_states(name) if row.generation == state.generation]
+    history = [row for row in rows if row.status == SYNCED]
     if state.root_id is not None:
         _check_leaves(batch_range, state, history)
     described = read_versions(stream, state.relation_ids) if volume.rows else []
@@ -88,18 +89,9 @@ def plan_replay(
     plan = TargetPlan(
         state, batch_range.batches, volume, decode, bool(truncated_at), None, may_move, None
     )
-    first = history[0] if history else state
     hides_origins = job.pipeline.source.options.origin != "any"
-    invents = not may_lack_rows(state, first, hides_origins=hides_origins)
+    invents = not may_lack_rows(state, next(iter(history), state), hides_origins=hides_origins)
     return ReplayPlan(plan, upto, invents)
-
-
-def _is_of_copy(row: TableState, state: TableState) -> bool:
-    return (row.table_name, row.generation, row.status) == (
-        state.table_name,
-        state.generation,
-        SYNCED,
-    )
 
 
 def _as_they_are(

@@ -16,7 +16,6 @@ from functools import partial
 
 import tenacity
 
-from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -27,8 +26,8 @@ from waldelta.changes.decode.collapse import (
     QUARANTINED_ROWS,
 )
 from waldelta.changes.decode.row_keys import own_keys, typed_keys
-from waldelta.changes.merge import CommitTag, read_commit, take_over_target
-from waldelta.changes.merge.commits import read_untouched
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
 from waldelta.changes.merge.keyless import (
     KeylessTarget,
     different_rows,
@@ -38,11 +37,12 @@ from waldelta.changes.merge.keyless import (
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
+    CommitTag,
     as_stored,
     commit_statement,
     merge_statement,
 )
-from waldelta.changes.stage import staged_in
+from waldelta.changes.stage.folders import staged_in
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import (
     LockHeld,
@@ -215,7 +215,14 @@ def _older_than_copy(touched: BatchRange, state: TableState) -> list[str]:
 
 def _replay_locked(run: _Run, state: TableState, catalog: CatalogTable, done: Replayed) -> None:
     began = time.monotonic()
-    for attempt in _patiently():
+    # A run or another replay may have the target's lock for a while.
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LockHeld),
+        stop=tenacity.stop_after_delay(TARGET_LOCK_TIMEOUT_S),
+        wait=tenacity.wait_fixed(1),
+        reraise=True,
+    )
+    for attempt in attempts:
         with attempt, target_lock(run.job, state.table_name) as lock:
             current = check_same_copy(run.job, state)
             watermark = run.held.of(current)
@@ -235,16 +242,6 @@ def _replay_locked(run: _Run, state: TableState, catalog: CatalogTable, done: Re
         "table=%s replayed keys=%d restored=%d corrected=%d removed=%d seconds=%.1f",
         state.table_name, keys, cut.inserted, cut.updated, cut.deleted, time.monotonic() - began,
     )  # fmt: skip
-
-
-def _patiently() -> tenacity.Retrying:
-    """Returns a retry policy that waits for the lock of a run or another replay on the target."""
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(LockHeld),
-        stop=tenacity.stop_after_delay(TARGET_LOCK_TIMEOUT_S),
-        wait=tenacity.wait_fixed(1),
-        reraise=True,
-    )
 
 
 def _replay_target(
