@@ -54,8 +54,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/collapse.py",
-        "_compact(found * cardinality + part)",
-        "_compact(found + part)",
+        "pa.array(found * cardinality + part)",
+        "pa.array(found + part)",
         "Rows with different keys of several columns are one row.",
         (_COLLAPSE,),
     ),

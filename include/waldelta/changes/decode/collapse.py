@@ -366,7 +366,9 @@ def codes_of(columns: Sequence[pa.ChunkedArray]) -> Ints:
     found = np.zeros(0, np.int64)
     for k, column in enumerate(columns):
         part, cardinality = _codes(column)
-        found = part if k == 0 else _compact(found * cardinality + part)
+        if k > 0:  # Numbered anew, so that the product of more columns stays small.
+            part, _ = _codes(pa.chunked_array([pa.array(found * cardinality + part)]))
+        found = part
     return found
 
 
@@ -381,10 +383,6 @@ def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
         .astype(np.int64)
     )
     return indices, len(encoded.dictionary) + 1
-
-
-def _compact(codes: Ints) -> Ints:
-    return _codes(pa.chunked_array([pa.array(codes)]))[0]
 
 
 def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:

@@ -223,7 +223,10 @@ def _codes(
         if (written := kind.exact_values(both)) is not equal[-1]:
             exact.append(written)
     if metadata:
-        equal.append(_raw_entries(_both(rows[RAW], removed["base_raw"], Hstore().arrow)))
+        # As raw_entries() returns them: null without any.
+        raws = Hstore().exact_values(_both(rows[RAW], removed["base_raw"], Hstore().arrow))
+        is_empty = pc.equal(pc.binary_length(raws), 0)
+        equal.append(pc.if_else(is_empty, pa.scalar(None, raws.type), raws))
     codes = codes_of([pa.chunked_array([values]) for values in equal])
     if not exact:
         return codes, codes
@@ -232,14 +235,6 @@ def _codes(
 
 def _both(rows: pa.ChunkedArray, removed: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     return one_array(pa.chunked_array([*rows.cast(kind).chunks, *removed.cast(kind).chunks], kind))
-
-
-def _raw_entries(raw: pa.Array) -> pa.Array:
-    """Return the raw values as bytes, as raw_entries() does as an array; null without any."""
-    entries = Hstore().exact_values(raw)
-    return pc.if_else(
-        pc.equal(pc.binary_length(entries), 0), pa.scalar(None, entries.type), entries
-    )
 
 
 def _sought(codes: Ints, rows: pa.Table) -> Ints:

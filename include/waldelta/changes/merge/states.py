@@ -7,7 +7,6 @@ with numbers as the only values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +22,6 @@ from waldelta.changes.decode.collapse import (
     RAW_ROWS,
 )
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.merge.statements import (
     CommitTag,
     as_stored,
@@ -213,22 +211,17 @@ def merge_states(
         kept = replace(kept, stored_key=kept.mode.stored_key(name, frame, kept.key_names))
         if truncates:
             folder = f"{staged.folder}-truncates"
-            write_parquet(folder, _truncate_rows(truncates))
+            at = pa.array([t.at_us for t in truncates], pa.int64())
+            rows = {
+                "lsn": [t.lsn for t in truncates],
+                "commit_ts": at.cast(pa.timestamp("us", "UTC")),
+                PLACE: [t.place for t in truncates],
+                STATE_XID: [t.xid for t in truncates],
+            }
+            write_parquet(folder, pa.table(rows))
             source = f"({_with_truncates(kept, source, folder)})"
     statement = kept.mode.statement(target.relation, kept, source, truncates)
     return commit_statement(runner, tag, statement)
-
-
-def _truncate_rows(truncates: Sequence[Truncation]) -> pa.Table:
-    at = pa.array([t.at_us for t in truncates], pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.table(
-        {
-            "lsn": [t.lsn for t in truncates],
-            "commit_ts": at,
-            PLACE: [t.place for t in truncates],
-            STATE_XID: [t.xid for t in truncates],
-        }
-    )
 
 
 def _with_truncates(kept: Kept, source: str, folder: str) -> str:
