@@ -20,6 +20,7 @@ import pyarrow as pa
 from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
 from waldelta.pipeline import named_error
+from waldelta.quantities import counted
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.session import open_session, sibling_session
 from waldelta.spark.session_settings import is_connect, shared_settings
@@ -206,7 +207,7 @@ class InProcess:
         been started.
         """
         if count > LOCAL_TASKS or (count and self.is_started):
-            why = f"{count:,} tasks, more than {LOCAL_TASKS}"
+            why = f"it takes {counted(count, 'task')}, this process runs up to {LOCAL_TASKS}"
             return self._used(why).run(count, schema, task, stops=stops)
         numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
         parts = _numbered(task, schema, stops=stops)(iter([numbers]))

@@ -110,7 +110,7 @@ def test_few_tasks_are_run_here_before_a_session_is_there():
     assert runner.why == ""
     with pytest.raises(AssertionError, match="Spark isn't needed"):
         runner.run(LOCAL_TASKS + 1, schema, fails)
-    assert runner.why == "5 tasks, more than 4"
+    assert runner.why == "it takes 5 tasks, this process runs up to 4"
 
 
 class Session:

@@ -52,6 +52,7 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres.type_catalog import KnownTypes
+from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
@@ -225,7 +226,8 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.read_landed_sizes(held.identity, min(fed_from, default=last), last)
     if (messages := sum(sizes.values())) > MOST_DRIVER_ROWS:
-        runner.start(f"{messages:,} messages wait, more than {MOST_DRIVER_ROWS:,}")
+        most = f"this process applies up to {MOST_DRIVER_ROWS:,}"
+        runner.start(f"{counted(messages, 'message waits', 'messages wait')}, {most}")
     quarantine = Quarantine(job.lake)
     planning, locks = SharedConnection(job.source, "apply"), LockSessions(job.source.conninfo)
     gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
