@@ -191,7 +191,7 @@ def test_no_table_is_to_be_copied_because_there_is_no_java(
             pipeline.reconcile(runner, run_id="killed", repair=True)
     done = start_without_java(database, pipeline, tmp_path, "without", "--repair")
     assert (done.returncode, "is to be copied" in done.stderr) == (1, False)
-    assert "ConfigError" in done.stderr
+    assert "JavaMissing" in done.stderr
     assert "JAVA_HOME" in done.stderr
     assert reconcile(runner, pipeline, "after", repair=True)["t"].status == "repaired"
 
