@@ -99,4 +99,4 @@ def test_a_foreign_error_is_not_quoted(cause, text):
     said = "run resync" if cause == "SlotLost" else "Key (id)=(1234 secret) exists"
     item = Attention("failed", "failed_run", f"the latest run failed: {cause}: {said}", cause=cause)
     (line,) = message_of("shop", [Alert("new", item, NOON)], BASE).lines
-    assert line.text == text
+    assert line.attention.text == text
