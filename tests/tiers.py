@@ -14,9 +14,9 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -28,9 +28,12 @@ ROOT: Final = Path(__file__).parents[1]
 ORDINARY: Final = "not nightly and not soak"
 MARKS: Final = ("soak", "nightly")
 TIERS: Final = ("test", "test-all", "soak")
-# The seconds of every test that ran in this checkout, and the page about them.
+# The seconds of every test that ran in this checkout, the page about them, and their sums by file.
 SECONDS: Final = ROOT / ".waldelta" / "test-seconds.json"
 PROFILE: Final = ROOT / "tests" / "profile.md"
+RECORD: Final = ROOT / "tests" / "seconds.json"
+# Ten minutes of two workers, on a machine where importing pandas takes a process half a second.
+BUDGET_S: Final = 1_200
 
 
 def tier(marks: Collection[str]) -> str:
@@ -88,19 +91,45 @@ def write_profile() -> None:
         name: {test: took for test, took in tests.items() if _is_there(test)}
         for name, tests in recorded.items()
     }
-    lines = [
-        f"{name}: {len(tests):,} tests, {sum(tests.values()):,.0f} s of a worker"
-        for name, tests in tiers.items()
-    ]
-    PROFILE.write_text(_page(lines, Counter(tiers["test"])))
+    pandas_s = pandas_import_s()
+    record = {
+        "import pandas": round(pandas_s, 2),
+        **{name: _by_file(tests) for name, tests in tiers.items()},
+    }
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    lines = sizes(record)
+    PROFILE.write_text(_page(lines, pandas_s, Counter(tiers["test"])))
     print("\n".join(lines))
+
+
+def _by_file(tests: Mapping[str, float]) -> dict[str, list[float]]:
+    """The number of tests and their seconds."""
+    files: dict[str, list[float]] = {}
+    for test, took in tests.items():
+        number, seconds = files.get(file := test.partition("::")[0], [0, 0.0])
+        files[file] = [number + 1, round(seconds + took, 1)]
+    return files
+
+
+def sizes(record: Mapping[str, Any]) -> list[str]:
+    """Return a line about each tier."""
+    return [
+        f"{name}: {sum(number for number, _ in record[name].values()):,} tests,"
+        f" {seconds(record, name):,.0f} s of a worker"
+        for name in TIERS
+    ]
+
+
+def seconds(record: Mapping[str, Any], tier: str) -> float:
+    """Return the recorded seconds of a tier's tests."""
+    return sum(took for _, took in record[tier].values())
 
 
 def _is_there(test: str) -> bool:
     return (ROOT / test.partition("::")[0]).exists()
 
 
-def _page(sizes: list[str], ordinary: Counter[str]) -> str:
+def _page(sizes: list[str], pandas_s: float, ordinary: Counter[str]) -> str:
     files: Counter[str] = Counter()
     folders: Counter[str] = Counter()
     for test, took in ordinary.items():
@@ -110,7 +139,7 @@ def _page(sizes: list[str], ordinary: Counter[str]) -> str:
     lines = [
         "# Where the time of the tests goes",
         "`make test-profile` writes this page from the last runs on one machine. There, a new",
-        f"process took {pandas_import_s():.2f} s of CPU to import pandas.",
+        f"process took {pandas_s:.2f} s of CPU to import pandas.",
         "",
         *(f"- {line}" for line in sizes),
         *_table("`make test`, by folder", "folder", folders, 20),

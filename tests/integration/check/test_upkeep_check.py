@@ -100,8 +100,9 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
     with pytest.raises(RunFailed):  # until it is met
         night("again")
     run("third", "update t set v = 4 where id = 3")
-    assert "1 of them in full" in night("mended")
-    assert judged() == ("mended", True, True)
+    # Of a small target, Arrow has judged all rows in that run.
+    assert f"{0 if is_small else 1} of them in full" in night("mended")
+    assert judged() == ("third" if is_small else "mended", True, True)
     left = local_path(staging_folder(Lake(lake), "public.t", 1, 1, "killed"))
     left.mkdir(parents=True)
     os.utime(left, (0, 0))

@@ -120,6 +120,26 @@ def test_the_python_object_needs_no_session(commands, database, lake, monkeypatc
         assert held(lake, name) == source(database, name)
 
 
+@pytest.mark.nightly("four further processes; test_gate decides in its own")
+def test_a_decision_starts_spark_where_rows_are_judged_again(commands, database, lake):
+    """In a process in which nothing else has started a session: one of two rows is accepted."""
+    suites = commands.file.parent / "suites"
+    suites.mkdir()
+    condition = {"condition": "n > 0", "meaning": "n is positive"}
+    gate = {"type": "expect_target_rows_to_satisfy", "kwargs": condition, "gate": "quarantine"}
+    (suites / "public.t.yml").write_text(yaml.safe_dump({"expectations": [gate]}))
+    document = yaml.safe_load(commands.file.read_text())
+    document["quality"] = document.get("quality", {}) | {"suites": str(suites)}
+    commands.file.write_text(yaml.safe_dump(document))
+    commands.run("sync")
+    database.execute("insert into t (id, n) values (2001, -1), (2002, -2)")
+    commands.run("consume")
+    row, _ = Pipeline.load(commands.file).quarantined()
+    commands.run("quarantine", "--accept", "--row", row["id"], "--reason", "known")
+    assert len(Pipeline.load(commands.file).quarantined()) == 1
+    assert len(held(lake, "t")) == 501
+
+
 @pytest.mark.nightly("three further processes; small runs without Java are ordinary")
 def test_more_work_names_the_missing_java(commands, database, lake):
     """What was landed stays, and a run that has Java goes on."""

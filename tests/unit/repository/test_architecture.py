@@ -596,3 +596,26 @@ def test_no_job_module_hides_one_of_the_standard_library(folder):
     """
     stems = {path.stem for path in (ROOT / folder).glob("*")}
     assert stems & sys.stdlib_module_names == set()
+
+
+@pytest.mark.parametrize("path", modules("include/waldelta"), ids=lambda path: path.stem)
+def test_a_session_has_started_before_columns_are_made(path):
+    """PySpark's functions need one: a function that is given a runner uses it, or hands it on,
+    before it calls them. In a process whose other work has started one, nobody would notice.
+    """
+    early = []
+    for function in ast.walk(tree_of(path)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        if "runner" not in {argument.arg for argument in function.args.args}:
+            continue
+        nodes = sorted(
+            (node for node in ast.walk(function) if hasattr(node, "lineno")),
+            key=lambda node: (node.lineno, node.col_offset),
+        )
+        body = [node for node in nodes if isinstance(node, ast.Name)]
+        names = [node.id for node in body if node.lineno > function.body[0].lineno - 1]
+        uses = [name for name in names if name in ("runner", "F")]
+        if "F" in uses and uses[0] == "F" and "DataFrame" not in ast.unparse(function.args):
+            early.append(function.name)
+    assert early == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests import share, tiers
@@ -42,6 +44,14 @@ def test_a_nights_report_names_what_failed(line, is_failure):
 
 def test_make_test_chooses_what_the_mutations_are_caught_by():
     assert f'"{tiers.ORDINARY}"' in (tiers.ROOT / "Makefile").read_text()
+
+
+def test_make_test_keeps_its_budget():
+    """As `make test-profile` recorded it; a machine that was slower then has as much more."""
+    record = json.loads(tiers.RECORD.read_text())
+    print(*tiers.sizes(record), sep="\n")
+    pace = max(1, record["import pandas"] / 0.5)
+    assert tiers.seconds(record, "test") <= tiers.BUDGET_S * pace
 
 
 def test_every_mark_of_a_tier_has_a_reason():

@@ -36,9 +36,11 @@ def read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> D
     Those parts are transactions that were prepared earlier. Their positions show which of them
     count.
     """
+    # Conditions can be made only once the session has started.
+    messages = change_log.place.frame(runner.spark())
     chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
     for part in segments.older:
         chosen = chosen | (
             (F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last)
         )
-    return change_log.place.frame(runner.spark()).where(chosen)
+    return messages.where(chosen)

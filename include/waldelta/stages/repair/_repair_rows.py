@@ -241,10 +241,9 @@ def _read_keys(
     """Returns staged keys, as ``b<k>`` and as their texts ``t<k>``; stages ``keys`` before that."""
     if keys is not None:
         stage_named(rows, keys, *folders)
+    staged = runner.spark().read.parquet(*folders)  # Columns need a session that has started.
     bases = [F.col(f"k{k}").alias(base) for k, base in enumerate(rows.shape.bases)]
-    return (
-        runner.spark().read.parquet(*folders).select(*bases, *(f"t{k}" for k in range(len(bases))))
-    )
+    return staged.select(*bases, *(f"t{k}" for k in range(len(bases))))
 
 
 def _unheld_keys(
@@ -393,12 +392,9 @@ def rows_to_judge(
     ``waiting`` write. Accepted rows aren't judged. ``t<k>`` is the key in the quarantine's form,
     null for rows that aren't in quarantine.
     """
+    found = runner.spark().read.parquet(f"{staged}/net")
     bases, is_judged = rows.shape.bases, F.col("t0").isNotNull()
-    found = (
-        runner.spark()
-        .read.parquet(f"{staged}/net")
-        .where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
-    )
+    found = found.where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
     found = found.join(_read_keys(runner, rows, f"{staged}/judged", keys=judged), bases, "left")
     if waiting is not None:
         brought = _read_keys(runner, rows, waiting).select(*bases).distinct()

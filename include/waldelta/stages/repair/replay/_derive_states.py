@@ -291,10 +291,10 @@ def write_differences(
 
 def _staged(runner: Runner, plan: TargetPlan, folder: str) -> Staged:
     """Returns the staged changes with their counts; raises ApplyError for a key twice."""
+    found = runner.spark().read.parquet(folder).groupBy("action")
     lacking = [F.col(flag) for flag in plan.decode.shape.flags]
     is_new = F.col("action") == ACTION_UPSERT
     incomplete = is_new & F.greatest(F.lit(False), F.lit(False), *lacking)
-    found = runner.spark().read.parquet(folder).groupBy("action")
     by_action = found.agg(
         F.count("*").alias("rows"),
         F.count("raw").alias("verbatim"),
