@@ -28,6 +28,7 @@ from waldelta.jobs import Pipeline
 from waldelta.lake import TargetVersion, local_path
 from waldelta.lake.ledger import TargetCut
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.spark import OnSpark
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -107,8 +108,8 @@ def database(postgres):
 
 
 @pytest.fixture(scope="module")
-def spark(spark_jvm):
-    return spark_jvm()
+def runner(spark_jvm):
+    return OnSpark(spark_jvm())
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from waldelta.config import PipelineFile, split_table_name
 from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
 from waldelta.lake.ledger.reconciliations import ColumnDifference
+from waldelta.spark import OnSpark
 from waldelta.stages.check.check import check
 from waldelta.stages.check.great_expectations.run_suite import open_context
 from waldelta.stages.check.reports._result_view import check_page
@@ -201,7 +202,7 @@ def report(spark_jvm, pipeline) -> QualityReport:
     state = TableState(now(), "sync", TABLE, 1, "synced", key_columns=[COLUMN], columns=columns)
     ledger = Ledger(Lake(pipeline.target.root))
     ledger.append(state)
-    return check(spark_jvm(), pipeline, ledger, RUN_ID)
+    return check(OnSpark(spark_jvm()), pipeline, ledger, RUN_ID)
 
 
 def seen(browser: WebDriver, address: str) -> list[object]:

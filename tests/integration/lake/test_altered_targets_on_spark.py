@@ -12,6 +12,7 @@ from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.spark import OnSpark
 
 pytestmark = [
     pytest.mark.pg,
@@ -112,8 +113,8 @@ def rows_of(runner, pipeline, name):
 
 
 @pytest.fixture(scope="module")
-def spark(spark_jvm):
-    return spark_jvm()
+def runner(spark_jvm):
+    return OnSpark(spark_jvm())
 
 
 @pytest.fixture(scope="module")
