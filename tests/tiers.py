@@ -32,8 +32,8 @@ TIERS: Final = ("test", "test-all", "soak")
 SECONDS: Final = ROOT / ".waldelta" / "test-seconds.json"
 PROFILE: Final = ROOT / "tests" / "profile.md"
 RECORD: Final = ROOT / "tests" / "seconds.json"
-# Ten minutes of two workers, on a machine where importing pandas takes a process half a second.
-BUDGET_S: Final = 1_200
+# Twelve minutes of two workers, on a machine where importing pandas takes a process half a second.
+BUDGET_S: Final = 1_440
 
 
 def tier(marks: Collection[str]) -> str:
@@ -102,27 +102,19 @@ def write_profile() -> None:
     print("\n".join(lines))
 
 
-def _by_file(tests: Mapping[str, float]) -> dict[str, list[float]]:
-    """The number of tests and their seconds."""
-    files: dict[str, list[float]] = {}
+def _by_file(tests: Mapping[str, float]) -> dict[str, float]:
+    files: Counter[str] = Counter()
     for test, took in tests.items():
-        number, seconds = files.get(file := test.partition("::")[0], [0, 0.0])
-        files[file] = [number + 1, round(seconds + took, 1)]
-    return files
+        files[test.partition("::")[0]] += took
+    return {file: round(took, 1) for file, took in files.items()}
 
 
 def sizes(record: Mapping[str, Any]) -> list[str]:
     """Return a line about each tier."""
     return [
-        f"{name}: {sum(number for number, _ in record[name].values()):,} tests,"
-        f" {seconds(record, name):,.0f} s of a worker"
+        f"{name}: {sum(record[name].values()):,.0f} s of a worker in {len(record[name])} files"
         for name in TIERS
     ]
-
-
-def seconds(record: Mapping[str, Any], tier: str) -> float:
-    """Return the recorded seconds of a tier's tests."""
-    return sum(took for _, took in record[tier].values())
 
 
 def _is_there(test: str) -> bool:

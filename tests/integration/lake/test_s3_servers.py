@@ -21,6 +21,7 @@ def error_code(call) -> str:
     return refused.value.response["Error"]["Code"]
 
 
+@pytest.mark.nightly("the tests' own servers, each with several writers")
 @ON_EACH_SERVER
 def test_exactly_one_of_several_writers_creates_an_object(bucket):
     with ThreadPoolExecutor(WRITERS) as pool:

@@ -150,6 +150,7 @@ def read_both_ways(monkeypatch):
     return found
 
 
+@pytest.mark.nightly("a process of its own, as in test_runner")
 def test_small_tables_need_no_jvm(runner, database, pipeline, tmp_path):
     """Landing, comparing and repairing do without one: there is no Java where they are run."""
     database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")

@@ -267,7 +267,11 @@ else:
     "key",
     [
         pytest.param("", marks=pytest.mark.nightly("a session without a key"), id="any session"),
-        pytest.param("one run at a time", id="a session by its key"),
+        pytest.param(
+            "one run at a time",
+            id="a session by its key",
+            marks=pytest.mark.nightly("a server of its own, refusing a token"),
+        ),
     ],
 )
 def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):

@@ -87,6 +87,7 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, d
     assert_equal(runner, both)
 
 
+@pytest.mark.nightly("odd names in a whole run; unit tests quote each")
 def test_odd_names_from_the_copy_to_the_merge(runner, database, lake):
     """Quotes, dots, spaces, percent signs, backticks, unicode: nothing is taken for SQL or for a
     path.

@@ -120,6 +120,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.nightly("types by choice on both paths")
 @pytest.mark.parametrize(
     "choice",
     [
