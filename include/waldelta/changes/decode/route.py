@@ -146,7 +146,7 @@ def operations_by_arrow(events: pa.Table, routing: Routing) -> pa.Table | None:
     Spark can.
     """
     found = [evaluate(condition, events) for condition in (routing.new, routing.old)]
-    if None in found:
+    if any(one is None for one in found):
         return None
     matches, did_match = (pc.fill_null(one, False).to_numpy() for one in found)
     op, old_row = events["op"].to_numpy(), events[OLD_ROW].fill_null(SAME).to_numpy()

@@ -7,8 +7,6 @@ the order of NaN, a cast of a column, or a function, is left to Spark: there is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 # A value for each row, or a constant: pyarrow's chunked array or scalar.
 Datum = Any
-# What a pattern of LIKE may have, and Arrow reads as Spark does.
+# With it in a pattern of LIKE, Arrow and Spark need not agree.
 _ESCAPE = "\\"
 _COMPARED: dict[str, Callable[[Datum, Datum], Datum]] = {
     "eq": pc.equal,
@@ -31,7 +29,16 @@ _COMPARED: dict[str, Callable[[Datum, Datum], Datum]] = {
     "gt": pc.greater,
     "gte": pc.greater_equal,
 }
-_INTEGERS = {"TINYINT", "SMALLINT", "INT", "BIGINT"}
+# The types of constants, by sqlglot's names. Spark's session has the time zone UTC.
+_TYPES = {
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DATE": pa.date32(),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+}
 
 
 class _Uncertain(Exception):
@@ -75,7 +82,7 @@ def evaluate(condition: str, rows: pa.Table) -> pa.ChunkedArray | None:
         return None
     try:
         found = _Evaluation(rows).value(tree)
-    except (_Uncertain, pa.ArrowException):
+    except (_Uncertain, pa.ArrowException, OverflowError):
         return None
     if not pa.types.is_boolean(found.type):
         return None
@@ -112,25 +119,13 @@ class _Evaluation:
         raise _Uncertain(node.name)
 
     def constant(self, node: Any) -> Datum:
-        """Returns a text that is cast to another type."""
-        kind, text = node.to.this.name, node.this.name
-        if node.this.key != "literal" or not node.this.is_string:
+        """Returns a text that is cast to another type, which it must fit as it stands."""
+        text, kind = node.this, _TYPES.get(node.to.this.name)
+        if node.to.this.name == "DECIMAL" and len(node.to.expressions) > 1:
+            kind = pa.decimal128(*(int(part.name) for part in node.to.expressions))
+        if kind is None or not text.is_string:
             raise _Uncertain(node.key)
-        try:
-            if kind in _INTEGERS:
-                return pa.scalar(int(text), pa.int64())
-            if kind == "DECIMAL":
-                return pa.scalar(Decimal(text))
-            if kind == "DATE":
-                return pa.scalar(date.fromisoformat(text))
-            moment = datetime.fromisoformat(text)
-            if kind in ("TIMESTAMP", "TIMESTAMPLTZ", "TIMESTAMPTZ") and moment.tzinfo is not None:
-                return pa.scalar(moment.astimezone(UTC), pa.timestamp("us", "UTC"))
-            if kind == "TIMESTAMPNTZ" and moment.tzinfo is None:
-                return pa.scalar(moment, pa.timestamp("us"))
-        except (ValueError, ArithmeticError):
-            pass
-        raise _Uncertain(kind)
+        return pa.scalar(text.name).cast(kind)
 
     def logic(self, node: exp.Expr) -> Datum:
         both = pc.and_kleene if node.key == "and" else pc.or_kleene

@@ -66,6 +66,11 @@ T, F, N = True, False, None
         ("i in (select 1)", None),
         ("cast(t as int) = 1", None),
         ("cast('x' as date) = d", None),
+        ("cast('20200101' as date) = d", None),
+        ("cast('1_0' as int) = i", None),
+        ("cast('1.55' as decimal(2,1)) = n", None),  # Spark rounds it
+        ("cast('1.5' as decimal) = n", None),
+        ("i < 99999999999999999999", None),
         ("cast('1970-01-01 00:00:00' as timestamp) = ts", None),  # in which zone
         ("case when b then 1 else 'x' end = 1", None),
         ("i + 1", None),
