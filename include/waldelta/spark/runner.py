@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -237,16 +237,11 @@ class InProcess:
             finally:
                 self._wait()
 
-    @contextmanager
-    def sibling(self, number: int) -> Iterator[Runner]:
+    def sibling(self, number: int) -> AbstractContextManager[Runner]:
         """Open a sibling, whose session is started at its first use, too."""
-        with ExitStack() as opened:
-            if self._on_spark is not None:
-                yield opened.enter_context(self._on_spark.sibling(number))
-                return
-            runner = InProcess(lambda: opened.enter_context(sibling_session(self.spark(), number)))
-            opened.callback(runner.close)
-            yield runner
+        if self._on_spark is not None:
+            return self._on_spark.sibling(number)
+        return _in_process(lambda: sibling_session(self.spark(), number))
 
     @property
     def is_connect(self) -> bool:
@@ -277,12 +272,22 @@ def open_runner(
 
     With ``runner: spark`` the session is opened at once, and does all work.
     """
-    opening = partial(open_session, name, job, session_key)
+    session = partial(open_session, name, job, session_key)
+    if job is not None and job.lake.on_spark:
+        with session() as spark:
+            yield OnSpark(spark, "runner: spark")
+        return
+    with _in_process(session) as runner:
+        yield runner
+
+
+@contextmanager
+def _in_process(
+    session: Callable[[], AbstractContextManager[SparkSession]],
+) -> Iterator[Runner]:
+    """Open a runner whose session, if it is ever used, ends with the block."""
     with ExitStack() as opened:
-        if job is not None and job.lake.on_spark:
-            yield OnSpark(opened.enter_context(opening()), "runner: spark")
-            return
-        runner = InProcess(lambda: opened.enter_context(opening()))
+        runner = InProcess(lambda: opened.enter_context(session()))
         opened.callback(runner.close)
         yield runner
 
@@ -356,12 +361,12 @@ def _numbered(
     return numbered
 
 
-def _without_failure(answers: Sequence[Answer]) -> list[Answer]:
+def _without_failure(answers: list[Answer]) -> list[Answer]:
     """Returns what tasks returned; raises the error that one of them met."""
     for answer in answers:
         if (failure := answer.pop(_FAILED.name)) is not None:
             raise named_error(Exception(failure)) or ApplyError(failure)
-    return list(answers)
+    return answers
 
 
 def _collected(answers: DataFrame) -> list[Answer]:
