@@ -64,7 +64,7 @@ def rows_of(job, name: str) -> tuple[pa.Schema, list[dict]]:
 
 
 @pytest.mark.nightly("each shape and mode on both runners, which the unit tests have apart")
-def test_targets_are_equal_whoever_works(runner, spark_jvm, database, lake, tmp_path):
+def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tmp_path):
     """What has landed once is applied to two copies of the lake. A new target is written alike,
     and so are rows of each later run, with their positions, times and values that don't fit.
     """

@@ -478,7 +478,7 @@ def unreported_commits(
         if state is None or state.status != SYNCED:
             continue
         try:
-            _, untold = read_unreported(job, identity, state, told)
+            _, cut = read_unreported(job, identity, state, told)
         except Exception as err:
             log.warning(
                 "table=%s what was applied to it before it left its publications can't be"
@@ -487,7 +487,7 @@ def unreported_commits(
                 err,
             )
         else:
-            found += [untold] if untold is not None else []
+            found += [cut] if cut is not None else []
     return found
 
 
