@@ -150,7 +150,7 @@ def test_more_work_names_the_missing_java(commands, database, lake):
     assert failed["stages"]["land"]["status"] == "succeeded"
     done = commands.run("consume", "--run-id=two")
     assert done["stages"]["land"]["runner"] == "this process"
-    why = "Spark: 101,002 messages wait, this process applies up to 100,000"
+    why = "Spark: 101,003 messages wait, this process applies up to 100,000"
     assert done["stages"]["apply"]["runner"] == why
     assert held(lake, "t") == source(database, "t")
 
