@@ -7,6 +7,7 @@ its position. ``waldelta.row_filter.spark.translate`` turns the result into Spar
 
 from waldelta.row_filter.analyzed_filter import (
     Collation,
+    EnumType,
     RowFilter,
     published_filter,
     refused_filter,
@@ -16,6 +17,7 @@ from waldelta.row_filter.parse.syntax import parse_row_filter
 
 __all__ = [
     "Collation",
+    "EnumType",
     "RowFilter",
     "parse_row_filter",
     "published_filter",

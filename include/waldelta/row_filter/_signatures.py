@@ -168,6 +168,8 @@ varchar     bpchar      text_to_bpchar
 bpchar      text        bpchar_to_text
 bpchar      varchar     bpchar_to_text
 name        text        same
+enum        text        same
+enum        varchar     same
 """
 
 
@@ -184,12 +186,15 @@ def _same_kind() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
         "date",
         "timestamp",
         "timestamptz",
+        "enum",
     ]
     pairs = [(kind, kind) for kind in kinds]
     pairs += [*product(INTEGERS, INTEGERS), *product(FLOATS, FLOATS)]
     pairs += [("date", "timestamp"), ("timestamp", "date")]
     for pair, (operator, key) in product(pairs, COMPARISONS.items()):
         ordered = key not in ("eq", "ne") and pair[0] in ("text", "bpchar", "name")
+        if pair[0] == "enum" and key not in ("eq", "ne"):
+            continue  # The order is that of the enum's labels.
         yield operator, pair, Signature("bool", key, frozenset("o" if ordered else ""))
 
 

@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 
 from waldelta.errors import ConfigError, PrivilegeMissing
-from waldelta.postgres import Connection, TableId
+from waldelta.postgres import Connection, PgType, TableId
 from waldelta.postgres.connection import allow_views
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres.type_catalog import fetch, read_types
 from waldelta.row_filter.parse.parse import column_names, parse_analysed
 from waldelta.row_filter.parse.syntax import functions_of, parse_row_filter, place
 
@@ -34,6 +34,17 @@ class Collation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class EnumType:
+    """An enum by its name as PostgreSQL prints it; ``labels`` in its order, where that is known.
+
+    The lake stores a label as text.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RowFilter:
     """A filter, analysed by the server.
 
@@ -41,7 +52,8 @@ class RowFilter:
     qualified. It is stored and translated; ``text`` is what was written. ``columns`` are those
     used, in order of appearance. ``collations`` has what is certain about each text column,
     ``default_collation`` about texts without a column. A column that isn't listed counts as
-    DETERMINISTIC, the least certain kind that PostgreSQL's own row filters allow.
+    DETERMINISTIC, the least certain kind that PostgreSQL's own row filters allow. ``enums`` are the
+    types of columns of an enum, or of a domain over one.
     """
 
     text: str
@@ -51,11 +63,19 @@ class RowFilter:
     default_collation: Collation = Collation.DETERMINISTIC
     # Lengths in bytes and checksums depend on the server's encoding.
     is_utf8: bool = False
+    enums: Mapping[str, EnumType] = field(default_factory=dict)
 
 
-def published_filter(analysed: str) -> RowFilter:
-    """Return the filter of a publication, from the text that the catalogs print.
+def enums_of(types: Mapping[str, PgType]) -> dict[str, EnumType]:
+    """Return the enums among the types of columns."""
+    bases = {name: kind.base or kind for name, kind in types.items()}
+    return {name: EnumType(base.name) for name, base in bases.items() if base.kind == "enum"}
 
+
+def published_filter(analysed: str, enums: Mapping[str, EnumType] | None = None) -> RowFilter:
+    """Return the filter of a publication, or a constraint, from the text that the catalogs print.
+
+    ``enums`` are those of the table's columns; only constraints and own filters can use them.
     Its columns' collations aren't known, but PostgreSQL allows no user-defined ones in a
     publication, and its own are all deterministic. Raises FilterNotTranslatable for a text that
     can't be read.
@@ -63,7 +83,9 @@ def published_filter(analysed: str) -> RowFilter:
     >>> published_filter("((a > 1) AND (b = 'x'::text))").columns
     ('a', 'b')
     """
-    return RowFilter(analysed, analysed, column_names(parse_analysed(analysed)))
+    enums = enums or {}
+    names = column_names(parse_analysed(analysed, {enum.name for enum in enums.values()}))
+    return RowFilter(analysed, analysed, names, enums=enums)
 
 
 def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
@@ -143,19 +165,22 @@ def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
     )
     _run(conn, before, text, sql.SQL("\n) not valid"))
     analysed = fetch(conn, _ANALYSED, {"name": _CONSTRAINT})[0].analysed
-    # This refuses what isn't PostgreSQL's own: a user's functions, operators and types.
-    columns = column_names(parse_analysed(analysed))
+    named = {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"}
+    rows = fetch(conn, _COLUMN_TYPES, named)
+    types = read_types(conn, [(row.oid, row.typmod) for row in rows])
+    enums = enums_of({row.name: types[row.oid, row.typmod] for row in rows})
+    # This refuses what isn't PostgreSQL's own: a user's functions, operators, and types but enums.
+    columns = column_names(parse_analysed(analysed, {enum.name for enum in enums.values()}))
     # Planning evaluates constant parts, as decoding would: 1 / 0 fails in it, whatever the rows.
     _run(conn, sql.SQL("explain select from {} where (").format(copy), text, sql.SQL("\n)"))
     facts = fetch(conn, _DATABASE, {})[0]
     default = _collation(facts.database, facts.is_utf8)
-    rows = fetch(
-        conn, _COLLATIONS, {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"}
-    )
+    rows = fetch(conn, _COLLATIONS, named)
     collations = {
         r.name: default if r.is_default else _collation(r.collation, facts.is_utf8) for r in rows
     }
-    return RowFilter(text, analysed, columns, collations, default, facts.is_utf8)
+    used = {name: enum for name, enum in enums.items() if name in columns}
+    return RowFilter(text, analysed, columns, collations, default, facts.is_utf8, used)
 
 
 def _run(conn: Connection, before: sql.Composed, text: str, after: sql.SQL) -> None:
@@ -226,6 +251,14 @@ select current_setting('server_encoding') = 'UTF8' as is_utf8,
        ) as database
 from pg_database d
 where d.datname = current_database()
+"""
+
+# Of domains too, which may be over an enum.
+_COLUMN_TYPES = """
+select a.attname as name, a.atttypid::bigint as oid, a.atttypmod as typmod
+from pg_attribute a
+join pg_type t on t.oid = a.atttypid and t.typtype in ('d', 'e')
+where a.attrelid = %(name)s::regclass and a.attnum > 0 and not a.attisdropped
 """
 
 _COLLATIONS = """

@@ -53,6 +53,7 @@ from waldelta.row_filter.typed_tree import (
 from waldelta.types.numeric import MAX_PRECISION
 
 _LARGEST_INT4 = (1 << 31) - 1
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _LOGIC = {"AND": "and", "OR": "or", "NOT": "not"}
 ESCAPES = {"like_escape": "like", "similar_to_escape": "similar", "similar_escape": "similar"}
 _ORDERED = frozenset({Collation.CODE_POINT, Collation.BINARY_ORDER})
@@ -77,7 +78,7 @@ def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
     Raises FilterNotTranslatable with the position of a part that has no certain translation.
     """
     resolver = _Resolver(row_filter, columns)
-    node = parse_analysed(row_filter.analysed)
+    node = parse_analysed(row_filter.analysed, resolver.enums)
     typed = resolver.node(node)
     if typed.type.name != "bool":
         raise resolver.refused(node, f"a {typed.type}, where a boolean is wanted")
@@ -87,6 +88,7 @@ def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
 class _Resolver:
     def __init__(self, row_filter: RowFilter, columns: Mapping[str, Type]) -> None:
         self.filter, self.columns = row_filter, columns
+        self.enums = {enum.name: enum for enum in row_filter.enums.values()}
 
     def refused(self, node: Node | Typed, reason: str) -> FilterNotTranslatable:
         """Return the error for a part that has no certain translation, with its position."""
@@ -102,6 +104,8 @@ class _Resolver:
         """Return a column of the target, with what is certain about its collation."""
         if (column := self.columns.get(node.name)) is None:
             raise self.refused(node, f"column {node.name!r} isn't in the target")
+        if column.name == "opaque" and (enum := self.filter.enums.get(node.name)) is not None:
+            column = Type("enum", printed=enum.name)
         typed = Typed("column", column, value=node.name, start=node.start)
         if column.name not in TEXTS and column.element not in TEXTS:
             return typed
@@ -149,20 +153,32 @@ class _Resolver:
 
     def cast(self, node: Cast) -> Typed:
         """Return a cast, or a constant: PostgreSQL prints most constants as casts of strings."""
-        if (name := SHORT_NAMES.get(node.type.name)) is None:
-            raise self.refused(node, f"a cast to {node.type.name}")
-        target = Type("array", element=name) if node.type.is_array else Type(name)
+        target = self.scalar_type(node)
+        if node.type.is_array:
+            return self.cast_to_array(node, target)
         if isinstance(node.operand, Literal) and node.operand.kind in ("string", "null"):
             text = None if node.operand.kind == "null" else node.operand.text
-            if target.element:
-                return self.array_constant(node, target, text)
             return self.modified(node, self.constant(node, target, text))
         operand = self.node(node.operand)
-        if target.element:
-            return self.array_cast(node, operand, target)
         if operand.is_null:
             return self.constant(node, target, None)
         return self.modified(node, self.scalar_cast(node, operand, target))
+
+    def scalar_type(self, node: Cast) -> Type:
+        """Return the type that a cast names, of an array the type of its elements."""
+        name = node.type.name
+        if name in self.enums:
+            return Type("enum", printed=name)
+        if name not in SHORT_NAMES:
+            raise self.refused(node, f"a cast to {name}")
+        return Type(SHORT_NAMES[name])
+
+    def cast_to_array(self, node: Cast, element: Type) -> Typed:
+        """Return a cast to an array of a type."""
+        if isinstance(node.operand, Literal) and node.operand.kind in ("string", "null"):
+            text = None if node.operand.kind == "null" else node.operand.text
+            return self.array_constant(node, element, text)
+        return self.array_cast(node, self.node(node.operand), element)
 
     def scalar_cast(self, node: Cast, operand: Typed, target: Type) -> Typed:
         """Return a cast by its row in the table, without the type's modifiers."""
@@ -176,7 +192,8 @@ class _Resolver:
             target = replace(target, digits=INTEGER_DIGITS[operand.type.name])
         if key == "text_to_bpchar" and not node.type.modifiers and node.type.name == "character":
             raise self.refused(node, "a cast to character without a length")
-        return Typed(key, target, (operand,), None, node.start, operand.collation, operand.strength)
+        cast = Typed(key, target, (operand,), None, node.start, operand.collation, operand.strength)
+        return self.with_default(cast) if operand.type.name == "enum" else cast
 
     def folded(self, node: Cast, operand: Typed, target: Type) -> Typed | None:
         """Return the constant that a cast of a constant produces, where that is simple."""
@@ -212,10 +229,10 @@ class _Resolver:
             return typed  # The constant's value has the modifier already.
         raise self.refused(node, f"a cast to {node.type.name} with a precision")
 
-    def array_constant(self, node: Cast, target: Type, text: str | None) -> Typed:
+    def array_constant(self, node: Cast, element: Type, text: str | None) -> Typed:
         """``'{…}'::type[]``."""
-        element = Type(target.element or "")
         if text is None:
+            target = Type("array", element=element.name)
             return Typed("constant", target, value=None, start=node.start)
         if (texts := array_elements(text)) is None:
             raise self.refused(
@@ -234,28 +251,24 @@ class _Resolver:
         kind = Type("array", element=names.pop())
         return Typed("array", kind, tuple(elements), None, node.start, collation, strength)
 
-    def array_cast(self, node: Cast, operand: Typed, target: Type) -> Typed:
+    def array_cast(self, node: Cast, operand: Typed, element: Type) -> Typed:
         """Return a cast of a whole array, applied to its elements."""
         if operand.key == "array":
-            casts = [self.element_cast(node, element, target) for element in operand.arguments]
-            return self.array(node, casts, target.element)
-        if {operand.type.element, target.element} <= {
-            "text",
-            "varchar",
-        } and not node.type.modifiers:
-            return replace(operand, type=target)
-        raise self.refused(node, f"a cast of {operand.type} to {target}")
+            casts = [self.element_cast(node, each, element) for each in operand.arguments]
+            return self.array(node, casts, element.name)
+        if {operand.type.element, element.name} <= {"text", "varchar"} and not node.type.modifiers:
+            return replace(operand, type=Type("array", element=element.name))
+        raise self.refused(node, f"a cast of {operand.type} to {element}[]")
 
-    def element_cast(self, node: Cast, element: Typed, target: Type) -> Typed:
+    def element_cast(self, node: Cast, element: Typed, kind: Type) -> Typed:
         """Return a cast of an array, for one of its elements."""
-        kind = Type(target.element or "")
         if element.is_null:
             return self.constant(node, kind, None)
         if {element.type.name, kind.name} <= {"text", "varchar"}:
             return replace(element, type=kind)
         if element.type.name == kind.name:
             return element
-        raise self.refused(node, f"a cast of an array to {target}")
+        raise self.refused(node, f"a cast of an array to {kind}[]")
 
     def merged(self, node: Node, operands: list[Typed]) -> tuple[Collation | None, int]:
         """Return the collation of a call: an explicit one, else the columns', else the
@@ -314,6 +327,8 @@ class _Resolver:
             # A varchar is a text wherever PostgreSQL prints no cast.
             names = tuple("text" if n == "varchar" else n for n in names)
             signature = SIGNATURES.get((name, names))
+        if signature is None and names == ("enum", "enum") and name in _MIRRORED:
+            return self.compared_by_label(node, name, *arguments)
         if signature is None:
             kinds = ", ".join(str(a.type) for a in arguments)
             what = (
@@ -330,6 +345,34 @@ class _Resolver:
                 typed, collation=collation or self.filter.default_collation, strength=strength
             )
         return self.special(node, typed, collation)
+
+    def compared_by_label(self, node: Node, name: str, first: Typed, second: Typed) -> Typed:
+        """Return whether a label is before or after a constant one, as equality with those that
+        are.
+        """
+        if first.is_constant:
+            name, first, second = _MIRRORED[name], second, first
+        if second.is_null:
+            return self.constant(node, BOOL, None)
+        labels = self.enums[first.type.printed].labels
+        if not second.is_constant or second.value not in labels:
+            raise self.refused(
+                node,
+                f"the order of the labels of {first.type}, which is known only for constants in"
+                " constraints (compare with = or IN)",
+            )
+        at = labels.index(second.value)
+        matches = {
+            "<": labels[:at],
+            "<=": labels[: at + 1],
+            ">": labels[at + 1 :],
+            ">=": labels[at:],
+        }
+        constants = [replace(second, value=label) for label in matches[name]]
+        if not constants:  # False, or null where the value is.
+            return self.found(node, "<>", [first, first])
+        compared = (self.found(node, "=", [first, constant]) for constant in constants)
+        return Typed("any", BOOL, (first, *compared), "=", node.start)
 
     def demands(
         self, node: Node, signature: Signature, arguments: list[Typed], collation: Collation | None
@@ -430,6 +473,8 @@ class _Resolver:
                 start=node.start,
             )
         if node.name != "COALESCE":
+            if arguments[0].type.name == "enum":
+                raise self.refused(node, f"{node.name} of {arguments[0].type}")
             self.found(node, "<", arguments[:2])  # The arguments need an order.
         return self.alike(node, node.name.lower(), arguments, arguments)
 
@@ -450,7 +495,7 @@ class _Resolver:
         collation, strength = self.merged(node, results)
         return Typed(
             key,
-            Type(kind.name, kind.digits),
+            Type(kind.name, kind.digits, printed=kind.printed if kind.name == "enum" else ""),
             tuple(arguments),
             None,
             node.start,

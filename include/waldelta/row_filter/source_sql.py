@@ -16,7 +16,7 @@ from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import FilterNotTranslatable
 from waldelta.postgres import PgType
 from waldelta.row_filter._signatures import FUNCTION_NAMES
-from waldelta.row_filter.analyzed_filter import Collation, RowFilter
+from waldelta.row_filter.analyzed_filter import Collation, RowFilter, enums_of
 from waldelta.row_filter.parse.parse import (
     ArrayExpression,
     Call,
@@ -53,14 +53,17 @@ def source_sql(text: str, types: Mapping[str, PgType]) -> str:
     >>> source_sql("((a > 5) AND (lower(t) <> 'it''s'::text))", types)
     '(("a" > 5) AND ("lower"("t") <> (\\'it\\'\\'s\\')::"text"))'
     """
-    node = parse_analysed(text)
+    enums = enums_of(types)
+    enum_names = frozenset(enum.name for enum in enums.values())
+    node = parse_analysed(text, enum_names)
     stored = column_types(types, (), DEFAULT_TYPES)
     columns = {name: column_type(kind.name, stored[name].spark) for name, kind in types.items()}
     # Collations decide what Spark can reproduce. PostgreSQL itself evaluates this text.
     known = dict.fromkeys(columns, Collation.CODE_POINT)
     names = column_names(node)
-    resolve(RowFilter(text, text, names, known, Collation.CODE_POINT, is_utf8=True), columns)
-    return _Printer(text).sql(node)
+    row_filter = RowFilter(text, text, names, known, Collation.CODE_POINT, True, enums)
+    resolve(row_filter, columns)
+    return _Printer(text, enum_names).sql(node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class _Printer:
     """Prints the nodes of a resolved filter; every part has parentheses of its own."""
 
     text: str
+    # By the names that the server has just printed.
+    enums: frozenset[str]
 
     def sql(self, node: Node) -> str:
         """Return a node as SQL."""
@@ -111,6 +116,8 @@ class _Printer:
 
     def cast(self, node: Cast) -> str:
         kind, name = node.type, SHORT_NAMES.get(node.type.name)
+        if kind.name in self.enums and not kind.modifiers:
+            return f"({self.sql(node.operand)})::{kind.name}{'[]' * kind.is_array}"
         if name is None or (kind.modifiers and name == "interval"):
             raise self.refused(node)
         # SQL's character is one character where no length follows; bpchar has any length.

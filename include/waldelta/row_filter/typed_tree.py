@@ -53,7 +53,9 @@ FLOATS = ("float4", "float8")
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
 # The Spark type that holds the values of each type.
-SPARK_TYPE_NAMES = {built_in.name: built_in.stored.spark for built_in in _FILTERABLE}
+SPARK_TYPE_NAMES = {built_in.name: built_in.stored.spark for built_in in _FILTERABLE} | {
+    "enum": "string"
+}
 _ELEMENTS = frozenset({"int2", "int4", "int8", "text", "varchar", "bool", "uuid"})
 
 
@@ -62,8 +64,8 @@ class Type:
     """A PostgreSQL type by its short name.
 
     ``digits`` of a numeric: how many there can be before and after the decimal point. ``element``
-    is the short name of an array's elements. Types that only support tests for NULL are called
-    ``opaque``, and keep PostgreSQL's printed name in ``printed``.
+    is the short name of an array's elements. Enums are called ``enum``, types that only support
+    tests for NULL ``opaque``; both keep PostgreSQL's printed name in ``printed``.
     """
 
     name: str

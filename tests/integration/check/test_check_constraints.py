@@ -13,11 +13,12 @@ from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState, now
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.row_filter import EnumType
 from waldelta.stages.check.constraints.constraints import (
     CheckConstraint,
     ChecksRead,
     read_check_constraints,
-    read_enum_labels,
+    read_enums,
 )
 from waldelta.stages.check.suite.source_constraints import read_rules
 from waldelta.stages.sync.sync import sync
@@ -122,8 +123,6 @@ def test_which_labels(database):
         ColumnState(name, oid, -1, name, "string", not_null=False) for name, oid in oids.items()
     ]
     state = TableState(now(), "r", "public.t", 1, "synced", columns=columns)
-    labels = ("sad", "fine", "ok")
-    assert read_enum_labels(database.connection, [state]) == {
-        "public.t": {"mood": labels, "felt": labels}
-    }
-    assert read_enum_labels(database.connection, []) == {}
+    enum = EnumType("mood", ("sad", "fine", "ok"))
+    assert read_enums(database.connection, [state]) == {"public.t": {"mood": enum, "felt": enum}}
+    assert read_enums(database.connection, []) == {}

@@ -13,6 +13,7 @@ from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIO
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import ColumnState
+from waldelta.row_filter import EnumType
 from waldelta.stages.check._quick_check import is_met_by_spark, row_conditions
 from waldelta.stages.check.check import check
 from waldelta.stages.check.check_run import RunOutcome
@@ -251,7 +252,7 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
         TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns)
     )
     monkeypatch.setattr("waldelta.stages.check._quick_check.is_met_by_spark", None)
-    rules = {"public.t": SourceRules(labels={"origin": ("JFK", "LGA")})}
+    rules = {"public.t": SourceRules(enums={"origin": EnumType("o", ("JFK", "LGA"))})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None
     assert len(verdict.outcomes) == 7
@@ -303,6 +304,6 @@ def test_a_quick_check_after_others(lake):
 def test_a_label_that_the_enum_lacks(lake):
     """Found by Arrow, told by Great Expectations."""
     lake.target(row_filter=None)
-    rules = {"public.t": SourceRules(labels={"origin": ("LGA",)})}
+    rules = {"public.t": SourceRules(enums={"origin": EnumType("o", ("LGA",))})}
     (failure,) = quickly(lake, rules=rules).failures
     assert "origin has labels of text only (3 rows)" in failure

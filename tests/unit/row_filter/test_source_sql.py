@@ -12,6 +12,8 @@ TYPES = {
     "a": PgType(23, -1, "integer"),
     'x"y': PgType(25, -1, "text"),
     "at": PgType(1114, -1, "timestamp without time zone"),
+    "e": PgType(16999, -1, "public.e", "enum"),
+    "d": PgType(17000, -1, "public.d", "domain", base=PgType(16998, -1, '"S"."e."""', "enum")),
 }
 HOSTILE = [
     "pg_sleep(1) IS NULL",
@@ -31,6 +33,10 @@ HOSTILE = [
     '(a > 1) COLLATE "x"',
     "a <*> ANY (NULL::integer[])",
     "a = 1e5::public.t",
+    "(e = 'x'::public.e) and (e = 'x'::public.other)",
+    "(e = 'x'::public.e(3))",
+    "(e = 'x'::public.d)",
+    "(e > 'x'::public.e)",
     "a",
     "now() > at",
     "'\0'::text = 'x'::text",
@@ -52,6 +58,9 @@ def test_nothing_but_a_condition_is_printed(text):
 
 
 PRINTED = [
+    ("(e <> 'it''s'::public.e)", "(\"e\" <> ('it''s')::public.e)"),
+    ("(e = ANY ('{x}'::public.e[]))", "(\"e\" = ANY (('{x}')::public.e[]))"),
+    ('((d)::"S"."e.""" = \'x\'::"S"."e.""")', '(("d")::"S"."e.""" = (\'x\')::"S"."e.""")'),
     ("(a > 5)", '("a" > 5)'),
     ("(\"x\"\"y\" = 'it''s; --'::text)", '("x""y" = (\'it\'\'s; --\')::"text")'),
     ('("x""y" <> \'\\\'::text)', '("x""y" <> (E\'\\\\\')::"text")'),

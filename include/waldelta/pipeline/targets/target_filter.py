@@ -15,7 +15,7 @@ from waldelta.config.parse_text import parse_json
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import Connection, PublishedTable, TableColumn
-from waldelta.row_filter import Collation, RowFilter, resolve_filter
+from waldelta.row_filter import Collation, EnumType, RowFilter, resolve_filter
 from waldelta.types import column_types
 
 
@@ -91,6 +91,7 @@ def to_text(row_filter: RowFilter | None) -> str | None:
             },
             "default_collation": row_filter.default_collation.value,
             "is_utf8": row_filter.is_utf8,
+            "enums": {name: enum.name for name, enum in row_filter.enums.items()},
         }
     )
 
@@ -106,6 +107,7 @@ def from_text(text: str) -> RowFilter:
             {name: Collation(value) for name, value in held["collations"].items()},
             Collation(held["default_collation"]),
             held["is_utf8"],
+            {name: EnumType(printed) for name, printed in held["enums"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise StateError(

@@ -7,7 +7,7 @@ operator has parentheses of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,12 +19,16 @@ _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
 _TYPE_WORDS = frozenset({"varying", "precision", "without", "with", "time", "zone"})
 _LAZY = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
 _MAX_DEPTH = 100
+_NOT_OWN = "is not one of PostgreSQL's own"
 _TOO_DEEP = f"more than {_MAX_DEPTH} levels of parts in each other"
 
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """A type as printed: ``numeric(5,2)[]`` is name numeric, modifiers (5, 2), an array."""
+    """A type as printed: ``numeric(5,2)[]`` is name numeric, modifiers (5, 2), an array.
+
+    The name of an enum has its schema, and quotes where PostgreSQL prints them.
+    """
 
     name: str
     modifiers: tuple[int, ...] = ()
@@ -129,15 +133,16 @@ class _Token:
     end: int
 
 
-def parse_analysed(text: str) -> Node:
+def parse_analysed(text: str, enums: Collection[str] = ()) -> Node:
     """Return the tree of an analysed filter.
 
-    Raises FilterNotTranslatable with the position of a part that isn't supported.
+    ``enums`` are the printed names of the types outside pg_catalog that may appear in it. Raises
+    FilterNotTranslatable with the position of a part that isn't supported.
 
     >>> parse_analysed("(a IS NOT NULL)")
     Test(operand=Column(name='a', start=1), what='NULL', negated=True, start=3)
     """
-    parser = _Parser(text)
+    parser = _Parser(text, enums)
     try:
         node = parser.expression()
     except RecursionError:
@@ -192,8 +197,8 @@ def children(node: Node) -> tuple[Node, ...]:
 class _Parser:
     """Recursive descent over the tokens; ``at`` is the next one."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, enums: Collection[str]) -> None:
+        self.text, self.enums = text, enums
         self.tokens = _tokens(text)
         self.at = self.depth = 0
 
@@ -202,6 +207,10 @@ class _Parser:
         return self.tokens[self.at]
 
     def unexpected(self) -> FilterNotTranslatable:
+        start = self.next.start
+        if self.skip("OPERATOR", "("):
+            name = self.text[self.next.start : self.text.find(")", start)]
+            return self.refused(start, f"the operator {name}, which {_NOT_OWN}")
         return self.refused(
             self.next.start, f"{self.next.text or 'the end'!r} isn't supported here"
         )
@@ -294,6 +303,8 @@ class _Parser:
             return Literal(token.kind, self.take().text, token.start)
         if self.is_next("("):
             return self.parenthesised()
+        if token.kind in ("word", "quoted") and self.tokens[self.at + 1].text == ".":
+            raise self.refused(token.start, f"the function {self.printed_name()}, which {_NOT_OWN}")
         if token.kind == "quoted" and self.tokens[self.at + 1].text != "(":
             return Column(self.take().text, token.start)
         if token.kind in ("word", "quoted"):
@@ -390,10 +401,24 @@ class _Parser:
             raise self.unexpected()
         return token.text
 
+    def printed_name(self) -> str:
+        """Take a name that may have a schema; return it as PostgreSQL prints it."""
+        start = self.next.start
+        self.name()
+        while self.skip("."):
+            self.name()
+        return self.text[start : self.tokens[self.at - 1].end]
+
     def type_name(self) -> TypeName:
         start = self.next.start
-        quoted = self.next.kind == "quoted"
-        words = [f'"{self.name()}"' if quoted else self.name()]
+        # A temporary table with the name of a type makes PostgreSQL print the type's schema.
+        name = self.printed_name().removeprefix("pg_catalog.")
+        if "." in name and name not in self.enums:
+            raise self.refused(
+                start,
+                f"the type {name}, which is neither one of PostgreSQL's own nor a column's enum",
+            )
+        words = [name]
         modifiers: tuple[int, ...] = ()
         while True:
             if self.next.kind == "word" and self.next.text in _TYPE_WORDS:
@@ -402,8 +427,6 @@ class _Parser:
                 modifiers = self.modifiers()
             else:
                 break
-        if self.is_next("."):
-            raise self.refused(start, f"the type {words[0]}, which is not one of PostgreSQL's own")
         is_array = False
         while self.skip("[", "]"):
             is_array = True

@@ -7,6 +7,7 @@ fifth of a second to load: most idle checks would spend that for nothing.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError, FilterNotTranslatable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 DIALECT = "postgres"
+# What begins at a place: some characters of its line, up to the end of a word.
+_NEAR = re.compile(r".{0,20}(?:(?<=\w)\w{1,63})?")
 
 
 def tokenize(text: str) -> list[Token]:
@@ -41,7 +44,8 @@ def place(text: str, offset: int) -> str:
     """
     line = text.count("\n", 0, offset) + 1
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
-    near = text[offset : offset + 20].partition("\n")[0]
+    found = _NEAR.match(text, offset)
+    near = found.group().rstrip() if found else ""
     return f"line {line}, column {column}" + (f" (near {near!r})" if near else " (its end)")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from waldelta.errors import ConfigError
 from waldelta.row_filter import parse_row_filter
+from waldelta.row_filter.parse.syntax import place
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,18 @@ def test_refused_with_its_place(text, place):
     with pytest.raises(ConfigError) as caught:
         parse_row_filter(text)
     assert place in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("'a'::public.order_state_of_old)", "'a'::public.order_state_of_old"),
+        ("a > 12345678901234 or b > 2", "a > 12345678901234 or"),
+        ("short", "short"),
+        ("a >\n b", "a >"),
+        ("länge(größe) und überhaupt nichts", "länge(größe) und überhaupt"),
+        ("x" * 200, "x" * 83),
+    ],
+)
+def test_the_excerpt_of_a_place_ends_with_a_word(text, near):
+    assert place(text, 0) == f"line 1, column 1 (near {near!r})"

@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.lake.ledger import ColumnState
-from waldelta.row_filter import Collation, RowFilter, published_filter
+from waldelta.row_filter import Collation, EnumType, RowFilter, published_filter
 from waldelta.row_filter._signatures import CASTS, SIGNATURES
 from waldelta.row_filter.spark._operators_and_functions import BUILT, TEMPLATES
 from waldelta.row_filter.spark.translate import _STRUCTURE, spark_condition
@@ -42,7 +42,16 @@ COLUMNS = [
     column("Odd.Name", "integer", "int"),
     column("rounded", "numeric", "double"),
     column("document", "json", "variant"),
+    column("state", "public.state", "string"),
+    column("Odd.State", '"My Schema"."Order.State ""x"""', "string"),
+    column("phase", "public.phase", "string"),
+    column("cased", "public.citext", "string"),
 ]
+ENUMS = {
+    "state": EnumType("public.state", ("new", "it's", "done")),
+    "Odd.State": EnumType('"My Schema"."Order.State ""x"""', ("a", "b")),
+    "phase": EnumType("public.state", ("new", "it's", "done")),  # A domain's.
+}
 COLLATIONS = {"name_c": Collation.CODE_POINT, "odd": Collation.NONDETERMINISTIC}
 
 TRANSLATED = [
@@ -97,6 +106,39 @@ TRANSLATED = [
     ),
     ("(name_c > 'a'::text)", "(`name_c` > 'a')"),
     ("((origin COLLATE \"C\") < 'b'::text)", "(`origin` < 'b')"),
+    ("(state <> 'it''s'::public.state)", "(`state` <> 'it\\'s')"),
+    ("(NOT (state = 'new'::public.state))", "(not (`state` = 'new'))"),
+    (
+        "(state = ANY (ARRAY['new'::public.state, 'done'::public.state]))",
+        "(`state` in ('new', 'done'))",
+    ),
+    ("(state <> ALL ('{new,done}'::public.state[]))", "(`state` not in ('new', 'done'))"),
+    ("((phase)::public.state = 'new'::public.state)", "(`phase` = 'new')"),
+    ("((phase)::public.state = state)", "(`phase` = `state`)"),
+    ("(phase IS NOT NULL)", "(not (`phase` is null))"),
+    (
+        '("Odd.State" = \'a\'::"My Schema"."Order.State ""x""")',
+        "(`Odd.State` = 'a')",
+    ),
+    ("((state)::text ~~ 'n%'::text)", "(`state` like 'n%')"),
+    (
+        "(COALESCE(state, 'new'::public.state) = 'new'::public.state)",
+        "(coalesce(`state`, 'new') = 'new')",
+    ),
+    (
+        "CASE state WHEN 'new'::public.state THEN (v > 1) ELSE true END",
+        "(case when (`state` = 'new') then (`v` > 1) else true end)",
+    ),
+    ("(state < 'done'::public.state)", "(`state` in ('new', 'it\\'s'))"),
+    ("(state <= 'new'::public.state)", "(`state` in ('new'))"),
+    ("('done'::public.state > state)", "(`state` in ('new', 'it\\'s'))"),
+    ("(state > 'done'::public.state)", "(`state` <> `state`)"),
+    ("(state >= 'it''s'::public.state)", "(`state` in ('it\\'s', 'done'))"),
+    ("(state < NULL::public.state)", "cast(null as boolean)"),
+    (
+        "(day IS DISTINCT FROM NULL::pg_catalog.date)",
+        "(not (`day` is null and try_element_at(`_wd_raw`, 'day') is null))",
+    ),
     ("(v = NULL::integer)", "cast(null as boolean)"),
     ("(v IS DISTINCT FROM NULL::integer)", "(not (`v` is null))"),
     ("(NOT (NULL::integer IS DISTINCT FROM v))", "(not (not (`v` is null)))"),
@@ -136,7 +178,20 @@ REFUSED = [
     ("(origin ~~ 'a\\'::text)", "column 9", "ends with its escape"),
     ("(ROW(v, id) < ROW(1, 2))", "column 2", "ROW isn't supported"),
     ("(day = 'tomorrow'::date)", "column 18", "unusual form"),
-    ("(x.f(v) = 1)", "column 3", "isn't supported here"),
+    ("(x.f(v) = 1)", "column 2 (near 'x.f(v) = 1)')", "the function x.f, which is not"),
+    ('("X".f(v) = 1)', "column 2", 'the function "X".f, which is not'),
+    ("(cased OPERATOR(public.=) 'a'::public.citext)", "column 8", "the operator public.=, which"),
+    (
+        "(cased IS DISTINCT FROM 'a'::public.citext)",
+        "column 30 (near 'public.citext)')",
+        "the type public.citext, which is neither one of PostgreSQL's own nor a column's enum",
+    ),
+    ("(p && '0'::public.geometry(Point,4326))", "column 12", "the type public.geometry, which"),
+    ('(v = \'1\'::"a.b"."C d")', "column 11", 'the type "a.b"."C d", which'),
+    ("(state > phase)", "column 8", "the order of the labels of public.state, which is known only"),
+    ("(state > 'old'::public.state)", "column 8", "the order of the labels"),
+    ("(GREATEST(state, phase) = state)", "column 2", "GREATEST of public.state"),
+    ("((origin)::public.state = state)", "column 10", "a cast of text to public.state"),
     ("((v", "its end", "isn't supported here"),
     ("(md5(origin) = 'x'::text)", "column 2", "the server's encoding"),
     ("v", "column 1", "where a boolean is wanted"),
@@ -146,7 +201,7 @@ REFUSED = [
 @pytest.mark.parametrize(("row_filter", "expected"), TRANSLATED, ids=[c[0] for c in TRANSLATED])
 def test_translated(row_filter, expected):
     """What PostgreSQL prints becomes the same condition in Spark SQL."""
-    found = RowFilter(row_filter, row_filter, (), COLLATIONS, is_utf8=True)
+    found = RowFilter(row_filter, row_filter, (), COLLATIONS, is_utf8=True, enums=ENUMS)
     assert spark_condition(found, COLUMNS) == expected
 
 
@@ -154,7 +209,7 @@ def test_translated(row_filter, expected):
 def test_refused(row_filter, where, reason):
     """What might mean something else in Spark is refused, with its place and the reason."""
     with pytest.raises(FilterNotTranslatable) as caught:
-        spark_condition(RowFilter(row_filter, row_filter, (), COLLATIONS), COLUMNS)
+        spark_condition(RowFilter(row_filter, row_filter, (), COLLATIONS, enums=ENUMS), COLUMNS)
     assert where in caught.value.where
     assert reason in caught.value.reason
 

@@ -13,6 +13,7 @@ from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_kinds_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake import Lake
+from waldelta.row_filter import EnumType
 from waldelta.stages.check._quick_check import (
     are_changes_met,
     is_met_in_driver,
@@ -42,7 +43,7 @@ COLUMNS = [
     ("mood", "mood", "string", False),
     ("n", "numeric(9,2)", "decimal(9,2)", True),
 ]
-LABELS = SourceRules(labels={"mood": ("sad", "ok")})
+LABELS = SourceRules(enums={"mood": EnumType("mood", ("sad", "ok"))})
 FINE = [(1, "ok", Decimal(1), None), (2, None, Decimal(2), None)]
 CASES = [
     ("all met", FINE, LABELS, True),

@@ -23,6 +23,7 @@ from waldelta.postgres.type_catalog import (
     VARHDRSZ,
     fetch,
 )
+from waldelta.row_filter import EnumType
 from waldelta.types.numeric import precision_and_scale
 
 
@@ -282,21 +283,23 @@ order by 1, 2
 """
 
 
-def read_enum_labels(
+def read_enums(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
-) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Returns the current labels by target and column, for columns of an enum or a domain over one.
+) -> dict[str, dict[str, EnumType]]:
+    """Returns by target and column the enums, with their current labels, of which columns or their
+    domains are.
 
     A label added later does no harm; a renamed label requires a resync of the table.
     """
     types = {column.type_oid for state in states for column in state.columns}
     if not types:
         return {}
-    labels = {oid: tuple(found) for oid, found in connection.execute(_LABELS, (sorted(types),))}
+    rows = connection.execute(_LABELS, (sorted(types),))
+    enums = {oid: EnumType(name, tuple(labels)) for oid, name, labels in rows}
     return {
         state.table_name: held
         for state in states
-        if (held := {c.name: labels[c.type_oid] for c in state.columns if c.type_oid in labels})
+        if (held := {c.name: enums[c.type_oid] for c in state.columns if c.type_oid in enums})
     }
 
 
@@ -309,11 +312,12 @@ with recursive base as (
     select b.asked, t.oid, t.typtype, t.typbasetype from base b join pg_type t
       on t.oid = b.typbasetype where b.typtype = 'd'
 )
-select b.asked::bigint, array_agg(e.enumlabel::text order by e.enumsortorder)
+select b.asked::bigint, format_type(b.oid, null),
+       array_agg(e.enumlabel::text order by e.enumsortorder)
 from base b
 join pg_enum e on e.enumtypid = b.oid
 where b.typtype = 'e'
-group by 1
+group by 1, 2
 """
 
 

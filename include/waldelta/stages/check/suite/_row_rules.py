@@ -4,7 +4,7 @@ row, as expectations. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets import filter_of
 from waldelta.postgres.published_tables import any_filter
 from waldelta.postgres.type_catalog import BIT_OID
-from waldelta.row_filter import RowFilter, published_filter
+from waldelta.row_filter import EnumType, RowFilter, published_filter
 from waldelta.row_filter.parse.syntax import of_column
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
@@ -141,10 +141,10 @@ def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
 def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     """Yields that enum columns have only labels of their type."""
     for column in facts.state.columns:
-        labels = facts.rules.labels.get(column.name)
+        enum = facts.rules.enums.get(column.name)
         is_text = stored_type(column.type_name, column.spark_type).is_text
-        if labels and is_text and _nameable(column.name):
-            kwargs = {"column": listed(column.name), "value_set": list(labels)}
+        if enum and is_text and _nameable(column.name):
+            kwargs = {"column": listed(column.name), "value_set": list(enum.labels)}
             meaning = f"{column.name} has labels of {column.type_name} only"
             yield PlannedExpectation(IN_SET, kwargs, "critical", "catalog", meaning)
 
@@ -162,7 +162,7 @@ def _checks_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
         meaning = f"CHECK constraint {check.name} holds: {check.expression}"
         # A row meets a constraint that is null, so the condition searches for rows where its
         # negation is true.
-        read = partial(published_filter, f"(NOT {check.expression})")
+        read = partial(published_filter, f"(NOT {check.expression})", facts.rules.enums)
         found = _translated(facts, f"CHECK constraint {check.name}", read)
         if found is not None:
             yield _satisfies(f"not coalesce({found}, false)", meaning)
@@ -177,7 +177,8 @@ def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
         is_null = _is_null(facts, column)
         for check in one.checks:
             what = f"domain constraint {check.name} of column {one.column}"
-            found = _translated(plain, what, partial(_value_filter, check, one.column))
+            read = partial(_value_filter, check, one.column, facts.rules.enums)
+            found = _translated(plain, what, read)
             if found is not None:
                 # A stored null may have bypassed the domain (see ``CREATE DOMAIN``).
                 condition = f"({is_null} or not coalesce({found}, false))"
@@ -187,8 +188,8 @@ def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             yield _satisfies(f"not {is_null}", meaning, severity="warning", suffices=one.column)
 
 
-def _value_filter(check: CheckConstraint, column: str) -> RowFilter:
-    return published_filter(f"(NOT {of_column(check.expression, column)})")
+def _value_filter(check: CheckConstraint, column: str, enums: Mapping[str, EnumType]) -> RowFilter:
+    return published_filter(f"(NOT {of_column(check.expression, column)})", enums)
 
 
 def _is_null(facts: TargetFacts, column: ColumnState) -> str:

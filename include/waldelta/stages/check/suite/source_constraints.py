@@ -24,7 +24,7 @@ from waldelta.stages.check.constraints.constraints import (
     ForeignKey,
     read_check_constraints,
     read_declared_types,
-    read_enum_labels,
+    read_enums,
     read_foreign_keys,
 )
 from waldelta.stages.check.measure.references import (
@@ -64,7 +64,7 @@ def read_rules(
         with job.source.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
             checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
-            labels = read_enum_labels(connection, wanted)
+            enums = read_enums(connection, wanted)
             declared = read_declared_types(connection, wanted, landed_as_of)
             keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
             lag = _lag(job, result, connection, wanted)
@@ -85,7 +85,7 @@ def read_rules(
         omitted = [_NOT_LANDED.format(name=check) for check in checks.not_landed.get(name, ())]
         of = SourceRules(
             checks.found.get(name, ()),
-            labels.get(name, {}),
+            enums.get(name, {}),
             declared.get(name, ()),
             omitted=omitted,
         )

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from waldelta.config.quality import Freshness
 from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import TableState
+from waldelta.row_filter import EnumType
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.measure.references import Reference
@@ -96,13 +97,13 @@ class CheckedTarget:
 class SourceRules:
     """What the source guarantees for all rows of a table, and what limits its target.
 
-    That is CHECK constraints, labels of enum columns by name, declared types, and foreign keys. The
+    That is CHECK constraints, the enums of columns by name, declared types, and foreign keys. The
     target's freshness limits belong here too, and the number of rows it lacks because a value was
     never sent (None: not judged). ``omitted`` are rules that can't be judged, and why.
     """
 
     checks: Sequence[CheckConstraint] = ()
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    enums: Mapping[str, EnumType] = field(default_factory=dict)
     declared: Sequence[DeclaredType] = ()
     references: Sequence[Reference] = ()
     freshness: Sequence[FreshnessLimit] = ()

@@ -11,7 +11,7 @@ import pytest
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.pipeline.targets.target_filter import to_text
-from waldelta.row_filter import RowFilter
+from waldelta.row_filter import EnumType, RowFilter
 from waldelta.stages.check._quick_check import rest_outcomes
 from waldelta.stages.check.check_run import rest_of
 from waldelta.stages.check.constraints.constraints import CheckConstraint
@@ -158,7 +158,7 @@ CASES = [
         [
             (
                 "row filter: not checked, because of its part at line 1, column 2 (near"
-                " \"lower(name) = 'x'::t\"): upper and lower case, which depend on the collation"
+                " \"lower(name) = 'x'::text\"): upper and lower case, which depend on the collation"
                 ' (add COLLATE "C" if'
                 " that is meant)"
             )
@@ -231,6 +231,22 @@ CHECKS = [
         "CHECK constraint c: not checked, because the target has no column other yet",
     ),
     (
+        "of an enum",
+        "(mood = ANY (ARRAY['sad'::app.mood, 'ok'::app.mood]))",
+        True,
+        "not coalesce((not (`mood` in ('sad', 'ok'))), false)",
+    ),
+    ("by an enum's order", "(mood > 'sad'::app.mood)", True, "not coalesce((not (`mood` in ('ok'"),
+    (
+        "of another type",
+        "(cased = 'x'::app.citext)",
+        False,
+        (
+            "CHECK constraint c: not checked, because of its part at line 1, column 20 (near"
+            " 'app.citext))'): the type app.citext, which is neither"
+        ),
+    ),
+    (
         "with a function that Spark lacks",
         "(my_function(n) > 0)",
         False,
@@ -247,10 +263,12 @@ def test_check_constraints(expression, is_planned, told):
     said.
     """
     plan = plan_suite(
-        state([ID, ("n", "integer", "int", False)]),
+        state([ID, *(("n", "integer", "int", False), ("mood", "app.mood", "string", False))]),
         HELD,
         None,
-        SourceRules([CheckConstraint("c", expression)]),
+        SourceRules(
+            [CheckConstraint("c", expression)], {"mood": EnumType("app.mood", ("sad", "ok"))}
+        ),
     )
     found = [
         item for item in plan.expectations if item.meaning.startswith("CHECK constraint c holds")
@@ -269,7 +287,7 @@ def test_enum_labels():
         state(columns),
         HELD,
         None,
-        SourceRules(labels={"mood": ("sad", "ok"), "moods": ("sad", "ok")}),
+        SourceRules(enums=dict.fromkeys(("mood", "moods"), EnumType("mood", ("sad", "ok")))),
     )
     found = [
         (item.type, item.kwargs, item.severity)
