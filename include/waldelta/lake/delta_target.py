@@ -27,6 +27,7 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
+from deltalake.table import TableFeatures
 from deltalake.transaction import AddAction, RemoveAction
 from psycopg import sql
 
@@ -66,7 +67,8 @@ WRITE_FAILURES = (TableError, OSError)
 # Delta writer features implemented without Spark, by Delta's names. A table that requires any other
 # feature is written by Spark.
 _LEGACY_WRITER = 2
-_KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
+_NOT_NULL = "invariants"
+_KNOWN = frozenset({"appendOnly", _NOT_NULL, "timestampNtz"})
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
 _ONE_COMMIT: dict[str, Any] = {
@@ -466,6 +468,20 @@ class TargetVersion:
             predicate, commit_properties=properties, post_commithook_properties=NO_HOOKS
         )
         self.update()
+
+    def list_not_null(self) -> None:
+        """List the feature of NOT NULL columns, in a durable commit, where the table lists features
+        without it.
+
+        delta-rs creates such a table when a type needs a feature; Spark refuses to read it.
+        """
+        listed = self.table.protocol().writer_features
+        if listed is None or _NOT_NULL in listed:
+            return
+        if any(not field.nullable for field in self.table.schema().fields):
+            self._stored.alter.add_feature(TableFeatures.Invariants, **_ONE_COMMIT)
+            self.update()
+            self.keep(self.version)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
         """Set properties of the table in one commit, which is durable on return."""

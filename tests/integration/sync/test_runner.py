@@ -22,7 +22,10 @@ pytestmark = pytest.mark.pg
 # A Java that isn't there: whatever starts Spark ends with the error about it.
 WITHOUT_JAVA = {"JAVA_HOME": "/nonexistent"}
 TABLES = ("t", "u", "v")
-TYPES = "id int primary key, a text, n numeric(10, 2), at timestamptz, j jsonb, big text"
+TYPES = (
+    "id int primary key, a text, n numeric(10, 2), at timestamptz, j jsonb, big text,"
+    " since timestamp default '2024-02-29 12:00:00.5', many timestamp[] default '{infinity}'"
+)
 
 
 class Commands:

@@ -28,7 +28,6 @@ from waldelta.lake import (
     DataFile,
     DeltaTarget,
     Overtaken,
-    TableError,
     Tag,
     TargetVersion,
     named_write_errors,
@@ -55,8 +54,6 @@ _WRITTEN = pa.schema(
 )
 # How many times external commits may come in between.
 _ATTEMPTS = 10
-# With this type, delta-rs lists a table's features without the one of a NOT NULL.
-_NTZ = "timestamp_ntz"
 
 # Reads the rows of the task with this number.
 ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
@@ -88,7 +85,11 @@ def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVe
         return None
     try:
         table = _opened(place, columns)
-        return table if _fits(table, _wanted(columns)) else None
+        if not _fits(table, _wanted(columns)):
+            return None
+        with private_files():
+            table.list_not_null()
+        return table
     except WRITE_FAILURES as err:
         log.info("Spark writes %s, since the driver can't: %s", place.uri, without_values(err))
         return None
@@ -102,8 +103,6 @@ def _opened(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVersio
     """Returns the table, created if missing; raises OSError for a folder with other files in it."""
     if (table := place.find()) is not None:
         return table
-    if any(_NTZ in column.spark_type for column in columns):
-        raise TableError(f"Spark can't read a table with {_NTZ} columns that delta-rs created")
     if place.files.get_file_info(FileSelector("", allow_not_found=True)):
         raise FileExistsError(f"{place.uri} has files and no Delta log")
     return place.create(_wanted(columns))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.changes.merge.test_by_file import one_by_one
@@ -287,10 +287,17 @@ def test_values_that_recur_are_kept_in_a_dictionary():
     assert recurring_columns(sample) == ["same", "half"]
 
 
-def test_a_new_target_with_timestamps_without_a_zone_is_made_by_spark(uri):
-    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL: Spark
-    refuses to read it.
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "of a run that was killed"])
+def test_timestamps_without_a_zone(uri, is_there):
+    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL, without
+    which Spark refuses to read it.
     """
     columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
-    assert open_target(table_at(uri), columns) is None
-    assert not DeltaTable.is_deltatable(uri)
+    if is_there:
+        fields = [pa.field(column.name, column.arrow, column.nullable) for column in columns]
+        DeltaTable.create(uri, Schema.from_arrow(pa.schema(fields)))
+        assert DeltaTable(uri).protocol().writer_features == ["timestampNtz"]
+    assert open_target(table_at(uri), columns).version == 1
+    assert {*DeltaTable(uri).protocol().writer_features} == {"timestampNtz", "invariants"}
+    assert open_target(table_at(uri), columns).version == 1
+    assert open_target(table_at(f"{uri}-2"), COLUMNS).version == 0
