@@ -84,7 +84,7 @@ def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     )
     unreadable = result.landed.unreadable
     stopped = [state.table_name for state in synced_states(job)] if unreadable is not None else []
-    result.targets.not_applied = sorted({*failures, *result.targets.not_applied, *stopped})
+    result.targets.leave_behind(failures, [*result.targets.not_applied, *stopped])
     changed = sum(table.changed for table in result.tables.values())
     stage.detail = (
         f"{counted(len(applied.steps), 'apply batch', 'apply batches')},"

@@ -72,6 +72,7 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
     held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
     failures = {name: err for name, err in ended.items() if err is not None and name not in held}
     result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
+    result.targets.keep_errors({name: err for name, err in ended.items() if err is not None})
     fault_point("maintain.cleaned")
     result.warnings += renew_cut(job)
     stage.detail = (

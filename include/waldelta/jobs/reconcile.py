@@ -88,6 +88,7 @@ def run_reconcile(
             compare_all(work)
         finally:
             found = [work.found[name] for name in sorted(work.found)]
+            result.targets.keep_errors(work.failures)
             # Other runs may have compared or repaired some of many tables since this one began.
             Reconciliations(job.lake).add(found, began)
             are_equal = [

@@ -47,7 +47,7 @@ def replay(
         done = mend(runner, job, span, tables)
         result.warnings += done.warnings
         result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
-        result.targets.not_applied = sorted(done.failures)
+        result.targets.leave_behind(done.failures)
         rows = sum(cut.written for cut in done.cuts)
         stage.detail = (
             f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')},"

@@ -55,7 +55,7 @@ def run_resync(
         done, failed = copied_tables(lambda: sync(runner, job, tables, cause, by_diff=True))
         for copied in done:
             _add_copied(result, copied)
-        result.targets.not_applied = sorted(failed.failures) if failed is not None else []
+        result.targets.leave_behind(failed.failures if failed is not None else {})
         stage.detail = f"{_written(done)}; slot {'unchanged' if gap is None else 'created again'}"
         if failed is not None:
             raise failed

@@ -163,7 +163,7 @@ def read_quarantined_again(
         except WaldeltaError as err:
             log.error("table=%s %s", name, err)
             failures[name] = of_table(err, name)
-    result.targets.not_applied = sorted(failures)
+    result.targets.leave_behind(failures)
     corrected, within = counted(rows["corrected"], "row"), counted(len(result.tables), "table")
     stage.detail = f"{corrected} of {within} corrected"
     if kept := rows["kept"]:

@@ -53,7 +53,7 @@ def run_sync(
             )
             result.source.add(done.bill)
             result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []
-        result.targets.not_applied = sorted(failed.failures) if failed is not None else []
+        result.targets.leave_behind(failed.failures if failed is not None else {})
         stage.detail = (
             f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
         )

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from waldelta.stages.check.suite.expectation import QualityReport
+    from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
     from waldelta.stages.land.drain import Drained
     from waldelta.stages.sync.copy_table import SyncResult
 
@@ -81,6 +81,8 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
 }
 
+# What an error that keeps a target behind means, where that isn't a failure.
+_STATES = {"QualityFailed": "stopped by a gate", "LockHeld": "in use by another run"}
 # The parts of a result whose fields are keys of its JSON next to the others.
 _PARTS = ("landed", "targets", "checked", "reported")
 
@@ -161,6 +163,8 @@ class TargetFindings:
     told_applied: bool = False
     # Targets that stay behind, whatever else the run did to them.
     not_applied: list[str] = field(default_factory=list)
+    # Of these, the ones that an error keeps behind, with the error as describe_error() has it.
+    table_errors: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs_sync: list[str] = field(default_factory=list)  # Targets that a sync must copy again.
     # Published tables that wait for their initial sync.
     never_copied: list[str] = field(default_factory=list)
@@ -169,6 +173,30 @@ class TargetFindings:
     # Tables that match a pattern and that their publication lacks.
     new_tables: list[str] = field(default_factory=list)
     foreign_commits: list[str] = field(default_factory=list)  # Targets with external commits.
+
+    def leave_behind(
+        self, failures: Mapping[str, BaseException], others: Iterable[str] = ()
+    ) -> None:
+        """Record the targets that stay behind: because of an error, or otherwise."""
+        self.not_applied = sorted({*failures, *others})
+        self.keep_errors(failures)
+
+    def keep_errors(self, failures: Mapping[str, BaseException]) -> None:
+        """Record which error kept the run from its work on a target."""
+        self.table_errors = {name: describe_error(err) for name, err in failures.items()}
+
+    def states(self) -> dict[str, str]:
+        """Returns in a few words why each target that isn't up to date isn't."""
+        errors = {
+            name: _STATES.get(error["class"]) or f"failed: {error['class']}"
+            for name, error in self.table_errors.items()
+        }
+        return (
+            dict.fromkeys(self.never_copied, "not copied")
+            | dict.fromkeys(self.not_applied, "behind")
+            | dict.fromkeys(self.needs_sync, "waits for a sync")
+            | errors
+        )
 
 
 @dataclass(frozen=True)
@@ -198,13 +226,15 @@ class ReportedLag:
 
 @dataclass
 class RunAttempt:
-    """Of this attempt at the run alone: when it began, and what it did to each target.
+    """Of this attempt at the run alone: when it began, what it did to each target, and what its
+    check found.
 
     The JSON doesn't contain it, because the next attempt continues from that.
     """
 
     begun: datetime | None = None
     done: dict[str, TargetCut] = field(default_factory=dict)
+    verdicts: tuple[TableVerdict, ...] = ()
 
 
 @dataclass
@@ -277,6 +307,7 @@ class RunResult:
             list(report.notes),
         )
         self.warn(report.notes)
+        self.attempt.verdicts = report.tables
 
     @contextmanager
     def stage(self, name: str) -> Iterator[StageResult]:
@@ -400,7 +431,9 @@ class RunResult:
         status = f", stage {stage}: {ended.status}" if ended is not None else f": {self.status}"
         title = f"{self.verb} {self.run_id}{status}"
         console.print(title, style="table.title", soft_wrap=True, markup=False)
-        if self.tables:
+        if self.verb == "validate":
+            console.print(self._expectations())
+        elif self.tables or self.targets.states():
             console.print(self._table())
         stages = ", ".join(
             f"{name} {done.seconds:.1f} s ({', '.join(filter(None, (done.status, done.runner)))})"
@@ -416,24 +449,58 @@ class RunResult:
             console.print(f"source: {bill}", soft_wrap=True)
         if self.store_requests:
             console.print(f"object store: {counted(self.store_requests, 'request')}")
-        for warning in self.warnings:
+        unmet = () if self.verb == "validate" else self.checked.warned_expectations
+        for warning in dict.fromkeys((*self.warnings, *unmet)):
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
         if (report := self.checked.report) is not None:
             console.print(f"report: {report}", soft_wrap=True)
 
+    def expectations(self) -> list[dict[str, Any]]:
+        """Returns what this attempt's check found, one entry for each expectation."""
+        return [
+            {
+                "table": verdict.table,
+                "expectation": outcome.name,
+                "severity": outcome.planned.severity,
+                "result": outcome.verdict,
+            }
+            for verdict in self.attempt.verdicts
+            for outcome in verdict.outcomes
+        ]
+
+    def _expectations(self) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD)
+        for heading in ("table", "expectation", "severity", "result"):
+            table.add_column(heading, overflow="fold")
+        for row in self.expectations():
+            table.add_row(*map(Text, row.values()))
+        return table
+
     def _table(self) -> Table:
         from rich import box
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("table", overflow="fold")
-        columns = _COLUMNS.get(self.verb, {})
+        columns, states = _COLUMNS.get(self.verb, {}), self.targets.states()
         for heading in columns:
             table.add_column(heading, justify="right")
-        for name, done in sorted(self.tables.items()):
-            numbers = [getattr(done, attribute) for attribute in columns.values()]
-            note = f"{name} (truncated)" if done.truncated else name
-            table.add_row(note, *("" if number is None else f"{number:,}" for number in numbers))
+        if states:
+            table.add_column("state", overflow="fold")
+        for name in sorted(self.tables.keys() | states.keys()):
+            done = self.tables.get(name)
+            numbers = [getattr(done, attribute, None) for attribute in columns.values()]
+            note = f"{name} (truncated)" if done is not None and done.truncated else name
+            table.add_row(
+                Text(note),
+                *("" if number is None else f"{number:,}" for number in numbers),
+                *([states.get(name, "")] if states else []),
+            )
         return table
 
 

@@ -10,9 +10,16 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
+from waldelta.errors import ApplyError, LockHeld, QualityFailed
 from waldelta.lake.ledger import TargetCut
 from waldelta.pipeline import RunResult, StageResult, TableResult
-from waldelta.stages.check.suite.expectation import QualityReport
+from waldelta.pipeline.run_result import CheckFindings
+from waldelta.stages.check.suite.expectation import (
+    Outcome,
+    PlannedExpectation,
+    QualityReport,
+    TableVerdict,
+)
 
 
 def shown(result: RunResult, stage: str | None = None) -> str:
@@ -28,7 +35,7 @@ HEADINGS = {
         ["rows copied"],
     ),
     "sync": (TableResult(rows=99, version=1), ["rows copied", "99", "verbatim"], ["inserted"]),
-    "validate": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
+    "validate": (TableResult(), ["expectation", "result"], ["rows copied", "inserted"]),
     "maintain": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
 }
 
@@ -61,6 +68,69 @@ def test_the_title_of_a_narrow_table_is_one_line():
 def test_a_run_that_came_to_no_table_shows_no_empty_one():
     text = shown(RunResult("consume", "r", "failed", {"land": StageResult("failed", 0.1)}))
     assert text.splitlines() == ["consume r: failed", "stages: land 0.1 s (failed)"]
+
+
+STATES = {
+    "stopped by a gate": ("public.b", {"public.b": QualityFailed("no")}, ()),
+    "failed: ApplyError": ("public.b", {"public.b": ApplyError("no")}, ()),
+    "in use by another run": ("public.b", {"public.b": LockHeld("no")}, ()),
+    "behind": ("public.[b]", {}, ["public.[b]"]),
+}
+
+
+@pytest.mark.parametrize("verb", ["consume", "sync", "maintain", "quarantine"])
+@pytest.mark.parametrize("state", STATES)
+def test_a_table_that_the_run_did_not_change_is_a_row_with_its_state(state, verb):
+    """Also one that has no numbers, and where no other table has any."""
+    name, failures, others = STATES[state]
+    for tables in ({}, {"public.a": HEADINGS["consume"][0]}):
+        result = RunResult(verb, "r", "failed", tables=tables)
+        result.targets.leave_behind(failures, others)
+        (line,) = [line for line in shown(result).splitlines() if name in line]
+        assert line.split(maxsplit=1)[1].strip() == state
+        assert RunResult.from_json(result.to_json()).targets == result.targets
+
+
+def test_tables_without_a_copy_are_rows_with_their_state():
+    result = RunResult("consume", "r", "succeeded")
+    result.targets.never_copied, result.targets.needs_sync = ["public.a"], ["public.b"]
+    lines = [line.split(maxsplit=1) for line in shown(result).splitlines() if "public" in line]
+    assert [(name, state.strip()) for name, state in lines] == [
+        ("public.a", "not copied"),
+        ("public.b", "waits for a sync"),
+    ]
+
+
+def judged(success: bool | None, rows: int | None = None, origin: str = "catalog") -> Outcome:
+    planned = PlannedExpectation("kind", {"column": "n"}, "critical", origin, "n is positive")
+    return Outcome(planned, success, None, rows)
+
+
+def test_validate_shows_a_verdict_for_each_expectation():
+    """Which are met, too: otherwise nobody sees what was judged."""
+    outcomes = (judged(True), judged(False, 2, "own"), judged(None))
+    result = RunResult("validate", "r", "failed", tables={"public.a": TableResult()})
+    result.add_check(QualityReport("r", (TableVerdict("public.a", 1, outcomes, ()),)))
+    lines = [line.split("  ") for line in shown(result).splitlines() if "public.a" in line]
+    assert [[part.strip() for part in line if part.strip()] for line in lines] == [
+        ["public.a", "n is positive", "critical", "met"],
+        ["public.a", "n is positive on n", "critical", "not met: 2 rows"],
+        ["public.a", "n is positive", "critical", "not evaluated"],
+    ]
+    assert [one["result"] for one in result.expectations()] == [
+        "met", "not met: 2 rows", "not evaluated"
+    ]  # fmt: skip
+
+
+def test_expectations_that_only_warn_are_shown():
+    """By every verb that checks, once."""
+    result = RunResult("consume", "r", "succeeded", warnings=["public.a: b"])
+    result.checked = CheckFindings(warned_expectations=["public.a: b", "public.a: c"])
+    lines = shown(result).splitlines()
+    assert [line for line in lines if line.startswith("warning")] == [
+        "warning: public.a: b",
+        "warning: public.a: c",
+    ]
 
 
 def test_warnings_are_shown_and_kept():
@@ -135,6 +205,7 @@ STORED = {
     "warned_expectations": ["public.a: w"],
     "told_applied": True,
     "not_applied": ["public.b"],
+    "table_errors": {"public.b": ERROR},
     "needs_sync": ["public.c"],
     "never_copied": ["public.d"],
     "unpublished": ["public.e"],

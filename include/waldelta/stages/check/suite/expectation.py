@@ -51,12 +51,31 @@ class Outcome:
         found = "could not be evaluated" if self.success is None else ""
         if self.unexpected_count:
             found = counted(self.unexpected_count, "row")
-        told = self.planned.meaning
-        # The name of an own expectation without notes already consists of its type and columns.
-        if not told.startswith(self.planned.type):
-            column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
-            told = f"{self.planned.type}: {told}" + (f" on {column}" if column else "")
-        return told + (f" ({found})" if found else "")
+        kind = "" if self._is_unnamed else f"{self.planned.type}: "
+        return f"{kind}{self.name}" + (f" ({found})" if found else "")
+
+    @property
+    def name(self) -> str:
+        """Returns what the expectation means, an own one with its column."""
+        column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
+        if column is None or self._is_unnamed:
+            return self.planned.meaning
+        return f"{self.planned.meaning} on {column}"
+
+    @property
+    def verdict(self) -> str:
+        """Returns whether it is met, and how many rows don't meet it."""
+        if self.success is None:
+            return "not evaluated"
+        if self.success:
+            return "met"
+        rows = self.unexpected_count
+        return f"not met: {counted(rows, 'row')}" if rows else "not met"
+
+    @property
+    def _is_unnamed(self) -> bool:
+        # Without notes, the meaning of an own expectation consists of its type and columns.
+        return self.planned.meaning.startswith(self.planned.type)
 
 
 def unchecked(err: WaldeltaError) -> Outcome:
