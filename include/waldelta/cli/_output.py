@@ -7,12 +7,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from waldelta.cli._options import COMMAND
 from waldelta.control_characters import visible, visible_json
 from waldelta.error_catalog import REMEDIES
+from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,12 +32,12 @@ if TYPE_CHECKING:
 
 # Where there is no terminal, such as in a task's log: eighty columns would cut table names.
 _WIDTH = 120
-_NARROWEST = 100
+_NARROWEST = 80
 
 
 # How each kind of finding is shown; plain text has the words alone.
 STYLES = {"problem": "bold red", "warning": "yellow"}
-_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto", "examples")
+_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto")
 
 
 class Output:
@@ -54,7 +58,8 @@ class Output:
     def show_run(self, result: RunResult, stage: str | None) -> None:
         """Print a run's summary, of its one ``stage`` if it ran only that."""
         if self.as_json:
-            self._document = result.document()
+            judged = {"expectations": result.expectations()} if result.verb == "validate" else {}
+            self._document = result.document() | judged
         else:
             result.print_summary(terminal(), stage)
 
@@ -106,7 +111,7 @@ def rendered(text: RenderableType, width: int | None = None) -> str:
 
     console = terminal(width)
     with console.capture() as captured:
-        console.print(text, soft_wrap=isinstance(text, Text))
+        console.print(text, soft_wrap=isinstance(text, Text), crop=False)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
 
 
@@ -129,7 +134,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str 
 
     made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in headings:
-        made.add_column(heading, overflow="fold")
+        # An id is copied into the next command.
+        made.add_column(heading, overflow="fold", no_wrap=heading == "id")
     for row in rows:
         made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return made
@@ -163,20 +169,78 @@ def plan_text(plan: SetupPlan) -> RenderableType:
     return text
 
 
-def quarantine_table(found: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Returns quarantined rows, or decisions on them, with the columns that any of them has."""
+def quarantine_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
+    """Returns quarantined rows, or decisions on them, with the columns that any of them has; and
+    below the tables that a gate stops. Commands name the pipeline file as ``file``.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
     if not found:
         return "nothing is in quarantine"
-    columns = [
-        name for name in _QUARANTINE if any(one.get(name) not in (None, []) for one in found)
+    rows = [one for one in found if "waiting" not in one]
+    columns = [name for name in _QUARANTINE if any(one.get(name) is not None for one in rows)]
+    parts: list[RenderableType] = []
+    if rows:
+        parts.append(table(columns, [[_cell(one.get(name)) for name in columns] for one in rows]))
+    gates: dict[str, list[Mapping[str, Any]]] = {}
+    for one in found:
+        if "waiting" in one:
+            gates.setdefault(one["table"], []).append(one)
+    if gates:
+        parts.append(Text("Stopped by a gate", style="bold"))
+    for name, unmet in gates.items():
+        gate = {
+            "expectations": [one["reason"] for one in unmet],
+            "waiting": unmet[0]["waiting"],
+            "released": unmet[0]["status"] == "released",
+            "may_pass": unmet[0]["may_pass"],
+        }
+        parts += stopped_table(name, gate, file, min(one["since"] for one in unmet))
+        parts += [whole(f"    {_cell(row)}") for one in unmet for row in one["examples"]]
+    return Group(*parts)
+
+
+def stopped_table(
+    name: str, gate: Mapping[str, Any], file: str, since: str
+) -> list[RenderableType]:
+    """Returns lines about a table that a gate stops: why, since when, and the commands."""
+    from rich.text import Text
+
+    count = gate["waiting"]
+    waits = "changes wait" if count is None else counted(count, "change waits", "changes wait")
+    lines: list[RenderableType] = [
+        Text(f"  {name}: since {moment(since)}, {waits}: {'; '.join(gate['expectations'])}")
     ]
-    return table(columns, [[_cell(one.get(name)) for name in columns] for one in found])
+    file = shlex.quote(file)
+    consume = f"{COMMAND} consume {file}"
+    if gate["released"]:
+        return [*lines, whole(f"    released; to merge them: {consume}")]
+    lines.append(whole(f"    after you have corrected the data or the expectation: {consume}"))
+    if gate["may_pass"]:
+        lines += [
+            Text("    if the data is right:"),
+            whole(f"    {COMMAND} release {file} --tables {shlex.quote(name)} --reason TEXT"),
+        ]
+    return lines
+
+
+def moment(text: str) -> str:
+    """Returns an ISO time as the pages show it; UTC unless it has an offset."""
+    at = datetime.fromisoformat(text)
+    at = at.astimezone(UTC) if at.tzinfo else at
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def whole(text: str) -> RenderableType:
+    """Returns a line that isn't broken, so that it can be copied from any terminal."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _cell(value: object) -> object:
-    if isinstance(value, list):
-        return "\n".join(
-            json.dumps({**(one.get("key") or {}), **one["values"]}, ensure_ascii=False)
-            for one in value
-        )
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        shown = {**(value.get("key") or {}), **value["values"]} if "values" in value else value
+        return json.dumps(shown, ensure_ascii=False)
+    return value

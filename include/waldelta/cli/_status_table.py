@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from rich import box
@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from waldelta.cli._options import COMMAND
+from waldelta.cli._output import moment, stopped_table, whole
 from waldelta.errors import SlotError
 from waldelta.lake.ledger import SKIPPED
 from waldelta.monitoring.attention import SLOT_WORDS
@@ -27,6 +29,9 @@ _NEXT = {
 }
 
 
+_BEFORE_COMMAND = "  "
+
+
 def slot_error(status: Mapping[str, Any]) -> SlotError | None:
     """The error of a slot that is missing or lost; None for any other slot."""
     slot = status["slot"]
@@ -37,12 +42,29 @@ def slot_error(status: Mapping[str, Any]) -> SlotError | None:
     return None
 
 
-def status_table(status: Mapping[str, Any]) -> Group:
-    """The status of a pipeline, as ``read_status`` returns it, laid out for a terminal."""
+def status_table(status: Mapping[str, Any], file: str = "FILE") -> Group:
+    """The status of a pipeline, as ``read_status`` returns it, laid out for a terminal.
+
+    Commands name the pipeline file as ``file``.
+    """
     parts: list[RenderableType] = [_facts(status), Text(), _targets(status["targets"])]
-    for heading, lines in _findings(status):
-        parts += [Text(f"\n{heading}", style="bold"), *(Text(f"  {line}") for line in lines)]
+    parts += _stopped(status["targets"], file)
+    for heading, lines in _findings(status, file):
+        parts += [Text(f"\n{heading}", style="bold"), *map(_line, lines)]
     return Group(*parts)
+
+
+def _line(line: str) -> RenderableType:
+    return whole(f"  {line}") if line.startswith(_BEFORE_COMMAND) else Text(f"  {line}")
+
+
+def _stopped(targets: Mapping[str, Mapping[str, Any]], file: str) -> list[RenderableType]:
+    """The tables that a gate stops, and the command for each; nothing where there are none."""
+    lines: list[RenderableType] = []
+    for name, target in sorted(targets.items()):
+        if (gate := target["stopped"]) is not None:
+            lines += stopped_table(name, gate, file, gate["since"])
+    return [Text("\nStopped by a gate", style="bold"), *lines] if lines else []
 
 
 def _facts(status: Mapping[str, Any]) -> Table:
@@ -54,7 +76,7 @@ def _facts(status: Mapping[str, Any]) -> Table:
     run, cut = status["last_run"], status["last_cut"]
     table.add_row(
         "Last run",
-        f"{run['run_id']} ({run['verb']}): {run['status']}, {_time(run['at'])}"
+        f"{run['run_id']} ({run['verb']}): {run['status']}, {moment(run['at'])}"
         if run
         else "none yet",
     )
@@ -81,14 +103,7 @@ def _slot(slot: Mapping[str, Any]) -> str:
 def _cut(cut: Mapping[str, Any] | None) -> str:
     if cut is None:
         return "none yet"
-    return cut.get("problem") or f"batch {cut['batch']}, {_time(cut['at'])}"
-
-
-def _time(text: str) -> str:
-    """An ISO time as the pages show it; UTC unless it has an offset."""
-    at = datetime.fromisoformat(text)
-    at = at.astimezone(UTC) if at.tzinfo else at
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return cut.get("problem") or f"batch {cut['batch']}, {moment(cut['at'])}"
 
 
 def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -100,7 +115,7 @@ def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
     table.add_column("reason", overflow="fold")
     for name, target in sorted(targets.items()):
         table.add_row(
-            name, _state(target), _NEXT.get(target["action"], target["action"]),
+            name, _state(target), _next(target),
             target["mode"] or "",
             f"{target['rows_copied']:,}", f"{target['quarantined']:,}", target["reason"] or "",
         )  # fmt: skip
@@ -109,24 +124,39 @@ def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _state(target: Mapping[str, Any]) -> str:
     state = str(target["status"] or "not copied")
+    if (gate := target["stopped"]) is not None:
+        state = "released" if gate["released"] else "stopped by a gate"
+    elif (error := target["error"]) is not None:
+        state = f"behind: {error['class']}"
     return f"{state}, no initial copy" if target["copy_skipped"] else state
 
 
-def _message(message: Mapping[str, Any]) -> str:
+def _next(target: Mapping[str, Any]) -> str:
+    if (gate := target["stopped"]) is not None:
+        return "consume" if gate["released"] else "decide: see below"
+    return _NEXT.get(target["action"], str(target["action"]))
+
+
+def _message(file: str, message: Mapping[str, Any]) -> Iterator[str]:
     """An unreadable message, and the command for the operator's next decision on it."""
-    command = f"--row {message['id']} --reason TEXT"
-    if message["status"] == SKIPPED:
-        return (
-            f"{message['id']}: skipped. Repair its tables (reconcile --repair), then: quarantine"
-            f" FILE --discard {command}"
-        )
-    return f"{message['id']}: to continue without it: quarantine FILE --skip {command}"
+    is_skipped = message["status"] == SKIPPED
+    repair = "skipped. Repair its tables (reconcile --repair), then:"
+    yield f"{message['id']}: {repair if is_skipped else 'to continue without it:'}"
+    decision = "--discard" if is_skipped else "--skip"
+    command = f"{COMMAND} quarantine {shlex.quote(file)} {decision}"
+    yield f"{_BEFORE_COMMAND}{command} --row {message['id']} --reason TEXT"
 
 
-def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _findings(status: Mapping[str, Any], file: str) -> Iterator[tuple[str, list[str]]]:
     """What needs attention or limits the targets, by heading; nothing of a healthy mirror."""
     targets = sorted(status["targets"].items())
     found = {
+        "Behind": [
+            f"{name}: since run {error['run_id']}, {moment(error['at'])}: {error['class']}:"
+            f" {error['message'].removeprefix(f'{name}: ')}"
+            for name, one in targets
+            if (error := one["error"]) is not None
+        ],
         "Data gaps": [
             f"{gap['from_lsn']}..{gap['to_lsn'] or '?'}: {gap['cause']}: {gap['remedy']}"
             for gap in status["gaps"]
@@ -136,7 +166,9 @@ def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         "In the pipeline file, but not published": list(status["unpublished"]),
         "New tables that match a pattern, but not published": list(status["new_tables"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
-        "Unreadable messages": list(map(_message, status["unread_messages"])),
+        "Unreadable messages": [
+            line for one in status["unread_messages"] for line in _message(file, one)
+        ],
         "Not all rows and columns of the source": [
             f"{name}: {'; '.join(one['limits'])}" for name, one in targets if one["limits"]
         ],

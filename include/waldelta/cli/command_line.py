@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from waldelta.cli._options import check_values, completion_script, parse
+from waldelta.cli._options import COMMAND, check_values, completion_script, parse
 from waldelta.cli._output import Output, plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
@@ -255,7 +255,7 @@ def _status(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> 
     from waldelta.cli._status_table import slot_error, status_table
 
     status = pipeline.status()
-    output.show(status, status_table(status))
+    output.show(status, status_table(status, str(options.file)))
     if (err := slot_error(status)) is not None:
         raise err
     _write_result(options, json.dumps(status, indent=2))
@@ -276,7 +276,9 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output)
         found = pipeline.quarantined(options.tables)
     # Scripts read what it prints into a pipe, which has been JSON since the first version.
     output.as_json = output.as_json or not sys.stdout.isatty()
-    output.show(found, quarantine_table(found))
+    output.show(found, quarantine_table(found, str(options.file)))
+    if options.release or options.skip:
+        log.info("next: run `%s consume %s`, which goes on from there", COMMAND, options.file)
     _write_result(options, json.dumps(found, indent=2, ensure_ascii=False))
 
 

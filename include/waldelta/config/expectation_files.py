@@ -19,6 +19,7 @@ suite is built.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -127,9 +128,10 @@ class OwnSuiteFile:
     path: Path
     suite: OwnSuite
 
-    def place(self, number: int) -> str:
-        """Returns the place of expectation ``number`` (from 0)."""
-        return f"{self.path}: expectations[{number}]"
+    def place(self, number: int, folder: Path | None = None) -> str:
+        """Returns the place of expectation ``number`` (from 0), its file relative to ``folder``."""
+        path = self.path if folder is None else os.path.relpath(self.path, folder)
+        return f"{path}: expectations[{number}]"
 
     def meaning(self, number: int) -> str:
         """Returns the expectation's name, unique in its file, which identifies its results."""

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     Field,
     PlainValidator,
+    PrivateAttr,
     ValidationError,
     WithJsonSchema,
     field_validator,
@@ -423,6 +424,7 @@ class PipelineFile(StrictModel):
     notify: tuple[Notification, ...] = Field(
         (), description="notifiers to call when a task fails, by class of error"
     )
+    _folder: Path | None = PrivateAttr(None)
 
     @field_validator("pipeline")
     @classmethod
@@ -432,6 +434,11 @@ class PipelineFile(StrictModel):
             "a pipeline's name has lower-case letters, digits and underscores, a letter first",
         )
         return value
+
+    @property
+    def folder(self) -> Path | None:
+        """Returns the folder of the pipeline file; None for one that was made in memory."""
+        return self._folder
 
     @property
     def pool(self) -> str:
@@ -468,7 +475,10 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     except ValidationError as err:
         lines = "\n".join(f"  - {problem}" for problem in problems(err, PipelineFile))
         raise ConfigError(f"pipeline file {path} is refused:\n{lines}") from err
-    return pipeline.model_copy(update={"quality": _placed(pipeline, path.absolute().parent)})
+    folder = path.absolute().parent
+    placed = pipeline.model_copy(update={"quality": _placed(pipeline, folder)})
+    placed._folder = folder  # noqa: SLF001 - the file itself doesn't contain it
+    return placed
 
 
 def _placed(pipeline: PipelineFile, folder: Path) -> Quality:

@@ -306,11 +306,14 @@ class Pipeline:
     ) -> list[dict[str, Any]]:
         """Let what has landed for these tables pass their ``stop`` gates; the next run merges it.
 
-        Needs no Spark.
+        Needs no Spark. Raises StateError for a table that no such gate stops.
         """
+        from waldelta.monitoring.stopped_tables import check_stopped
         from waldelta.stages.check.gate.release import release_tables
 
-        return release_tables(self.job(run_id), tables, by=by, reason=reason)
+        job = self.job(run_id)
+        check_stopped(job, tables)
+        return release_tables(job, tables, by=by, reason=reason)
 
     def cut(self) -> dict[str, int]:
         """Returns the newest consistent cut: each target's Delta version, to be read together.

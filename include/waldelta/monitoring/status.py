@@ -10,7 +10,8 @@ from waldelta.errors import StateError
 from waldelta.lake.ledger import Gap, Quarantine, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.overview import recorded_drift
-from waldelta.monitoring.table_list import read_content
+from waldelta.monitoring.stopped_tables import Stopped, read_failures, read_stopped
+from waldelta.monitoring.table_list import copied_rows, read_content
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import (
     TableLifecycle,
@@ -55,6 +56,9 @@ def read_status(job: Job) -> dict[str, Any]:
     quarantine = Quarantine(job.lake)
     generations = target_generations(job.ledger)
     lacking, discarded = quarantine.missing_counts(generations)
+    stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
+    failures = read_failures(job.ledger)
+    copied = copied_rows(job.ledger, [s.table_name for s in standings])
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
@@ -67,6 +71,8 @@ def read_status(job: Job) -> dict[str, Any]:
         "unread_messages": [as_json(message) for message in open_messages(job.ledger, slot_name)],
         "targets": {
             s.table_name: _target(s, lacking.get(s.table_name, 0), discarded.get(s.table_name, 0))
+            | {"rows_copied": copied.get(s.table_name, 0 if s.state is None else s.state.rows)}
+            | _behind(stopped.get(s.table_name), failures.get(s.table_name))
             for s in standings
         },
         "last_cut": _cut(job),
@@ -88,7 +94,6 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
         "mode": str(state.kept_as) if state is not None else None,
         "copy_skipped": state is not None and bool(state.copy_skipped),
         "generation": state.generation if state is not None else 0,
-        "rows_copied": state.rows if state is not None else 0,
         "reason": lifecycle.why or (state.reason if state is not None else None),
         "limits": (
             list(read_content(state, quarantined, discarded).limits) if state is not None else []
@@ -98,6 +103,24 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
             [describe(commit) for commit in state.foreign_commits] if state is not None else []
         ),
         "drift": recorded_drift(state) if state is not None else [],
+    }
+
+
+def _behind(stopped: Stopped | None, error: dict[str, Any] | None) -> dict[str, Any]:
+    """``stopped`` is the gate that keeps changes from a target, ``error`` the latest run's error
+    that does so otherwise; each is None for any other target.
+    """
+    if stopped is None:
+        return {"stopped": None, "error": error}
+    return {
+        "stopped": {
+            "since": stopped.since.isoformat(),
+            "expectations": [f"{one.meaning}: {one.finding}" for one in stopped.unmet],
+            "waiting": stopped.waiting,
+            "released": stopped.released is not None,
+            "may_pass": stopped.may_pass,
+        },
+        "error": None,
     }
 
 

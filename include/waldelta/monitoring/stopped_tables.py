@@ -21,9 +21,11 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.ledger import ExpectationResult, Ledger, Release, TableState
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
+from waldelta.monitoring.table_list import copied_at
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted
+from waldelta.stages.check.gate.quarantined_rows import chosen_states
 from waldelta.stages.check.gate.release import landed_upto, valid_releases
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP, judged_by_gates
 
@@ -80,6 +82,7 @@ class Stopped:
                 "reason": f"{one.meaning}: {one.finding}",
                 "since": one.since.isoformat(),
                 "waiting": self.waiting,
+                "may_pass": self.may_pass,
                 "examples": list(one.examples),
             }
             for one in self.unmet
@@ -123,6 +126,42 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
     return found
 
 
+def read_failures(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """Returns by table the error that kept the latest run from applying its changes; each has
+    ``class``, ``message``, ``run_id`` and ``at``.
+    """
+    run, left = _latest_applied(ledger)
+    if run is None or not left:
+        return {}
+    result = read_result(ledger, run.verb, run.run_id, run.at) or {}
+    of_run = {"run_id": run.run_id, "at": run.at.isoformat()}
+    return {
+        name: {"class": error["class"], "message": error["message"], **of_run}
+        for name, error in (result.get("table_errors") or {}).items()
+        if name in left
+    }
+
+
+def check_stopped(job: Job, tables: Collection[str]) -> None:
+    """Raise StateError where no gate that a release lets changes pass stops one of these tables.
+
+    A table that has been released already may be released again.
+    """
+    chosen_states(job, tables)
+    stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
+    if others := sorted(set(tables) - stopped.keys()):
+        raise StateError(
+            f"{', '.join(others)}: no gate stops it, so there is nothing to release: status shows"
+            " which tables are stopped"
+        )
+    chosen = [stopped[name] for name in sorted(set(tables))]
+    if kept := [one.table_name for one in chosen if not (one.may_pass or one.released)]:
+        raise StateError(
+            f"{', '.join(kept)}: an expectation with gate: quarantine stops it, which no release"
+            " lets pass: correct the expectation or the data, then run consume"
+        )
+
+
 def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
     """Yields attention for stopped tables.
 
@@ -147,7 +186,10 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
 
 
 def _latest_applied(ledger: Ledger) -> tuple[RunLine | None, list[str]]:
-    """Returns the newest run that reached apply, and the tables it couldn't bring up to date."""
+    """Returns the newest run that reached apply, and the tables it couldn't bring up to date.
+
+    A table that was copied as a whole since then isn't one of them: its copy has all rows.
+    """
     latest = [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
     if not latest or (latest[0].applied and latest[0].status != "running"):
         return None, []
@@ -156,7 +198,9 @@ def _latest_applied(ledger: Ledger) -> tuple[RunLine | None, list[str]]:
     if run is None:
         return None, []
     result = read_result(ledger, run.verb, run.run_id, run.at) or {}
-    return run, [str(name) for name in result.get("not_applied") or ()]
+    left = [str(name) for name in result.get("not_applied") or ()]
+    copied = copied_at(ledger, left)
+    return run, [name for name in left if name not in copied or copied[name] < run.at]
 
 
 def unmet_in_run(ledger: Ledger, run_id: str, tables: Collection[str]) -> dict[str, list[Unmet]]:

@@ -197,6 +197,11 @@ def copied_at(ledger: Ledger, tables: Collection[str]) -> dict[str, datetime]:
     )
 
 
+def copied_rows(ledger: Ledger, tables: Collection[str]) -> dict[str, int]:
+    """Returns how many rows the last copy of each of these targets had; a repair is no copy."""
+    return {copy.table_name: copy.rows for copy in _copies(ledger, of_tables(tables))}
+
+
 def read_copied_rows(ledger: Ledger, since: datetime) -> int:
     """Returns the number of rows in the copies that ended since then."""
     return sum(copy.rows for copy in _copies(ledger) if copy.at >= since)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.text import Text
 
-from waldelta.cli._output import Output, plan_text, rendered, table
+from waldelta.cli._output import Output, plan_text, quarantine_table, rendered, table, terminal
 from waldelta.cli.command_line import _Formatter, main
 from waldelta.config import load_pipeline_file
 from waldelta.pipeline import RunResult
@@ -170,3 +170,49 @@ def test_a_name_forges_no_entry_of_the_log():
 def test_the_log_shows_them_as_escapes():
     record = logging.LogRecord("x", logging.INFO, "", 1, "table=%s", (HOSTILE,), None)
     assert _Formatter("%(message)s").format(record).startswith(f"table={SHOWN}")
+
+
+ROW = {
+    "id": "66f2f6c435f7672d",
+    "table": "warehouse.order_positions",
+    "key": {"order_id": "5123456", "position": "12"},
+    "reason": "fails amounts are sane on amount (expectations/shop/public.orders.yml:"
+    " expectations[0])",
+}
+UNMET = {
+    "table": 'public."Odd name"',
+    "status": "stopped",
+    "reason": "every customer has an email on email: 2 rows",
+    "since": "2026-01-01T00:03:04+00:00",
+    "waiting": None,
+    "may_pass": True,
+    "examples": [{"key": {"id": "3"}, "values": {"email": "x" * 90}}],
+}
+
+
+@pytest.mark.parametrize("width", [80, 98, 120])
+@pytest.mark.parametrize("found", [[ROW], [ROW, UNMET], [ROW | {"by": "ann", "status": "skipped"}]])
+def test_an_id_is_copied_from_one_line(found, width):
+    """The next command needs it, so a narrow terminal must not break it."""
+    assert f"  {ROW['id']} " in rendered(quarantine_table(found, "shop.yml"), width)
+
+
+def test_a_stopped_table_is_shown_with_its_commands():
+    """Each command on a line of its own, which isn't broken, as quoted as a shell needs it."""
+    lines = rendered(quarantine_table([UNMET], "my shop.yml"), 80).splitlines()
+    assert lines[:2] == [
+        "Stopped by a gate",
+        '  public."Odd name": since 2026-01-01 00:03:04 UTC, changes wait: every customer',
+    ]
+    command = "waldelta release 'my shop.yml' --tables 'public.\"Odd name\"' --reason TEXT"
+    assert f"    {command}" in lines
+    assert lines[-1] == '    {"id": "3", "email": "' + "x" * 90 + '"}'
+    released = rendered(quarantine_table([UNMET | {"status": "released"}], "shop.yml"), 80)
+    assert "to merge them: waldelta consume shop.yml" in released
+
+
+def test_a_narrow_terminal_is_as_wide_as_it_is(monkeypatch):
+    """Lines for a wider one would break anywhere."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert terminal().width == 80

@@ -29,6 +29,15 @@ TARGET = {
     "quarantined": 0,
     "external_commits": [],
     "drift": [],
+    "stopped": None,
+    "error": None,
+}
+GATE = {
+    "since": "2026-01-01T00:03:04+00:00",
+    "expectations": ["amount is positive: 2 rows"],
+    "waiting": 3,
+    "released": False,
+    "may_pass": True,
 }
 
 
@@ -92,16 +101,54 @@ FINDINGS = {
     "a message that can't be read": (
         {"unread_messages": [{"id": "0123456789abcdef", "status": "unreadable"}]},
         (
-            "Unreadable messages\n  0123456789abcdef: to continue without it: quarantine FILE"
-            " --skip --row 0123456789abcdef --reason TEXT"
+            "Unreadable messages\n  0123456789abcdef: to continue without it:\n"
+            "    waldelta quarantine shop.yml --skip --row 0123456789abcdef --reason TEXT\n"
         ),
     ),
     "a message that was skipped": (
         {"unread_messages": [{"id": "0123456789abcdef", "status": "skipped"}]},
         (
-            "0123456789abcdef: skipped. Repair its tables (reconcile --repair), then: quarantine"
-            " FILE --discard --row\n0123456789abcdef --reason TEXT"
+            "0123456789abcdef: skipped. Repair its tables (reconcile --repair), then:\n"
+            "    waldelta quarantine shop.yml --discard --row 0123456789abcdef --reason TEXT\n"
         ),
+    ),
+    "a table that a gate stops, in its line": (
+        {"targets": {"public.orders": TARGET | {"stopped": GATE}}},
+        "stopped by a gate   decide: see below",
+    ),
+    "a table that a gate stops": (
+        {"targets": {"public.orders": TARGET | {"stopped": GATE}}},
+        (
+            "Stopped by a gate\n  public.orders: since 2026-01-01 00:03:04 UTC, 3 changes wait:"
+            " amount is positive: 2 rows\n"
+            "    after you have corrected the data or the expectation: waldelta consume shop.yml\n"
+            "    if the data is right:\n"
+            "    waldelta release shop.yml --tables public.orders --reason TEXT\n"
+        ),
+    ),
+    "a table that no release helps": (
+        {"targets": {"public.orders": TARGET | {"stopped": GATE | {"may_pass": False}}}},
+        "the expectation: waldelta consume shop.yml\n",
+    ),
+    "a table that was released": (
+        {"targets": {"public.orders": TARGET | {"stopped": GATE | {"released": True}}}},
+        "released; to merge them: waldelta consume shop.yml\n",
+    ),
+    "a table that an error keeps behind": (
+        {
+            "targets": {
+                "public.orders": TARGET
+                | {
+                    "error": {
+                        "class": "ApplyError",
+                        "message": "public.orders: no",
+                        "run_id": "r7",
+                        "at": "2026-01-01T00:03:04+00:00",
+                    }
+                }
+            }
+        },
+        "Behind\n  public.orders: since run r7, 2026-01-01 00:03:04 UTC: ApplyError: no\n",
     ),
     "a target without an initial copy": (
         {"targets": {"public.orders": TARGET | {"copy_skipped": True}}},
@@ -132,7 +179,7 @@ FINDINGS = {
 
 @pytest.mark.parametrize("changed, shown", FINDINGS.values(), ids=FINDINGS)
 def test_what_needs_attention_has_a_heading(changed, shown):
-    assert shown in rendered(status_table(status(**changed)), 120)
+    assert shown in rendered(status_table(status(**changed), "shop.yml"), 120)
 
 
 MISSING = {"name": "shop_cdc", "wal_status": "missing", "warnings": []}

@@ -9,11 +9,18 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, result, run
+from waldelta.errors import ConfigError, StateError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, SlotMove, TableState
 from waldelta.monitoring.overview import read_glance
-from waldelta.monitoring.stopped_tables import read_stopped, unmet_in_run
-from waldelta.stages.check.gate.verdicts import STOP
+from waldelta.monitoring.stopped_tables import (
+    check_stopped,
+    read_failures,
+    read_stopped,
+    unmet_in_run,
+)
+from waldelta.pipeline import Job, SourceConnections
+from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
 DOWN = json.dumps(
@@ -92,3 +99,46 @@ def test_a_run_keeps_the_examples_of_the_gates_that_stopped_its_tables(book):
     assert (table, unmet.meaning) == ("public.a", "amount is positive")
     assert unmet.examples == ({"key": {"id": "7"}, "values": {"amount": "-1"}},)
     assert unmet_in_run(book, "stuck", ["public.b"]) == {}
+
+
+def test_only_a_stopped_table_can_be_released(book, lake):
+    """Another table is a mistake of the operator, who would wait for nothing."""
+    book.append(TableState(minutes(-8), "sync", "public.b", 1, "synced", incarnation="1"))
+    job = Job(pipeline(lake), SourceConnections(pipeline(lake).source), "release")
+    check_stopped(job, ["public.a"])
+    for tables in (["public.b"], ["public.a", "public.b"]):
+        with pytest.raises(StateError, match=r"public\.b: no gate stops it"):
+            check_stopped(job, tables)
+    with pytest.raises(ConfigError, match=r"public\.c"):
+        check_stopped(job, ["public.c"])
+
+
+def test_a_release_does_not_help_rows_that_are_set_aside(book, lake):
+    found = result(minutes(3), "stuck", "public.a", True, meaning=f"{STOP}amount is positive")
+    aside = result(minutes(3), "stuck", "public.a", False, meaning=f"{QUARANTINE}x", count=20_000)
+    book.append_all([replace(one, version=None) for one in (found, aside)])
+    job = Job(pipeline(lake), SourceConnections(pipeline(lake).source), "release")
+    with pytest.raises(StateError, match=r"public\.a: an expectation with gate: quarantine"):
+        check_stopped(job, ["public.a"])
+
+
+def test_a_table_that_was_copied_since_then_is_not_stopped(book):
+    """The copy has all rows, whatever a gate said of the changes."""
+    book.append(TableState(minutes(3), "sync", "public.a", 2, "copying", incarnation="1"))
+    assert stopped(book) == ["public.a"]
+    book.append(
+        TableState(minutes(4), "sync", "public.a", 2, "synced", incarnation="1", snapshot="7:7:")
+    )
+    assert stopped(book) == []
+
+
+def test_an_error_keeps_a_table_behind_until_a_run_applies_it(book):
+    error = {"class": "ApplyError", "message": "public.a: no", "retryable": False}
+    failed = json.loads(STUCK) | {"table_errors": {"public.a": error}}
+    book.append(run("failed", minutes(4), "failed", result=json.dumps(failed)))
+    (found,) = read_failures(book).values()
+    assert (found["class"], found["message"], found["run_id"]) == (
+        "ApplyError", "public.a: no", "failed"
+    )  # fmt: skip
+    book.append(run("fine", minutes(5)))
+    assert read_failures(book) == {}

@@ -122,7 +122,7 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
     released: dict[tuple[str, int], int] | None = None
     for name, suite in suites.by_table.items():
         items = tuple(
-            Gated(item, suite.place(number), suite.meaning(number))
+            Gated(item, suite.place(number, job.pipeline.folder), suite.meaning(number))
             for number, item in enumerate(suite.suite.expectations)
             if item.gate != "warn"
         )
@@ -507,7 +507,7 @@ def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Ve
     except Exception as err:
         if (named := named_error(err)) is not None:
             raise named from err
-        verdict.why = f"can't be evaluated ({type(err).__name__})"
+        verdict.why = f"can't be evaluated ({why_unevaluable(err)})"
         return
     verdict.success, verdict.observed = found.success, found.observed
     verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)
