@@ -480,6 +480,12 @@ def without_values(err: BaseException) -> str:
     return line
 
 
+def class_and_text(err: BaseException) -> str:
+    """Return an error's class, and without_values() of it, for a line of the log."""
+    kind, text = type(err).__name__, without_values(err)
+    return kind if text in (kind, "…") else f"{kind}: {text}"
+
+
 def _first_line(text: str) -> str:
     """Return the message of a JVM exception without its stack trace, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -247,7 +247,11 @@ def check_tables(
 
 
 def report_stage(_: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Record how far the lake lags behind now, and print the summary."""
+    """Record how far the lake lags behind now, and print the summary.
+
+    Raises SlotMissing as the other stages do, for a pipeline that was torn down too.
+    """
+    job.read_identity()
     with job.source.connect_slot("report") as connection:
         position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)

@@ -80,9 +80,13 @@ def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
             " for the other one first"
         )
     lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
-    if not lives or lives[-1].event == "dropped":
+    if not lives:
+        raise SlotMissing(f"slot {slot!r} was never set up for this lake: run setup, then sync")
+    if (last_life := lives[-1]).event == "dropped":
         raise SlotMissing(
-            f"slot {slot!r} was never set up for this lake: run setup first, or resync where status"
-            " shows an open gap"
+            f"slot {slot!r} was torn down at {last_life.at:%Y-%m-%d %H:%M:%S} UTC by run"
+            f" {last_life.run_id}, and the lake stays as it was then: to go on, run setup, then"
+            " resync, which writes only the rows that differ; if that run was a resync that was"
+            " killed, run resync again"
         )
     return lives[-1]

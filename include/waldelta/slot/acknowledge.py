@@ -32,6 +32,7 @@ from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole
+from waldelta.slot.slot import missing_slot
 from waldelta.slot.verify.compare_landed import check_landed
 from waldelta.slot.verify.slot_count import (
     BINARY_COUNT_FROM,
@@ -91,11 +92,13 @@ def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: Slot
 
 
 def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
-    """Return the slot's confirmed_flush_lsn."""
+    """Return the slot's confirmed_flush_lsn; raises SlotMissing where there is no slot."""
     row = connection.execute(
         "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
     ).fetchone()
-    if row is None or row[0] is None:
+    if row is None:
+        raise missing_slot(slot)
+    if row[0] is None:
         raise SlotStuck(f"slot {slot!r} has no confirmed position: check pg_replication_slots")
     return Lsn.parse(row[0])
 

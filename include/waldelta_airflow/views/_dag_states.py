@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, dag_id_of
+from waldelta.errors import class_and_text
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
                 return DagRunState(str(state), frozenset(session.scalars(tasks)))
     except SQLAlchemyError as err:
         log.warning(
-            "Airflow's database doesn't answer which tasks a DAG run has: %s", type(err).__name__
+            "Airflow's database doesn't answer which tasks a DAG run has: %s", class_and_text(err)
         )
     return None
 
@@ -215,7 +216,7 @@ def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
         log.warning(
             "Airflow's database doesn't answer whether %s is at work: %s",
             dag_id,
-            type(err).__name__,
+            class_and_text(err),
         )
         return ActionDag(dag_id)
 

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
+from waldelta.errors import class_and_text
 from waldelta.monitoring.attention import Attention
 from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
@@ -111,7 +112,7 @@ def read_schedules(
             }
     except SQLAlchemyError as err:
         # The pages are useful without it.
-        log.warning("Airflow's database can't be queried for DAG runs: %s", type(err).__name__)
+        log.warning("Airflow's database can't be queried for DAG runs: %s", class_and_text(err))
         return {}
 
 

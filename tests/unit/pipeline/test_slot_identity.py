@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from waldelta.errors import SlotMissing
 from waldelta.lake.ledger import SlotMove, TableState
 from waldelta.pipeline.slot_identity import identity_of
 
@@ -47,3 +50,18 @@ def test_states_belong_to_their_incarnation():
     ]
     found = identity_of("s", MOVES).states_of(rows)
     assert [row.table_name for row in found] == ["own", "unnamed"]
+
+
+MISSING = {
+    "never set up": ([], "slot 's' was never set up for this lake: run setup, then sync"),
+    "torn down": (
+        MOVES[:3],
+        "slot 's' was torn down at 2026-01-01 14:00:00 UTC by run r, .* run setup, then resync",
+    ),
+}
+
+
+@pytest.mark.parametrize("moves, message", MISSING.values(), ids=MISSING)
+def test_a_pipeline_without_a_slot_says_how_to_go_on(moves, message):
+    with pytest.raises(SlotMissing, match=message):
+        identity_of("s", moves)

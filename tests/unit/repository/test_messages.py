@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -58,5 +60,17 @@ def test_no_message_needs_a_checkout():
         f"{message.path}:{message.line}: {message.text}"
         for message in of_wheel
         if re.search(r"make setup|spark_jobs|\.venv", message.text)
+    ]
+    assert found == []
+
+
+def test_no_line_of_the_log_has_a_class_in_place_of_a_reason():
+    """`class_and_text` has both, without values of rows."""
+    found = [
+        f"{path}:{call.lineno}"
+        for path in Path("include").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("log.")
+        if any(ast.unparse(value) == "type(err).__name__" for value in call.args)
     ]
     assert found == []

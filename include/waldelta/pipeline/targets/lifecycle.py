@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 _AWAY = "it is no longer published, and its target stays as it is"
 _NEVER = "it was never copied"
+_OF_EARLIER_SLOT = "its copy belongs to an earlier slot"
 _RETURNED = (
     "it left the publications and returned, and PostgreSQL did not send the changes in between"
 )
@@ -307,10 +308,15 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
     """Return every table that is published or was copied in the current slot incarnation, by
     name.
     """
-    known = lives(job.read_all_states())
-    return [
+    rows = job.ledger.table_rows()
+    known = lives(job.read_identity().states_of(rows))
+    earlier = {row.table_name for row in rows} - known.keys()
+    found = [
         _read(job, name, published, known.get(name))
         for name in sorted(known.keys() | published.keys())
+    ]
+    return [
+        replace(one, reason=_OF_EARLIER_SLOT) if one.table_name in earlier else one for one in found
     ]
 
 
@@ -398,8 +404,8 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
     listed = first_of([f"{table.table_name} ({table.why})" for table in found], _MOST_NAMED)
     return (
         f"published, but without a copy to which runs can apply changes: {listed}; run the initial"
-        f" sync ({dag_id_of(job.pipeline.pipeline, 'initial_sync')}, or sync), which copies what"
-        " was never copied"
+        f" sync ({dag_id_of(job.pipeline.pipeline, 'initial_sync')}, or sync), which copies"
+        " them"
     )
 
 

@@ -21,6 +21,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from waldelta.errors import class_and_text
 from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.metadata_columns import LSN
@@ -83,7 +84,7 @@ def check_quickly(run: CheckRun, targets: Sequence[CheckedTarget]) -> list[Table
             log.info(
                 "table=%s can't have a quick check, a full check follows: %s",
                 target.state.table_name,
-                type(err).__name__,
+                class_and_text(err),
             )
             return None
         return found and replace(found, seconds=time.monotonic() - started)
@@ -166,7 +167,7 @@ def _by_arrow(plan: SuitePlan, judge: Callable[[], bool]) -> bool:
     try:
         return judge()
     except (*READ_FAILURES, KeyError) as err:
-        log.info("table=%s can't be read on the driver: %s", plan.table, type(err).__name__)
+        log.info("table=%s can't be read on the driver: %s", plan.table, class_and_text(err))
         return False
 
 
@@ -235,7 +236,7 @@ def quick_profile(
         measure = profile_by_values if is_full else profile_in_driver
         found = measure(table, asked[0].kwargs["columns"])
     except (*READ_FAILURES, KeyError) as err:
-        log.info("table=%s can't be measured on the driver: %s", plan.table, type(err).__name__)
+        log.info("table=%s can't be measured on the driver: %s", plan.table, class_and_text(err))
         found = None
     if found is not None:
         departs = (find_departures(found, p.kwargs["part"], p.kwargs["bounds"]) for p in asked)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import tenacity
 
 from waldelta.changes.merge.by_driver import read_within
-from waldelta.errors import LateWriter, LockHeld
+from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
     READ_FAILURES,
@@ -175,7 +175,7 @@ def _compact_small(table: TargetVersion) -> bool:
     try:
         rows = read_within(table.dataset(), table.schema)
     except READ_FAILURES as err:
-        log.info("%s is compacted by Spark: %s", table.place.uri, type(err).__name__)
+        log.info("%s is compacted by Spark: %s", table.place.uri, class_and_text(err))
         return False
     if rows is None:
         return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.net_rows import values_as_json
+from waldelta.errors import class_and_text
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def failing_examples(
         texts = values_as_json(rows, pairs, absent)
         return [_example(text, columns, read) for text in texts]
     except Exception as err:
-        log.warning("rows that fail a gate can't be shown: %s", type(err).__name__)
+        log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
         return []
 
 

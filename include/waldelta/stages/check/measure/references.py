@@ -21,6 +21,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of_both
+from waldelta.errors import class_and_text
 from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.metadata_columns import LSN
@@ -402,7 +403,7 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> Duplicate
         reference = reference if found is None else replace(reference, since=None)
     except (*READ_FAILURES, KeyError) as err:
         log.info(
-            "foreign key %s can't be checked on the driver: %s", reference.name, type(err).__name__
+            "foreign key %s can't be checked on the driver: %s", reference.name, class_and_text(err)
         )
     return find_rows_without_parent(runner, reference)
 
